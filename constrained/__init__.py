@@ -1,0 +1,23 @@
+"""What the next token may be: constraints compiled for a vocabulary, as masks over its tokens.
+
+Knows: bytes, tokens and grammars. Must not know: models, sampling, sessions or anything else of plait.
+"""
+
+from plait.constrained.compile import compile_grammar
+from plait.constrained.grammar import Grammar, Matcher, mask_words
+from plait.constrained.pool import CompilePool
+from plait.constrained.specs import Choices, GrammarError, Regex, Spec
+from plait.constrained.vocabulary import Vocabulary
+
+__all__ = [
+    "Choices",
+    "CompilePool",
+    "Grammar",
+    "GrammarError",
+    "Matcher",
+    "Regex",
+    "Spec",
+    "Vocabulary",
+    "compile_grammar",
+    "mask_words",
+]

@@ -1,0 +1,120 @@
+"""One compile process as its parent sees it: bytes to write, frames that came, and a deadline.
+
+Knows: the process and its pipes, none of which it ever waits for. Must not know: specs, tickets or caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+from time import monotonic
+
+import msgspec
+
+from plait.constrained.wire import FromChild, ToChild, framed, pop_frame
+
+START_LIMIT_S = 20.0
+_PIPE_BYTES = 1 << 20
+_SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_decoder = msgspec.msgpack.Decoder(FromChild)
+
+
+class Child:
+    """A started process; `deadline` is when it must have answered (monotonic seconds), None while idle.
+
+    >>> child = Child(Hello([b"", b"a"], [0], 2 << 30))                   # doctest: +SKIP
+    >>> child.receive()                                                   # doctest: +SKIP
+    [Ready()]
+    """
+
+    def __init__(self, hello: ToChild) -> None:
+        command = [sys.executable, "-P", "-m", "plait.constrained.worker"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            bufsize=0,
+            env={**os.environ, **_ONE_THREAD},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        for stream in (self._stdin, self._stdout):
+            os.set_blocking(stream.fileno(), False)
+            if _SET_PIPE_SIZE is not None:
+                with contextlib.suppress(OSError):  # the pipe then stays at its first size, and only takes longer
+                    fcntl.fcntl(stream.fileno(), _SET_PIPE_SIZE, _PIPE_BYTES)
+        self._outgoing = bytearray()
+        self._incoming = bytearray()
+        self.is_ready = False
+        self.is_dead = False
+        self.deadline: float | None = monotonic() + START_LIMIT_S
+        self.send(hello)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_unsent(self) -> bool:
+        """Bytes wait for room in the pipe: call `flush` again soon."""
+        return bool(self._outgoing) and not self.is_dead
+
+    def fileno(self) -> int:
+        """Readable when there is something to `receive`."""
+        return self._stdout.fileno()
+
+    def send(self, message: ToChild) -> None:
+        """Queue a message and write what the pipe takes."""
+        self._outgoing += framed(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes; a broken pipe makes the child dead."""
+        try:
+            while self._outgoing and not self.is_dead:
+                del self._outgoing[: os.write(self._stdin.fileno(), self._outgoing)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.is_dead = True
+
+    def receive(self) -> list[FromChild]:
+        """The messages that are complete by now. The pipe's end, or a frame that is none, makes it dead."""
+        messages: list[FromChild] = []
+        try:
+            while not self.is_dead:
+                received = os.read(self._stdout.fileno(), _PIPE_BYTES)
+                self._incoming += received
+                self.is_dead = not received
+        except BlockingIOError:
+            pass  # nothing more for now
+        except OSError:
+            self.is_dead = True
+        try:
+            while (body := pop_frame(self._incoming)) is not None:
+                messages.append(_decoder.decode(body))
+        except (ValueError, msgspec.DecodeError):
+            self.is_dead = True
+        return messages
+
+    def kill(self) -> None:
+        """End the process by its id, and close the pipes. `is_gone` tells when it is over."""
+        self.is_dead = True
+        self._process.kill()
+        self._stdin.close()
+        self._stdout.close()
+
+    def is_gone(self, wait_s: float = 0.0) -> bool:
+        """The process has ended and is reaped; waits for it for up to `wait_s` seconds."""
+        try:
+            self._process.wait(wait_s) if wait_s else self._process.poll()
+        except subprocess.TimeoutExpired:
+            return False
+        return self._process.returncode is not None

@@ -1,0 +1,37 @@
+"""Which compiler serves which form of constraint, and how what it makes becomes a Grammar.
+
+Knows: every form. Must not know: processes or caches. Runs in whichever process calls it.
+"""
+
+from __future__ import annotations
+
+from plait.constrained.choices import compile_choices
+from plait.constrained.dfa import DfaGrammar
+from plait.constrained.grammar import Grammar
+from plait.constrained.llg import LlgGrammar, LlgText
+from plait.constrained.product import Table
+from plait.constrained.regex import compile_regex
+from plait.constrained.specs import Choices, GrammarError, Spec
+from plait.constrained.vocabulary import Vocabulary
+
+
+def compile_form(spec: Spec, vocabulary: Vocabulary) -> Table | LlgText:
+    """What a Grammar is made from. GrammarError where the constraint cannot be used.
+
+    >>> compile_form(Choices(("yes", "no")), vocabulary)                  # doctest: +SKIP
+    """
+    if not vocabulary.eos_ids:
+        raise GrammarError("the vocabulary names no end token")
+    if isinstance(spec, Choices):
+        return compile_choices(spec, vocabulary)
+    return compile_regex(spec, vocabulary)
+
+
+def as_grammar(form: Table | LlgText, vocabulary: Vocabulary) -> Grammar:
+    """The Grammar of a compiled form: microseconds for a Table, milliseconds for an LlgText.
+
+    >>> as_grammar(compile_form(spec, vocabulary), vocabulary)            # doctest: +SKIP
+    """
+    if isinstance(form, LlgText):
+        return LlgGrammar(form, vocabulary)
+    return DfaGrammar(form, vocabulary)

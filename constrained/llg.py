@@ -1,0 +1,214 @@
+"""A grammar run by llguidance, step by step as the text grows, for what does not fit into arrays.
+
+Knows: llguidance's matcher and its pitfalls. Must not know: which form of constraint its text was made from.
+Pitfalls: a refused token puts its matcher into an error for good, so tokens are validated first; copies of a
+matcher share one lexer, and a text that drives it to a limit spoils it for all, so each then goes on with a
+new one; it tokenizes forced bytes through `Vocabulary.encode`, and with an `encode` that is not the model's
+its masks are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import llguidance
+import msgspec
+import numpy as np
+
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.specs import GrammarError
+from plait.constrained.vocabulary import Vocabulary
+
+T = TypeVar("T")
+MAX_REASON = 200
+_NOTHING = "the constraint matches nothing that the vocabulary can spell"
+ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
+
+
+class LlgText(msgspec.Struct, frozen=True, tag="llg"):
+    """A grammar in llguidance's own notation, known to compile within the limits."""
+
+    text: str
+
+
+class LlgGrammar(Grammar):
+    """`text` for `vocabulary`, compiled here and now: milliseconds, so check it in a child process first.
+
+    GrammarError where it does not compile, exceeds a limit, or begins with nothing that the vocabulary can
+    spell.
+
+    >>> LlgGrammar(LlgText(LLMatcher.grammar_from_regex("[0-9]+")), vocabulary)      # doctest: +SKIP
+    """
+
+    def __init__(self, grammar: LlgText, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.end_ids = frozenset(vocabulary.eos_ids)
+        self.num_words = mask_words(len(vocabulary))
+        self._text = grammar.text
+        self._first = self._compiled()
+        if not LlgMatcher(self).any_allowed():
+            raise GrammarError(_NOTHING)
+
+    @property
+    def nbytes(self) -> int:
+        return ASSUMED_BYTES + 4 * len(self._text)
+
+    def matcher(self) -> Matcher:
+        return LlgMatcher(self)
+
+    def inner(self) -> llguidance.LLMatcher:
+        """A matcher of the library at the start of a text; shares its lexer with the others."""
+        return self._first.deep_copy()
+
+    def renewed(self, tokens: list[int]) -> llguidance.LLMatcher:
+        """A matcher with a new lexer behind `tokens`, for this text and later ones; or GrammarError."""
+        self._first = self._compiled()
+        inner = self._first.deep_copy()
+        if tokens:
+            inner.consume_tokens(tokens)
+        return _sound(inner)
+
+    def _compiled(self) -> llguidance.LLMatcher:
+        tokenizer = _tokenizer(self.vocabulary)
+        return _sound(llguidance.LLMatcher(tokenizer, self._text, log_level=0, limits=_limits()))
+
+
+class LlgMatcher(Matcher):
+    """A place in an LlgGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
+
+    __slots__ = ("_ended", "_grammar", "_inner", "_tokens")
+
+    def __init__(self, grammar: LlgGrammar) -> None:
+        self._grammar = grammar
+        self._inner = grammar.inner()
+        self._tokens: list[int] = []  # what the inner matcher consumed
+        self._ended = 0  # end tokens accepted; the inner matcher never sees them
+
+    def accept(self, token: int) -> bool:
+        grammar = self._grammar
+        if token in grammar.end_ids:
+            if not self.is_accepting:
+                return False
+            self._ended += 1
+            return True
+        if self._ended or not 0 <= token < len(grammar.vocabulary) or not grammar.vocabulary.token_bytes[token]:
+            return False
+        if not self._ask(lambda inner: inner.validate_tokens([token]) == 1 and inner.consume_token(token)):
+            return False
+        self._tokens.append(token)
+        return True
+
+    def fill_mask(self, row: Int32Array) -> None:
+        if self._ended or self._inner.is_stopped():
+            row[:] = 0
+        else:
+            mask = self._ask(lambda inner: np.frombuffer(inner.compute_bitmask(), np.int32))
+            row[:] = mask[: self._grammar.num_words]
+        self._set_ends(row, self.is_accepting)
+
+    def rollback(self, n: int) -> None:
+        if not 0 <= n <= len(self._tokens) + self._ended:
+            raise ValueError(f"cannot take back {n} tokens of {len(self._tokens) + self._ended}")
+        ends = min(n, self._ended)
+        self._ended -= ends
+        if n > ends:
+            del self._tokens[len(self._tokens) - (n - ends) :]
+            if not self._inner.rollback(n - ends):
+                self._inner = self._grammar.renewed(self._tokens)
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self.is_accepting else self._ask(lambda inner: bytes(inner.compute_ff_bytes()))
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._ended > 0 or self._ask(lambda inner: bool(inner.is_accepting()))
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._ended > 0
+
+    def any_allowed(self) -> bool:
+        """Whether there is any way on from here, an end included."""
+        row = np.zeros(self._grammar.num_words, np.int32)
+        self.fill_mask(row)
+        return bool(row.any())
+
+    def _ask(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
+        """The inner matcher's answer, from a new one where it fails; GrammarError where both do."""
+        answer = question(self._inner)
+        if self._inner.is_error():
+            self._inner = self._grammar.renewed(self._tokens)
+            answer = question(self._inner)
+            _sound(self._inner)
+        return answer
+
+    def _set_ends(self, row: Int32Array, allowed: bool) -> None:
+        bits = row.view(np.uint32)
+        for end_id in self._grammar.end_ids:
+            bit = np.uint32(1 << (end_id % 32))
+            bits[end_id // 32] = bits[end_id // 32] | bit if allowed else bits[end_id // 32] & ~bit
+
+
+class _Tokens:
+    """The vocabulary in the form that LLTokenizer asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.tokens = vocabulary.token_bytes
+        self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> Sequence[int]:
+        return self._encode(text)
+
+
+_tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDictionary()
+
+
+def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """llguidance's form of the vocabulary, made once; about 0.1 s for 49,152 tokens."""
+    found = _tokenizers.get(vocabulary)
+    if found is None:
+        tokens = _Tokens(vocabulary)
+        found = llguidance.LLTokenizer(tokens, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids))
+        _tokenizers[vocabulary] = found
+    return found
+
+
+def _limits() -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=400_000,  # 30 ms at worst in one step
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _sound(inner: llguidance.LLMatcher) -> llguidance.LLMatcher:
+    """`inner`, or GrammarError with the first line of its error."""
+    if inner.is_error():
+        raise GrammarError(_first_line(inner.get_error()))
+    return inner
+
+
+def _first_line(error: str) -> str:
+    lines = [line for line in error.splitlines() if line.strip() and line != "<non-verbose/>"]
+    reason = lines[0] if lines else "llguidance gave up"
+    return _NOTHING if reason.startswith("NoExtension") else reason[:MAX_REASON]
+
+
+def regex_text(pattern: str, vocabulary: Vocabulary) -> LlgText:
+    """A plain pattern (see syntax.py) as a grammar that is known to compile; GrammarError where it is not.
+
+    >>> regex_text("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
+    """
+    grammar = LlgText(llguidance.LLMatcher.grammar_from_regex(pattern))
+    LlgGrammar(grammar, vocabulary)
+    return grammar

@@ -1,0 +1,202 @@
+"""Compiles constraints in child processes that can be killed, for a caller with a loop of its own.
+
+Knows: tickets, deadlines, which child works on what. Must not know: automata, or how a child compiles.
+Nothing here waits: the caller polls `filenos()` until `next_deadline()`, then calls `collect()`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import monotonic
+
+from plait.constrained.cache import GrammarCache
+from plait.constrained.child import Child
+from plait.constrained.dispatch import as_grammar
+from plait.constrained.grammar import Grammar
+from plait.constrained.llg import LlgText
+from plait.constrained.product import Table
+from plait.constrained.specs import GrammarError, Spec
+from plait.constrained.vocabulary import Vocabulary
+from plait.constrained.wire import Arrays, FromChild, Hello, Job, Ready, Refused, unpacked
+
+MEMORY_BYTES = 2 << 30
+_RETRY_WRITE_S = 0.001
+_END_S = 5.0
+
+
+@dataclass(eq=False)
+class _Work:
+    """A spec that is not compiled yet, and everyone who waits for it."""
+
+    spec: Spec
+    tickets: set[int] = field(default_factory=set)
+
+
+class CompilePool:
+    """`workers` child processes for one vocabulary, and a cache of at most `cache_bytes`; for one thread.
+
+    A job that takes a child longer than `deadline_s` ends with the child killed and replaced, and a
+    GrammarError; the start of a child does not count and is bounded at 20 s. A child may take `memory_bytes`
+    beyond its own.
+
+    >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
+    >>> pool.start()                                                      # doctest: +SKIP
+    >>> ticket = pool.submit(Regex("[0-9]+"))                             # doctest: +SKIP
+    >>> poll(pool.filenos(), until=pool.next_deadline())                  # doctest: +SKIP
+    >>> pool.collect()                                                    # doctest: +SKIP
+    [(1, <DfaGrammar>)]
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        workers: int = 1,
+        deadline_s: float = 2.0,
+        cache_bytes: int = 64 << 20,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        if workers < 1 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
+            raise ValueError("workers, deadline_s and memory_bytes must be positive, cache_bytes not negative")
+        self.vocabulary = vocabulary
+        self.deadline_s = deadline_s
+        self.cache = GrammarCache(cache_bytes)
+        self._hello = Hello(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
+        self._workers = workers
+        self._open = False
+        self._starts_well = True  # False after a child that died before it was ready
+        self._children: dict[Child, _Work | None] = {}
+        self._ended: list[Child] = []  # killed, not yet reaped
+        self._queue: deque[_Work] = deque()
+        self._work: dict[Spec, _Work] = {}
+        self._answers: list[tuple[int, Grammar | GrammarError]] = []
+        self._last_ticket = 0
+
+    def start(self) -> None:
+        """Start the children; they get ready while the caller goes on. A closed pool may be started again."""
+        self._open = True
+        len(self.vocabulary.byte_rank)  # once, before there are texts to keep waiting
+        self._advance()
+
+    def submit(self, spec: Spec) -> int:
+        """Ask for a grammar; its ticket comes from a later `collect`, once. RuntimeError if not started."""
+        if not self._open:
+            raise RuntimeError("the pool is not started")
+        self._last_ticket += 1
+        ticket = self._last_ticket
+        cached = self.cache.get(spec)
+        if cached is not None:
+            self._answers.append((ticket, cached))
+            return ticket
+        work = self._work.get(spec)
+        if work is None:
+            work = self._work[spec] = _Work(spec)
+            self._queue.append(work)
+        work.tickets.add(ticket)
+        self._advance()
+        return ticket
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a ticket: it never comes from `collect`. Work that nobody else waits for is not begun."""
+        self._answers = [answer for answer in self._answers if answer[0] != ticket]
+        for work in list(self._work.values()):
+            work.tickets.discard(ticket)
+            if not work.tickets and work in self._queue:
+                self._queue.remove(work)
+                del self._work[work.spec]
+
+    def filenos(self) -> list[int]:
+        """What to poll for reading; asked anew before each poll, since children are replaced."""
+        return [child.fileno() for child in self._children]
+
+    def next_deadline(self) -> float | None:
+        """The time, in seconds of `time.monotonic()`, by which to `collect` though nothing is readable."""
+        if self._answers:
+            return monotonic()
+        times = [child.deadline for child in self._children if child.deadline is not None]
+        if any(child.has_unsent for child in self._children):
+            times.append(monotonic() + _RETRY_WRITE_S)
+        return min(times, default=None)
+
+    def collect(self) -> list[tuple[int, Grammar | GrammarError]]:
+        """The tickets that are done, each with its grammar or the reason why there is none. Never waits."""
+        for child in list(self._children):
+            child.flush()
+            for message in child.receive():
+                self._receive(child, message)
+            if child.is_dead:
+                self._lose(child, "the compiler died of it; it may need too much memory")
+            elif child.deadline is not None and monotonic() >= child.deadline:
+                self._lose(child, f"took longer than {self.deadline_s:g} s to compile")
+        self._ended = [child for child in self._ended if not child.is_gone()]
+        self._advance()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        """End the children and answer what is waiting; those answers can still be collected."""
+        self._open = False
+        for child in list(self._children):
+            self._lose(child, "the compiler was closed")
+        while self._queue:
+            self._finish(self._queue.popleft(), GrammarError("the compiler was closed"))
+        for child in self._ended:
+            child.is_gone(wait_s=_END_S)
+        self._ended.clear()
+
+    def _advance(self) -> None:
+        """Replace children that are gone, and give idle ones work."""
+        while self._open and len(self._children) < self._workers and (self._starts_well or self._queue):
+            try:
+                self._children[Child(self._hello)] = None
+                self._starts_well = True
+            except OSError:
+                self._fail_to_start()
+        for child, work in self._children.items():
+            if child.is_ready and work is None and self._queue:
+                begun = self._queue.popleft()
+                self._children[child] = begun
+                child.deadline = monotonic() + self.deadline_s
+                child.send(Job(begun.spec, self.deadline_s + 1.0))
+
+    def _receive(self, child: Child, message: FromChild) -> None:
+        work = self._children[child]
+        child.deadline = None
+        if isinstance(message, Ready) or work is None:
+            child.is_ready = True
+            return
+        self._children[child] = None
+        try:
+            grammar = as_grammar(_form(message), self.vocabulary)
+        except GrammarError as error:
+            self._finish(work, error)
+            return
+        self.cache.put(work.spec, grammar)
+        self._finish(work, grammar)
+
+    def _lose(self, child: Child, reason: str) -> None:
+        """End a child, and with it the work that it had begun."""
+        work = self._children.pop(child)
+        child.kill()
+        self._ended.append(child)
+        if not child.is_ready:
+            self._fail_to_start()
+        if work is not None:
+            self._finish(work, GrammarError(reason))
+
+    def _fail_to_start(self) -> None:
+        """One job pays for each failed start, and without jobs there are none, so failing comes to an end."""
+        self._starts_well = False
+        if self._queue and self._open:
+            self._finish(self._queue.popleft(), GrammarError("the compiler process did not start"))
+
+    def _finish(self, work: _Work, answer: Grammar | GrammarError) -> None:
+        del self._work[work.spec]
+        self._answers += [(ticket, answer) for ticket in sorted(work.tickets)]
+
+
+def _form(message: Arrays | LlgText | Refused) -> Table | LlgText:
+    if isinstance(message, Refused):
+        raise GrammarError(message.reason, message.where)
+    return message if isinstance(message, LlgText) else unpacked(message)

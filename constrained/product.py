@@ -1,0 +1,134 @@
+"""Turns an automaton over bytes into one over tokens: which tokens each state allows, and where they lead.
+
+Knows: states, bytes, and a prefix tree of tokens. Must not know: where the byte automaton came from. States
+from which no complete text can be spelled with these tokens are left out, so no mask leads into a dead end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.constrained.trie import ByteTrie, Int32Array, spread
+
+Step: TypeAlias = Callable[[Int32Array, NDArray[np.uint8]], Int32Array]
+"""(states int32 [n], bytes uint8 [n]) -> next states int32 [n], -1 where there is none."""
+
+Edges: TypeAlias = tuple[Int32Array, Int32Array, Int32Array]
+"""From state, token, to state; each int32 [E]."""
+
+MAX_EDGES = 3_000_000
+PAIRS_AT_ONCE = 400_000
+
+
+class TooLarge(Exception):
+    """The token automaton has more than `max_edges` edges."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A token automaton in rows: the edges of state s are `first[s] .. first[s + 1]`; state 0 is the start.
+
+    `first` int32 [S+1], `tokens` int32 [E] ascending within a row, `nexts` int32 [E], `accepting` bool [S].
+    """
+
+    first: Int32Array
+    tokens: Int32Array
+    nexts: Int32Array
+    accepting: NDArray[np.bool_]
+
+
+def token_table(
+    step: Step, start: int, accepting: NDArray[np.bool_], trie: ByteTrie, max_edges: int = MAX_EDGES
+) -> Table | None:
+    """The token automaton of a byte automaton, or None where no text of it can be spelled with these tokens.
+
+    `accepting` is bool [states of the byte automaton]. Raises TooLarge beyond `max_edges` edges. Method: the
+    states and the tree are walked together (Willard and Louf 2023, arXiv:2307.09702), all states of a round
+    at once.
+
+    >>> words = ByteTrie([(0, b"ab"), (1, b"a")])
+    >>> tokens = ByteTrie([(5, b"a"), (6, b"b"), (7, b"ab")])
+    >>> table = token_table(words.step, 0, words.ends_here, tokens)
+    >>> table.first.tolist(), table.tokens.tolist(), table.accepting.tolist()
+    ([0, 2, 3, 3], [5, 7, 6], [False, True, True])
+    """
+    edges = _all_edges(step, start, len(accepting), trie, max_edges)
+    alive = _can_finish(edges, accepting)
+    if not alive[start]:
+        return None
+    return _in_rows(edges, alive, accepting, start, int(trie.numbers.max(initial=0)) + 1)
+
+
+def _all_edges(step: Step, start: int, num_states: int, trie: ByteTrie, max_edges: int) -> Edges:
+    seen = np.zeros(num_states, np.bool_)
+    seen[start] = True
+    todo, at_once, num_edges = np.array([start], np.int32), 16, 0
+    parts: list[Edges] = []
+    while len(todo):
+        batch, todo = todo[:at_once], todo[at_once:]
+        part, pairs = _walk(step, batch, trie)
+        num_edges += len(part[0])
+        if num_edges > max_edges:
+            raise TooLarge
+        parts.append(part)
+        reached = np.unique(part[2])
+        found = reached[~seen[reached]]
+        seen[found] = True
+        todo = np.concatenate((todo, found))
+        at_once = max(1, min(4 * at_once, 4096, len(batch) * PAIRS_AT_ONCE // (pairs + 1)))
+    sources, tokens, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return sources, tokens, targets
+
+
+def _walk(step: Step, sources: Int32Array, trie: ByteTrie) -> tuple[Edges, int]:
+    """The edges out of `sources`, and the number of (state, tree node) pairs it took."""
+    origin = np.arange(len(sources), dtype=np.int32)  # which of the sources each pair belongs to
+    states, nodes = sources, np.zeros(len(sources), np.int32)
+    parts: list[Edges] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))]
+    pairs = 0
+    while len(nodes):
+        children, parents = spread(trie.child_first, nodes)
+        reached = step(states[parents], trie.byte[children])
+        kept = np.flatnonzero(reached >= 0)
+        origin, states, nodes = origin[parents[kept]], reached[kept], children[kept].astype(np.int32)
+        ended, pair = spread(trie.number_first, nodes)
+        parts.append((sources[origin[pair]], trie.numbers[ended], states[pair]))
+        pairs += len(children)
+    source, token, target = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return (source, token, target), pairs
+
+
+def _can_finish(edges: Edges, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """For each state, whether some tokens lead from it to an accepting one."""
+    links = np.unique(edges[2].astype(np.int64) * len(accepting) + edges[0])
+    targets, sources = links // len(accepting), links % len(accepting)
+    first = np.searchsorted(targets, np.arange(len(accepting) + 1)).tolist()
+    before = sources.tolist()
+    alive = accepting.copy()
+    todo = np.flatnonzero(alive).tolist()
+    while todo:
+        state = todo.pop()
+        for source in before[first[state] : first[state + 1]]:
+            if not alive[source]:
+                alive[source] = True
+                todo.append(source)
+    return alive
+
+
+def _in_rows(edges: Edges, alive: NDArray[np.bool_], accepting: NDArray[np.bool_], start: int, width: int) -> Table:
+    sources, tokens, targets = edges
+    kept = alive[sources] & alive[targets]
+    sources, tokens, targets = sources[kept], tokens[kept], targets[kept]
+    states = np.unique(np.concatenate((np.array([start], np.int32), sources, targets)))
+    states = np.concatenate((np.array([start], np.int32), states[states != start]))
+    number = np.zeros(len(alive), np.int32)
+    number[states] = np.arange(len(states), dtype=np.int32)
+    rows = number[sources]
+    order = np.argsort(rows.astype(np.int64) * width + tokens)
+    first = np.searchsorted(rows[order], np.arange(len(states) + 1)).astype(np.int32)
+    return Table(first, tokens[order], number[targets[order]], accepting[states])

@@ -1,0 +1,134 @@
+"""Reads the bytes of each token, and the end tokens, from a tokenizer of the `tokenizers` package.
+
+Knows: the byte-level alphabet, SentencePiece's spellings, and the configuration files that lie beside a
+tokenizer. Must not know: grammars. See https://github.com/openai/gpt-2/blob/master/src/encoder.py for the
+alphabet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Encode: TypeAlias = Callable[[str], Sequence[int]]
+_CONFIGS = ("generation_config.json", "config.json", "tokenizer_config.json")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def read_tokenizer(
+    source: str | Path | Tokenizer, eos_ids: Iterable[int] | None, size: int | None
+) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
+    """(token bytes, end tokens, encode): the arguments of Vocabulary. ValueError for unknown forms."""
+    from tokenizers import Tokenizer
+
+    folder: Path | None = None
+    if isinstance(source, str | Path):
+        path = Path(source)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        folder, tokenizer = path.parent, Tokenizer.from_file(str(path))
+    else:
+        tokenizer = Tokenizer.from_str(source.to_str())  # a copy: its settings are about to change
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True  # text that spells a control token stays text
+    ends = tuple(eos_ids) if eos_ids is not None else _find_ends(folder, tokenizer)
+    if not ends:
+        raise ValueError("the end tokens are not named beside the tokenizer: give eos_ids")
+
+    def encode(text: str) -> Sequence[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return _token_bytes(tokenizer, size), ends, encode
+
+
+def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:
+    spell = _spelling(json.loads(tokenizer.to_str()))
+    added = tokenizer.get_added_tokens_decoder()
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    width = max(ids.values(), default=-1) + 1
+    if size is not None:
+        if size < width:
+            raise ValueError(f"the tokenizer has {width} tokens, more than the given size of {size}")
+        width = size
+    token_bytes = [b""] * width
+    for token, token_id in ids.items():
+        if token_id not in added:
+            token_bytes[token_id] = spell(token)
+    return tuple(token_bytes)
+
+
+def _spelling(description: dict[str, Any]) -> Callable[[str], bytes]:
+    """How this tokenizer writes bytes in its tokens, told from its decoder and pre-tokenizer."""
+    parts = list(_parts(description.get("decoder"))) + list(_parts(description.get("pre_tokenizer")))
+    types = {part.get("type") for part in parts}
+    if "ByteLevel" in types:
+        return byte_level
+    if types & {"ByteFallback", "Metaspace"} or any("▁" in json.dumps(p, ensure_ascii=False) for p in parts):
+        return sentence_piece
+    raise ValueError("the tokenizer is neither byte-level nor SentencePiece; build the Vocabulary from its bytes")
+
+
+def _parts(component: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
+    if component:
+        yield component
+        for key in ("decoders", "pretokenizers"):
+            for inner in component.get(key, ()):
+                yield from _parts(inner)
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level BPE: printable Latin-1 is itself.
+
+    >>> byte_alphabet()["Ġ"], byte_alphabet()["a"]
+    (32, 97)
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def byte_level(token: str) -> bytes:
+    """The bytes of a byte-level token; one with other characters stands for its own UTF-8.
+
+    >>> byte_level("ĠcafÃ©").decode()
+    ' café'
+    """
+    alphabet = byte_alphabet()
+    try:
+        return bytes([alphabet[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def sentence_piece(token: str) -> bytes:
+    """The bytes of a SentencePiece token: "▁" is a space, `<0xNN>` a byte.
+
+    >>> sentence_piece("▁a"), sentence_piece("<0x0A>")
+    (b' a', b'\\n')
+    """
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
+
+
+def _find_ends(folder: Path | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids under eos_token_id, or of the token under eos_token, in the first file that names any."""
+    for name in _CONFIGS if folder is not None else ():
+        path = folder / name if folder is not None else Path(name)
+        if not path.is_file():
+            continue
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = config.get("eos_token_id")
+        if found is None and (token := config.get("eos_token")) is not None:
+            found = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
+        if found is not None:
+            return tuple(found) if isinstance(found, list) else (found,)
+    return ()

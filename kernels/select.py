@@ -1,0 +1,62 @@
+"""Which implementation of each operator a device gets.
+
+Knows: devices and dtypes. Must not know: models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from plait.kernels import deterministic as fixed
+from plait.kernels import reference
+from plait.kernels.layout import AttentionLayout
+
+PagedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operators a model calls; signatures as in `reference`. `names` says what was chosen, for `plait check`."""
+
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    silu_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    paged_attention: PagedAttention
+    names: dict[str, str]
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype, deterministic: bool = False) -> Kernels:
+    """numba's attention on a CPU for bfloat16 and float32, the plain torch operators elsewhere.
+
+    `deterministic`: a row's bits depend on that row alone; ValueError where that cannot be had.
+    """
+    attention: PagedAttention = reference.paged_attention
+    chosen = "torch reference"
+    if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
+        try:
+            from plait.kernels import cpu_attention
+
+            attention, chosen = cpu_attention.paged_attention, "numba"
+        except ImportError as error:
+            chosen = f"torch reference (numba cannot be imported: {error})"
+    if deterministic and attention is reference.paged_attention:
+        raise ValueError(f"deterministic runs need a CPU, numba, float32 or bfloat16; not {device} with {dtype}")
+    return Kernels(
+        linear=fixed.linear if deterministic else functional.linear,
+        rms_norm=reference.rms_norm,
+        rotary=reference.rotary,
+        write_kv=reference.write_kv,
+        silu_and_multiply=reference.silu_and_multiply,
+        paged_attention=attention,
+        names={
+            "attention": chosen,
+            "matrix products": "torch, blocks of fixed size" if deterministic else "torch",
+            "norm, rotary, activation": "torch reference",
+        },
+    )

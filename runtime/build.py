@@ -1,0 +1,36 @@
+"""Puts a scheduler together from a configuration: model, tokenizer, sampler, grammar compiler, link.
+
+Knows: what is needed and in which order. Must not know: how any of it works.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.constrained import CompilePool
+from plait.runtime.config import EngineConfig
+from plait.runtime.messages import PROTOCOL, Welcome
+from plait.runtime.model_runner import ModelRunner
+from plait.runtime.sampler import Sampler
+from plait.runtime.scheduler.scheduler import Link, Scheduler
+from plait.runtime.tokenizer.tokenizer import load_tokenizer
+
+
+def build_scheduler(
+    config: EngineConfig, model_path: Path, link: Link, progress: Callable[[float], None] = lambda share: None
+) -> Scheduler:
+    """A scheduler that is ready to step. Raises ModelError or InputError before anything is started."""
+    runner = ModelRunner(config, model_path, progress)
+    vocabulary = load_tokenizer(model_path, width=runner.config.vocab_size).vocabulary
+    compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s)
+    compiler.start()
+    welcome = Welcome(
+        protocol=PROTOCOL,
+        model_path=str(model_path),
+        vocab_size=runner.config.vocab_size,
+        context_length=runner.max_session_tokens,
+        server_pid=os.getpid(),
+    )
+    return Scheduler(config, welcome, runner, Sampler(runner.device), vocabulary, compiler, link)

@@ -1,0 +1,172 @@
+"""A call in flight: the one place where a program waits for the runtime.
+
+Knows: pieces of text, results, and waiting (in threads and on an event loop).
+Must not know: sockets, or what the call is about beyond its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from plait.runtime.client.channel import Channel
+from plait.runtime.errors import CallFailed, DeadlineExceeded
+from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """What a finished call gives. `text` never holds the stop string that ended it.
+
+    `token_ids` are the tokens that stand in the session's text; `logprobs` those that were sampled, which are
+    more where a stop string was cut off.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    matched: str | int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    choice: ChoiceScores | None = None
+
+
+class Call:
+    """One Generate or Select on its way. Reading waits; nothing else does.
+
+    >>> call = session.generate(sampling_params(max_tokens=8))     # doctest: +SKIP
+    >>> for piece in call.pieces(): print(piece, end="")           # doctest: +SKIP
+    >>> call.result().usage.cached_tokens                          # doctest: +SKIP
+    """
+
+    def __init__(self, call_id: int, channel: Channel, detokenizer: Detokenizer, cancel: Callable[[], None]) -> None:
+        self.call_id = call_id
+        self._channel = channel
+        self._detokenizer = detokenizer
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._result: CallResult | None = None
+        self._error: CallFailed | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    # -- what the channel's side calls ------------------------------------------------------------
+
+    def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
+        with self._changed:
+            self._token_ids.extend(token_ids)
+            if logprobs:
+                self._logprobs = (self._logprobs or []) + logprobs
+            piece = self._detokenizer.push(token_ids)
+            if piece:
+                self._pieces.append(piece)
+            self._notify()
+
+    def on_finished(self, message: Finished) -> None:
+        with self._changed:
+            rest = self._detokenizer.finish()
+            if rest:
+                self._pieces.append(rest)
+            self._result = CallResult(
+                text="".join(self._pieces),
+                finish_reason=message.reason,
+                usage=message.usage,
+                matched=message.matched,
+                token_ids=self._token_ids,
+                logprobs=self._logprobs,
+                choice=message.choice,
+            )
+            self._notify()
+
+    def on_failed(self, error: CallFailed) -> None:
+        with self._changed:
+            if self._result is None and self._error is None:
+                self._error = error
+                self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    # -- what a program calls ---------------------------------------------------------------------
+
+    def done(self) -> bool:
+        """True once a result or an error is there."""
+        return self._result is not None or self._error is not None
+
+    def result(self, timeout_s: float | None = None) -> CallResult:
+        """Waits for the value. Raises the call's CallFailed, or DeadlineExceeded after `timeout_s` seconds."""
+        with self._changed:
+            if not self._channel.wait(self._changed, self.done, timeout_s):
+                raise DeadlineExceeded(f"no answer within {timeout_s} s (the call goes on; abort() ends it)")
+            return self._value()
+
+    def pieces(self, timeout_s: float | None = None) -> Iterator[str]:
+        """The text as it comes, in pieces of whole characters; raises at its end if the call failed."""
+        at, deadline = 0, None if timeout_s is None else time.monotonic() + timeout_s
+
+        def news() -> bool:
+            return len(self._pieces) > at or self.done()
+
+        while True:
+            with self._changed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._channel.wait(self._changed, news, left):
+                    raise DeadlineExceeded(f"no answer within {timeout_s} s (the call goes on; abort() ends it)")
+                fresh, at = self._pieces[at:], len(self._pieces)
+                ended = self.done()
+            yield from fresh
+            if ended:
+                self._value()
+                return
+
+    async def apieces(self) -> AsyncIterator[str]:
+        """`pieces()` for an event loop: waits without holding a thread."""
+        at, loop, changed = 0, asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        self._channel.pump()
+        try:
+            while True:
+                with self._changed:
+                    fresh, at = self._pieces[at:], len(self._pieces)
+                    ended = self.done()
+                    changed.clear()
+                for piece in fresh:
+                    yield piece
+                if ended:
+                    self._value()
+                    return
+                await changed.wait()
+        finally:
+            with self._changed:
+                self._listeners.remove(wake)
+
+    async def aresult(self) -> CallResult:
+        """`result()` for an event loop."""
+        async for _ in self.apieces():
+            pass
+        return self._value()
+
+    def abort(self) -> None:
+        """Ends the call at once and frees its pages; a later read raises Aborted."""
+        if not self.done():
+            self._cancel()
+
+    def _value(self) -> CallResult:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        assert self._result is not None
+        return self._result

@@ -1,0 +1,35 @@
+"""A channel carries messages between one client and one scheduler; how is its own affair.
+
+Two exist: `zmq_channel.ZmqChannel` to another process, `local_channel.LocalChannel` to a scheduler in this one.
+
+Knows: the four methods. Must not know: calls, sessions, text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from plait.runtime.messages import Reply, Request, Welcome
+
+
+class Channel(Protocol):
+    """What a client needs of its way to the scheduler."""
+
+    welcome: Welcome
+
+    def start(self, on_reply: Callable[[Reply], None], on_gone: Callable[[str], None]) -> None:
+        """Delivers every reply to `on_reply`; calls `on_gone(why)` once when no more can come."""
+
+    def send(self, request: Request) -> None:
+        """Sends without waiting, from any thread. Raises RuntimeGone when the scheduler has ended."""
+
+    def wait(self, condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Waits, or works, until `ready()`; returns what it last said. `condition` is held on entry and exit."""
+
+    def pump(self) -> None:
+        """Makes progress happen without a waiting caller (asyncio users); nothing to do for a process."""
+
+    def close(self) -> None:
+        """Says goodbye; the scheduler drops this client's sessions. Idempotent."""

@@ -1,0 +1,167 @@
+"""The client: opens sessions, numbers calls, and hands each reply to the call it is for.
+
+Knows: ids, calls, and the model's tokenizer. Must not know: how messages travel, or what a program is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from plait.runtime.client.call import Call
+from plait.runtime.client.channel import Channel
+from plait.runtime.client.session import Session
+from plait.runtime.errors import CallFailed, PlaitError, RuntimeGone, call_failed
+from plait.runtime.messages import (
+    Abort,
+    Failed,
+    Finished,
+    FlushCache,
+    Inspect,
+    Open,
+    Reply,
+    Request,
+    Status,
+    Tokens,
+    Welcome,
+)
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+STATUS_TIMEOUT_S = 60.0
+
+
+class Client:
+    """A connection to one scheduler. Threads may share it.
+
+    >>> with Runtime() as runtime:                          # doctest: +SKIP
+    ...     session = runtime.client.open_session()
+    """
+
+    def __init__(self, channel: Channel, tokenizer: Tokenizer | None = None) -> None:
+        self.model: Welcome = channel.welcome
+        self.tokenizer = tokenizer or load_tokenizer(Path(self.model.model_path))
+        self._channel = channel
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._calls: dict[int, Call | _Asked] = {}
+        self._gone: str | None = None
+        channel.start(self._on_reply, self._on_gone)
+
+    def open_session(
+        self, *, tenant: str = "", cache_salt: str = "", priority: int = 0, program: int | None = None
+    ) -> Session:
+        """An empty session. Sessions given one `program` number share a fairness account."""
+        session_id = self.next_id()
+        self.send(Open(session_id, tenant, cache_salt, priority, session_id if program is None else program))
+        return Session(self, session_id)
+
+    def status(self) -> Status:
+        """Counts of sessions, calls and pages in the scheduler now."""
+        return self._ask(Inspect)
+
+    def flush_cache(self) -> Status:
+        """Drops every cached prefix that no running call needs."""
+        return self._ask(FlushCache)
+
+    def close(self) -> None:
+        """Ends this connection; the scheduler frees its sessions. Idempotent."""
+        self._channel.close()
+        self._on_gone("this client was closed")
+
+    # -- for sessions -----------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def send(self, request: Request) -> None:
+        self._channel.send(request)
+
+    def send_if_alive(self, request: Request) -> None:
+        """For goodbyes: a scheduler that is gone needs none."""
+        if self._gone is None:
+            try:
+                self._channel.send(request)
+            except RuntimeGone:
+                return
+
+    def new_call(self, session_id: int) -> Call:
+        call_id = self.next_id()
+        abort = Abort(session_id, call_id)
+        call = Call(call_id, self._channel, Detokenizer(self.tokenizer.vocabulary), lambda: self.send_if_alive(abort))
+        self._register(call_id, call)
+        return call
+
+    # -- replies ----------------------------------------------------------------------------------
+
+    def _register(self, call_id: int, call: Call | _Asked) -> None:
+        with self._lock:
+            if self._gone is not None:
+                raise RuntimeGone(self._gone)
+            self._calls[call_id] = call
+
+    def _on_reply(self, reply: Reply) -> None:
+        if isinstance(reply, Welcome):
+            return
+        if isinstance(reply, Tokens):
+            call = self._calls.get(reply.call)
+            if isinstance(call, Call):
+                call.on_tokens(reply.token_ids, reply.logprobs)
+            return
+        with self._lock:
+            call = self._calls.pop(reply.call, None)
+        if isinstance(reply, Failed) and call is not None:
+            call.on_failed(call_failed(reply.kind, reply.text))
+        elif isinstance(reply, Finished) and isinstance(call, Call):
+            call.on_finished(reply)
+        elif isinstance(reply, Status) and isinstance(call, _Asked):
+            call.on_status(reply)
+
+    def _on_gone(self, why: str) -> None:
+        with self._lock:
+            if self._gone is not None:
+                return
+            self._gone = why
+            waiting = list(self._calls.values())
+            self._calls.clear()
+        for call in waiting:
+            call.on_failed(RuntimeGone(why))
+
+    def _ask(self, request: Callable[[int], Inspect | FlushCache]) -> Status:
+        call_id, asked = self.next_id(), _Asked()
+        self._register(call_id, asked)
+        self.send(request(call_id))
+        with asked.changed:
+            if not self._channel.wait(asked.changed, asked.done, STATUS_TIMEOUT_S):
+                raise RuntimeGone(f"the runtime did not answer within {STATUS_TIMEOUT_S:.0f} s")
+        return asked.value()
+
+
+class _Asked:
+    """A question about the scheduler, waiting for its Status."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._status: Status | None = None
+        self._error: PlaitError | None = None
+
+    def done(self) -> bool:
+        return self._status is not None or self._error is not None
+
+    def on_status(self, status: Status) -> None:
+        with self.changed:
+            self._status = status
+            self.changed.notify_all()
+
+    def on_failed(self, error: CallFailed) -> None:
+        with self.changed:
+            self._error = error
+            self.changed.notify_all()
+
+    def value(self) -> Status:
+        if self._error is not None:
+            raise self._error
+        assert self._status is not None
+        return self._status

@@ -1,0 +1,122 @@
+"""A session as a client sees it: text goes in, calls come out, in program order, without waiting.
+
+Text is kept back until a call or a fork needs it and is then tokenized once, together with its neighbours, and
+never again. Only the text added since is ever sent.
+
+Knows: text, tokenizing, and the order of instructions. Must not know: threads, sockets, or chat roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plait.constrained.specs import Choices, Regex
+from plait.runtime.client.call import Call
+from plait.runtime.errors import InputError
+from plait.runtime.messages import Abort, Append, Close, Fork, Generate, Select, SelectMethod
+from plait.runtime.sampling import SamplingParams, check_sampling
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+
+MAX_CHOICES = 1024
+MAX_FORK = 4096
+
+
+class Session:
+    """One growing text in the scheduler.
+
+    >>> session = client.open_session()                               # doctest: +SKIP
+    >>> session.append("The capital of France is")                    # doctest: +SKIP
+    >>> session.generate(sampling_params(max_tokens=4)).result().text # doctest: +SKIP
+    ' Paris.'
+    """
+
+    def __init__(self, client: Client, session_id: int, is_empty: bool = True) -> None:
+        self.session_id = session_id
+        self._client = client
+        self._parts: list[tuple[str, bool]] = []  # (text, is the chat template's own) not yet sent
+        self._is_empty = is_empty  # nothing was sent: a BOS is still owed
+        self._closed = False
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        """Adds text. `control=True` is for the chat template's own text, where control tokens are recognised."""
+        self._require_open()
+        if not isinstance(text, str):
+            raise InputError(f"a session's text must be str, not {type(text).__name__}")
+        if text:
+            self._parts.append((text, control))
+
+    def generate(self, params: SamplingParams, constraint: Regex | Choices | None = None) -> Call:
+        """Samples after the text so far. The text goes on with what was sampled."""
+        check_sampling(params, vocab_size=self._client.model.vocab_size)
+        self._flush("gen")
+        call = self._client.new_call(self.session_id)
+        self._client.send(Generate(self.session_id, call.call_id, params, constraint))
+        return call
+
+    def select(
+        self,
+        choices: Sequence[str],
+        method: SelectMethod = "token_length_normalized",
+        timeout_s: float | None = None,
+    ) -> Call:
+        """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
+        self._check_choices(choices)
+        token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
+        self._flush("select")
+        call = self._client.new_call(self.session_id)
+        self._client.send(Select(self.session_id, call.call_id, token_ids, method, timeout_s))
+        return call
+
+    def fork(self, size: int) -> list[Session]:
+        """`size` sessions that begin with this one's text as it stands here in the program."""
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
+        self._flush(None)
+        children = [Session(self._client, self._client.next_id(), self._is_empty) for _ in range(size)]
+        self._client.send(Fork(self.session_id, [child.session_id for child in children]))
+        return children
+
+    def abort(self) -> None:
+        """Ends the session and its calls at once."""
+        if not self._closed:
+            self._closed = True
+            self._client.send(Abort(self.session_id))
+
+    def close(self) -> None:
+        """Lets the session go once its calls are done. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._client.send_if_alive(Close(self.session_id))
+
+    def _flush(self, needed_by: str | None) -> None:
+        """Sends the text kept back. A call (not a fork) needs at least one token before it."""
+        self._require_open()
+        tokenizer = self._client.tokenizer
+        if self._parts:
+            token_ids = tokenizer.encode(self._parts, at_start=self._is_empty)
+            self._parts.clear()
+            bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
+            if bos is not None and token_ids[:1] != [bos]:
+                token_ids.insert(0, bos)
+            if token_ids:
+                self._client.send(Append(self.session_id, token_ids))
+                self._is_empty = False
+        if needed_by and self._is_empty:
+            raise InputError(f"the prompt is empty: add text before {needed_by}")
+
+    def _check_choices(self, choices: Sequence[str]) -> None:
+        if isinstance(choices, str) or not choices or len(choices) > MAX_CHOICES:
+            raise InputError(f"select takes a list of 1 to {MAX_CHOICES} choices, not {choices!r:.80}")
+        for choice in choices:
+            if not isinstance(choice, str) or not choice:
+                raise InputError(f"choices must be non-empty text, not {choice!r:.80}")
+        if len(set(choices)) != len(choices):
+            twice = next(c for i, c in enumerate(choices) if c in choices[:i])
+            raise InputError(f"the choice {twice!r:.80} is given twice")
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InputError("this session is closed")

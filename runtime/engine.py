@@ -1,0 +1,44 @@
+"""`Engine`: the scheduler in this process, stepped by whoever waits.
+
+For notebooks, tests and machines where a second process is unwelcome. Knows: how to build one and hand out a
+client. Must not know: what a client does.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from plait.runtime.build import build_scheduler
+from plait.runtime.client.client import Client
+from plait.runtime.client.local_channel import LocalChannel
+from plait.runtime.config import engine_config
+from plait.runtime.link import LocalLink
+from plait.runtime.models.locate import locate_model
+
+
+class Engine:
+    """A model and its scheduler in this process. `settings` are those of `EngineConfig`.
+
+    >>> with Engine() as engine:                                             # doctest: +SKIP
+    ...     state = program.run(backend=engine)
+    """
+
+    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+        config = engine_config(model_path=model_path, **settings)
+        self._link = LocalLink()
+        self.scheduler = build_scheduler(config, locate_model(config.model_path or None), self._link)
+        self._channel = LocalChannel(self.scheduler.welcome, self._link, self.scheduler.step)
+        self.client = Client(self._channel)
+
+    def shutdown(self) -> None:
+        """Ends it; calls still waiting fail. Idempotent."""
+        self.client.close()
+        self.scheduler.compiler.close()
+        self._link.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()

@@ -1,0 +1,172 @@
+"""`Runtime`: starts the runtime process, talks to it, and ends it.
+
+Knows: one child process and its directory. Must not know: torch, or anything the child does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from tqdm import tqdm
+
+from plait.runtime import errors
+from plait.runtime.client.client import Client
+from plait.runtime.client.zmq_channel import DIED, ZmqChannel
+from plait.runtime.config import engine_config
+from plait.runtime.models.locate import locate_model
+
+START_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 5.0
+SPIN_COUNT = "20000"  # OpenMP threads that wait longer sleep: beside other processes spinning costs tenfold
+QUIET_S = 0.5  # loading that takes longer shows a progress bar
+
+
+class Runtime:
+    """A runtime process of our own. `settings` are those of `EngineConfig`; unknown ones are an error.
+
+    Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
+    process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.
+
+    >>> with Runtime() as runtime:                                           # doctest: +SKIP
+    ...     set_default_backend(runtime)
+    """
+
+    def __init__(
+        self,
+        model_path: str | None = None,
+        *,
+        progress: bool | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        **settings: Any,
+    ) -> None:
+        config = engine_config(model_path=model_path, **settings)
+        found = locate_model(config.model_path or None)
+        self.address = tempfile.mkdtemp(prefix="plait-")  # mkdtemp makes it mode 0700
+        self._log = Path(self.address) / "runtime.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process = self._start()
+            order = {
+                "config": msgspec.to_builtins(config),
+                "model_path": str(found),
+                "directory": self.address,
+            }
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+            self._wait_until_ready(sys.stderr.isatty() if progress is None else progress, start_timeout_s)
+            self.client = Client(ZmqChannel(self.address, self._why_it_died))
+        except BaseException:
+            self._end_process()
+            raise
+
+    @classmethod
+    def connect(cls, address: str) -> Runtime:
+        """A runtime that another process started; `address` is its `.address`. `shutdown()` only disconnects.
+
+        >>> Runtime.connect("/tmp/plait-x1").client.status().sessions        # doctest: +SKIP
+        """
+        runtime = cls.__new__(cls)
+        runtime.address, runtime._process = str(address), None
+        runtime.client = Client(ZmqChannel(address))
+        return runtime
+
+    @property
+    def pid(self) -> int:
+        """The runtime's process id."""
+        return self.client.model.server_pid
+
+    def shutdown(self) -> None:
+        """Disconnects, and ends the process if it is ours. Idempotent."""
+        client = getattr(self, "client", None)
+        if client is not None:
+            client.close()
+        self._end_process()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+    # -- the child process ------------------------------------------------------------------------
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self._log, "wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "plait.runtime.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
+            )
+
+    def _wait_until_ready(self, show: bool, timeout_s: float) -> None:
+        process, started = self._process, time.monotonic()
+        assert process is not None and process.stdout is not None
+        watchdog = threading.Timer(timeout_s, process.kill)
+        watchdog.start()
+        bar: tqdm[Any] | None = None
+        try:
+            for line in process.stdout:
+                said = json.loads(line)
+                if "error" in said:
+                    raise _error(said["error"], said["text"])
+                if said.get("ready"):
+                    return
+                if show and bar is None and time.monotonic() - started > QUIET_S:
+                    bar = tqdm(total=100, desc="loading the model", unit="%", leave=False, file=sys.stderr)
+                if bar is not None:
+                    bar.update(round(100 * said.get("progress", 0.0)) - bar.n)
+            raise errors.RuntimeGone(f"the runtime did not start: {self._why_it_died()}")
+        finally:
+            watchdog.cancel()
+            if bar is not None:
+                bar.close()
+
+    def _why_it_died(self) -> str:
+        code: int | None = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(0.5)
+        if code is None:
+            return DIED
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        with contextlib.suppress(OSError):
+            tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            return f"{DIED} ({how})" + (f"; its last words: {tail[0][:200]}" if tail else "")
+        return f"{DIED} ({how})"
+
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()  # the child ends when it sees this
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # it is in a long step; nobody waits for its outcome any more
+            process.wait()
+        process.stdout.close()
+        shutil.rmtree(self.address, ignore_errors=True)
+
+
+def _error(name: str, text: str) -> errors.PlaitError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, errors.PlaitError):
+        return kind(text)
+    return errors.RuntimeGone(text)

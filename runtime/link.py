@@ -1,0 +1,184 @@
+"""The scheduler's ends of the two channels: ZeroMQ for other processes, a queue for this one.
+
+A directory of mode 0700 holds two Unix sockets. `frames` is a ZeroMQ ROUTER. `lifeline` is a plain stream
+socket that every client holds open: the kernel closes it when either process ends, however it ends, so that
+each side learns of the other's death at once. Frames from a client without a lifeline are dropped.
+
+Knows: sockets and frames. Must not know: sessions, calls, models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from plait.runtime.messages import MAX_FRAME_BYTES, Reply, Request, decode_request, encode
+
+CLIENT_ID_BYTES = 16
+FRAMES, LIFELINE = "frames", "lifeline"
+MAX_FRAMES_PER_RECEIVE = 4096
+
+
+class ZmqLink:
+    """The ROUTER and its clients' lifelines. `owner_fd` is a pipe whose end means that the owner is gone."""
+
+    def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
+        self.num_bad_frames = 0
+        self.owner_is_gone = False
+        self._owner_fd = owner_fd
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.SNDHWM, 0)  # never drop an answer: a client's calls bound what it is owed
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._router.bind(f"ipc://{directory / FRAMES}")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(directory / LIFELINE))
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._greeting: dict[int, socket.socket] = {}  # lifelines whose client id has not come yet
+        self._lifelines: dict[int, tuple[socket.socket, bytes]] = {}
+        self._clients: set[bytes] = set()
+        self._gone: list[bytes] = []
+        self._poller = zmq.Poller()
+        for watched in (self._router, self._listener.fileno(), *([owner_fd] if owner_fd is not None else [])):
+            self._poller.register(watched, zmq.POLLIN)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self._clients)
+
+    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Request]]:
+        """Frames that have come; waits up to `timeout_s` seconds for one, or for a fd in `wake_fds`."""
+        for fd in wake_fds:
+            self._poller.register(fd, zmq.POLLIN)
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000) + (timeout_s > 0)))
+        for fd in wake_fds:
+            self._poller.unregister(fd)
+        for fd in ready:
+            if fd == self._listener.fileno():
+                self._accept()
+            elif fd in self._greeting:
+                self._greet(fd)
+            elif fd in self._lifelines:
+                self._watch(fd)
+            elif self._owner_fd is not None and fd == self._owner_fd:
+                self.owner_is_gone = not os.read(self._owner_fd, 1)
+        return self._frames() if self._router in ready else []
+
+    def gone(self) -> list[bytes]:
+        gone, self._gone = self._gone, []
+        return gone
+
+    def send(self, client: bytes, reply: Reply) -> None:
+        if client in self._clients:
+            self._router.send_multipart([client, encode(reply)])
+
+    def close(self) -> None:
+        """Closes every socket; clients see their lifelines end."""
+        for lifeline in (*self._greeting.values(), *(s for s, _ in self._lifelines.values()), self._listener):
+            lifeline.close()
+        self._router.close()
+        self._context.term()
+
+    def _frames(self) -> list[tuple[bytes, Request]]:
+        frames: list[tuple[bytes, Request]] = []
+        for _ in range(MAX_FRAMES_PER_RECEIVE):
+            try:
+                client, *parts = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                if len(parts) != 1 or client not in self._clients:
+                    raise msgspec.DecodeError("not a frame of a client we know")
+                frames.append((client, decode_request(parts[0])))
+            except (msgspec.DecodeError, RecursionError) as error:
+                self.num_bad_frames += 1
+                print(f"plait: dropped a bad frame: {error}", file=sys.stderr)
+        return frames
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            lifeline, _ = self._listener.accept()
+            lifeline.setblocking(False)
+            self._greeting[lifeline.fileno()] = lifeline
+            self._poller.register(lifeline.fileno(), zmq.POLLIN)
+
+    def _greet(self, fd: int) -> None:
+        lifeline = self._greeting.pop(fd)
+        client = _read(lifeline, CLIENT_ID_BYTES)
+        if len(client) != CLIENT_ID_BYTES or client in self._clients:
+            self._poller.unregister(fd)
+            lifeline.close()
+            return
+        self._lifelines[fd] = (lifeline, client)
+        self._clients.add(client)
+        with contextlib.suppress(OSError):
+            lifeline.send(b"+")
+
+    def _watch(self, fd: int) -> None:
+        lifeline, client = self._lifelines[fd]
+        if not _read(lifeline, 1):
+            self._poller.unregister(fd)
+            lifeline.close()
+            del self._lifelines[fd]
+            self._clients.discard(client)
+            self._gone.append(client)
+
+
+def _read(lifeline: socket.socket, count: int) -> bytes:
+    """Up to `count` bytes; b"" when the other side has ended."""
+    try:
+        return lifeline.recv(count)
+    except ConnectionError:
+        return b""
+
+
+class LocalLink:
+    """The scheduler's end within one process: a queue in, a call back out. One client."""
+
+    CLIENT = b"local"
+
+    def __init__(self) -> None:
+        self.num_bad_frames = 0
+        self.num_clients = 1
+        self.on_reply: Callable[[Reply], None] = lambda reply: None
+        self._inbox: deque[Request] = deque()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(self._wake_in, False)
+
+    def post(self, request: Request) -> None:
+        """From any thread."""
+        self._inbox.append(request)
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+            os.write(self._wake_in, b"!")
+
+    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Request]]:
+        if not self._inbox and timeout_s != 0:
+            select.select([self._wake_out, *wake_fds], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_out, 4096)
+        return [(self.CLIENT, self._inbox.popleft()) for _ in range(len(self._inbox))]
+
+    def gone(self) -> list[bytes]:
+        return []
+
+    def send(self, client: bytes, reply: Reply) -> None:
+        self.on_reply(reply)
+
+    def close(self) -> None:
+        """Idempotent; nothing may be posted afterwards."""
+        if self._wake_in >= 0:
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+            self._wake_out = self._wake_in = -1

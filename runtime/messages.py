@@ -1,0 +1,202 @@
+"""The frames between a client and the scheduler: one struct per message, encoded by msgspec, never pickled.
+
+Client to scheduler: Hello Open Append Generate Select Fork Close Abort Inspect FlushCache.
+Scheduler to client: Welcome Tokens Finished Failed Status.
+
+Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
+another's. Every call (Generate, Select, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
+
+Knows: the shape of a message. Must not know: sockets, tensors, text.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from plait.constrained.specs import Choices, Regex
+from plait.runtime.sampling import SamplingParams
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 64 << 20
+
+SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+FinishReason = Literal["stop", "length"]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of every frame."""
+
+
+class Hello(Message, frozen=True):
+    protocol: int
+
+
+class Open(Message, frozen=True):
+    """Starts an empty session. `tenant` and `cache_salt` choose the prefix cache it may share."""
+
+    session: int
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    program: int = 0  # sessions of one program share one fairness account; 0: a program of its own
+
+
+class Append(Message, frozen=True):
+    """Adds tokens to the session's text. Costs nothing until a Generate or Select needs them."""
+
+    session: int
+    token_ids: list[int]
+
+
+class Generate(Message, frozen=True):
+    """Samples tokens after the session's text; what is sampled becomes part of the text."""
+
+    session: int
+    call: int
+    sampling: SamplingParams
+    constraint: Regex | Choices | None = None
+
+
+class Select(Message, frozen=True):
+    """Scores each choice (token ids) after the session's text and appends the best one."""
+
+    session: int
+    call: int
+    choices: list[list[int]]
+    method: SelectMethod = "token_length_normalized"
+    timeout_s: float | None = None
+
+
+class Fork(Message, frozen=True):
+    """Opens sessions `children` that begin with this session's text as it is when the instruction is reached."""
+
+    session: int
+    children: list[int]
+
+
+class Close(Message, frozen=True):
+    """Ends the session after its earlier instructions; its pages become ordinary cache."""
+
+    session: int
+
+
+class Abort(Message, frozen=True):
+    """Ends one call, or with `call=None` the whole session, at once. Its calls fail with kind `aborted`."""
+
+    session: int
+    call: int | None = None
+
+
+class Inspect(Message, frozen=True):
+    """Asks for a `Status`."""
+
+    call: int
+
+
+class FlushCache(Message, frozen=True):
+    """Drops every cached prefix that no running call needs; answered by a `Status`."""
+
+    call: int
+
+
+Request = Hello | Open | Append | Generate | Select | Fork | Close | Abort | Inspect | FlushCache
+
+
+class Welcome(Message, frozen=True):
+    """What a client must know of the model: where its tokenizer is and what fits."""
+
+    protocol: int
+    model_path: str
+    vocab_size: int
+    context_length: int
+    server_pid: int
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What one call cost. prompt_tokens == cached_tokens + computed_tokens, whatever happened on the way.
+
+    `cached_tokens`: prompt tokens whose KV was found (in the radix tree, or kept by the session itself).
+    `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
+    time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
+    sampled. Times in seconds: waiting to be admitted, until the first token, and in all.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    completion_tokens: int = 0
+    forced_tokens: int = 0
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token, its logprob, and the most likely tokens at that position with theirs."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]] = []
+
+
+class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide."""
+
+    index: int
+    scores: list[float]
+    token_logprobs: list[list[float]]
+    unconditional_logprobs: list[list[float]] | None = None
+
+
+class Tokens(Message, frozen=True):
+    """Tokens that now belong to the text, in order. Tokens a stop string may still cut off are held back."""
+
+    call: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Finished(Message, frozen=True):
+    """The call ended with a value. `matched` is the stop string or stop token that ended it."""
+
+    call: int
+    reason: FinishReason
+    usage: Usage
+    matched: str | int | None = None
+    choice: ChoiceScores | None = None
+
+
+class Failed(Message, frozen=True):
+    """The call ended without a value; `kind` names a class in runtime/errors.py."""
+
+    call: int
+    kind: str
+    text: str
+
+
+class Status(Message, frozen=True):
+    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV)."""
+
+    call: int
+    sessions: int
+    clients: int
+    running_calls: int
+    waiting_calls: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    total_pages: int
+    steps: int
+    computed_tokens: int
+    retractions: int
+    bad_frames: int
+
+
+Reply = Welcome | Tokens | Finished | Failed | Status
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode

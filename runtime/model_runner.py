@@ -1,0 +1,149 @@
+"""Owns the model and the KV cache, and turns a batch of rows into one ragged forward.
+
+Knows: tensors, devices, memory. Must not know: sessions, sampling, the wire.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from plait.kernels.layout import AttentionLayout
+from plait.kernels.select import select_kernels
+from plait.runtime.config import EngineConfig
+from plait.runtime.errors import InputError
+from plait.runtime.models.registry import MODELS
+from plait.runtime.scheduler.rows import Batch, Row
+from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.weights.checkpoint import open_checkpoint
+
+CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 8192
+MIN_PAGES = 16
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelRunner:
+    """One model on one device. `num_pages` pages, each holding one token's KV in every layer."""
+
+    def __init__(
+        self, config: EngineConfig, model_path: Path, progress: Callable[[float], None] = lambda share: None
+    ) -> None:
+        self.device = choose_device(config.device)
+        self.dtype = choose_dtype(config.dtype, self.device)
+        try:
+            self.kernels = select_kernels(self.device, self.dtype, config.deterministic)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        checkpoint = open_checkpoint(model_path)
+        self.config = checkpoint.config
+        model_class = MODELS[self.config.architecture]
+        self.model = model_class(self.config, checkpoint, self.kernels, self.dtype, self.device, progress)
+        self.context_length = min(config.context_length or self.config.context_length, self.config.context_length)
+        self.max_batch_tokens = config.max_batch_tokens or (
+            GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
+        )
+        self.num_pages = self._choose_num_pages(config)
+        self.max_session_tokens = min(self.context_length, self.num_pages)
+        shape = (self.config.num_layers, 2, self.num_pages, self.config.num_kv_heads, self.config.head_dim)
+        self.kv_cache = torch.empty(shape, dtype=self.dtype, device=self.device)  # untouched until used
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """One small forward, so that kernels are compiled and loaded before the first request."""
+        seq = Sequence(("", ""), [0, 0])
+        seq.pages.extend([0, 1])
+        batch = Batch(2)
+        batch.add(Row(None, seq, 0, 1), 0, 2)
+        self.forward(batch)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one token's KV in all layers."""
+        item = self.dtype.itemsize
+        return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * item
+
+    def _choose_num_pages(self, config: EngineConfig) -> int:
+        budget = config.kv_memory_bytes or free_memory(self.device)
+        pages = budget // self.page_bytes
+        if config.max_pages:
+            pages = min(pages, config.max_pages)
+        if pages < MIN_PAGES:
+            raise InputError(
+                f"a KV budget of {budget} bytes holds {pages} tokens; at least {MIN_PAGES} "
+                f"({MIN_PAGES * self.page_bytes} bytes) are needed: raise kv_memory_bytes or max_pages"
+            )
+        return int(pages)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits [batch.num_logits, V] float32 for the positions the rows want them at, in row order."""
+        token_ids = torch.from_numpy(batch.token_ids()).to(self.device)
+        hidden = self.model.forward(token_ids, self._layout(batch), self.kv_cache)
+        wanted = self._logit_positions(batch)
+        if not len(wanted):
+            return torch.empty((0, self.config.vocab_size), device=self.device)
+        picked = hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted).to(self.device)]
+        return self.model.logits(picked)
+
+    def _layout(self, batch: Batch) -> AttentionLayout:
+        rows = batch.rows
+        ends = [each.start + each.count for each in rows]
+        pages = [each.row.seq.pages.view()[:end] for each, end in zip(rows, ends, strict=True)]
+        positions = [np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]
+        writes = [p[each.start :] for each, p in zip(rows, pages, strict=True)]
+        return AttentionLayout(
+            q_starts=self._starts([each.count for each in rows]),
+            kv_starts=self._starts(ends),
+            kv_pages=self._tensor(np.concatenate(pages)),
+            positions=self._tensor(np.concatenate(positions)),
+            write_pages=self._tensor(np.concatenate(writes)),
+        )
+
+    @staticmethod
+    def _logit_positions(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Indices among the batch's tokens."""
+        found, at = [], 0
+        for each in batch.rows:
+            at += each.count
+            found.append(np.arange(at - each.num_logits, at))
+        return np.concatenate(found)
+
+    def _starts(self, lengths: list[int]) -> torch.Tensor:
+        return self._tensor(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+    def _tensor(self, array: np.ndarray[tuple[int], np.dtype[np.int32]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of that name; "auto" takes CUDA where there is one, else the CPU. InputError if it is absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0][:120]
+        raise InputError(f"device {name!r} cannot be used here ({first}); `plait check` shows what can") from None
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto": bfloat16 on GPUs and on CPUs that compute it natively, else float32."""
+    if name != "auto":
+        return DTYPES[name]
+    native = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes a KV cache may take when nothing was said: 85% of a GPU's free memory, an eighth of a computer's."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * 0.85)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total // 8, 1 << 30)

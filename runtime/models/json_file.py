@@ -1,0 +1,33 @@
+"""One JSON object read from a model's folder, with a limit on its size and our own errors.
+
+Knows: files and JSON. Must not know: what the object means.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from plait.runtime.errors import CorruptModel, ModelNotFound
+
+MAX_BYTES = 64 * 2**20
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in the file. Raises ModelNotFound if there is none, CorruptModel if it is no JSON object.
+
+    >>> read_json_object(Path("model/config.json"))["vocab_size"]  # doctest: +SKIP
+    49152
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{path.parent} has no {path.name}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptModel(f"{path} is not JSON: it is truncated or damaged; download it again") from error
+    if not isinstance(value, dict):
+        raise CorruptModel(f"{path} does not hold a JSON object")
+    return value

@@ -1,0 +1,81 @@
+"""The runtime process: `python -m plait.runtime.process`, started by `launch.Runtime`.
+
+Reads one JSON line from standard input (settings, model, directory), then serves until standard input ends,
+which is when its owner has. Says how far it is in JSON lines on standard output.
+
+Knows: the owner's two pipes and the loop. Must not know: what a step does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from plait.runtime.config import EngineConfig
+from plait.runtime.errors import PlaitError
+
+
+class Order(msgspec.Struct):
+    """What the owner wants started."""
+
+    config: EngineConfig
+    model_path: str
+    directory: str
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle; its end is ours
+    order = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=Order)
+    os.umask(0o077)
+    try:
+        return _serve(order)
+    except PlaitError as error:
+        _say(error=type(error).__name__, text=str(error))
+        return 2
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        _say(error="RuntimeGone", text=f"the runtime could not start: {type(error).__name__}: {error}")
+        return 1
+
+
+def _serve(order: Order) -> int:
+    from plait.runtime.build import build_scheduler
+    from plait.runtime.link import ZmqLink
+
+    _say(progress=0.0)
+    link = ZmqLink(Path(order.directory), owner_fd=sys.stdin.fileno())
+    scheduler = build_scheduler(order.config, Path(order.model_path), link, lambda share: _say(progress=share))
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    _say(ready=True)
+    while not link.owner_is_gone and not stopping:
+        scheduler.step(timeout_s=None)
+    scheduler.compiler.close()
+    link.close()
+    return 0
+
+
+def _read_line(fd: int) -> bytes:
+    """One line, unbuffered, so that the rest of the pipe stays in the pipe."""
+    line = bytearray()
+    while (byte := os.read(fd, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+def _say(**what: object) -> None:
+    try:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the owner is gone; standard input will say so
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

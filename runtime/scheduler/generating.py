@@ -1,0 +1,138 @@
+"""What happens to one sampled token: does it end the call, does it complete a stop string, what may be told.
+
+Knows: one Generation, the vocabulary, its session's text. Must not know: other rows, messages, sockets.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from plait.constrained import Vocabulary
+from plait.runtime.messages import FinishReason, TokenLogprob
+from plait.runtime.scheduler.page_pool import IntArray
+from plait.runtime.scheduler.prefix_cache import PrefixCache
+from plait.runtime.scheduler.rows import Generation
+from plait.runtime.scheduler.stops import StopHit
+
+
+class Ending(NamedTuple):
+    """How a generation ended: the reason, and the stop string or token that did it."""
+
+    reason: FinishReason
+    matched: str | int | None = None
+
+
+class Generating:
+    """Advances generations token by token."""
+
+    def __init__(self, vocabulary: Vocabulary, cache: PrefixCache, max_length: int) -> None:
+        self.vocabulary = vocabulary
+        self.cache = cache
+        self.max_length = max_length  # tokens a session can hold
+        self._eos = frozenset(vocabulary.eos_ids)
+        self._mask_words = (len(vocabulary) + 31) // 32
+        self._scratch: IntArray = np.zeros(self._mask_words, dtype=np.int32)
+        self._not_eos: IntArray = np.full(self._mask_words, -1, dtype=np.int32)
+        _clear_bits(self._not_eos, vocabulary.eos_ids)
+
+    def take(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> Ending | None:
+        """Adds the sampled token to the text; an Ending when the call is over. A token that ends the text is
+        not part of it. Raises RuntimeError when the matcher refuses what its own mask allowed."""
+        gen.num_sampled += 1
+        if logprob is not None:
+            gen.unsent_logprobs.append(logprob)
+        if gen.matcher is not None and not gen.matcher.accept(token):
+            raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
+        ending = self._ending_token(gen, token)
+        if ending is not None:
+            return ending
+        token_bytes = self.vocabulary.token_bytes[token]
+        gen.append(token, token_bytes)
+        hit = gen.stops.push(token_bytes)
+        if hit is not None:
+            self._cut(gen, hit)
+            return Ending("stop", hit.text)
+        if gen.matcher is not None and self._only_end_left(gen):
+            return Ending("stop")
+        if gen.num_output >= gen.params.max_tokens or len(gen.seq) >= self.max_length:
+            return Ending("length")
+        return None
+
+    def fill_mask(self, gen: Generation, row: IntArray) -> bool:
+        """Writes the packed mask [ceil(V/32)] of the tokens allowed next; False (row untouched) when all are."""
+        held_back = gen.num_output < gen.params.min_tokens
+        if gen.matcher is None and not held_back:
+            return False
+        if gen.matcher is None:
+            row.fill(-1)
+        else:
+            gen.matcher.fill_mask(row)
+        if held_back:
+            before = row.copy()
+            _clear_bits(row, (*self.vocabulary.eos_ids, *gen.params.stop_token_ids))
+            if not row.any():
+                row[:] = before  # the constraint is complete: its end comes before min_tokens
+        return True
+
+    def _ending_token(self, gen: Generation, token: int) -> Ending | None:
+        if token in gen.params.stop_token_ids:
+            return Ending("stop", token)
+        if token in self._eos and (gen.matcher is not None or not gen.params.ignore_eos):
+            return Ending("stop", token)
+        return None
+
+    def _only_end_left(self, gen: Generation) -> bool:
+        """True when the constraint admits nothing but the end: no need to sample it."""
+        assert gen.matcher is not None
+        if not gen.matcher.is_accepting:
+            return False
+        gen.matcher.fill_mask(self._scratch)
+        return not (self._scratch & self._not_eos).any()
+
+    def _cut(self, gen: Generation, hit: StopHit) -> None:
+        """Ends the text where the stop string begins, inside a token if need be: its head is tokenized anew."""
+        keep = 0
+        while keep < gen.num_output and gen.byte_ends[keep] <= hit.start:
+            keep += 1
+        tail = b"".join(self.vocabulary.token_bytes[t] for t in gen.output_tokens()[keep:])
+        kept_bytes = gen.byte_ends[keep - 1] if keep else 0
+        head = self._tokenize(tail[: hit.start - kept_bytes])
+        length = gen.first + keep
+        gen.seq.tokens.truncate(length)
+        if gen.seq.num_computed > length:
+            self.cache.truncate(gen.seq, length)
+        del gen.byte_ends[keep:]
+        for token in head:
+            gen.append(token, self.vocabulary.token_bytes[token])
+
+    def _tokenize(self, data: bytes) -> list[int]:
+        """Tokens that spell exactly `data`."""
+        if not data:
+            return []
+        try:
+            tokens = [int(t) for t in self.vocabulary.encode(data.decode())]
+            if b"".join(self.vocabulary.token_bytes[t] for t in tokens) == data:
+                return tokens
+        except UnicodeDecodeError:
+            pass  # the output had broken UTF-8 before the stop string: spell it byte run by byte run
+        return self._spell(data)
+
+    def _spell(self, data: bytes) -> list[int]:
+        ids = {token: i for i, token in enumerate(self.vocabulary.token_bytes) if token}
+        tokens, at = [], 0
+        while at < len(data):
+            end = next((e for e in range(len(data), at, -1) if data[at:e] in ids), None)
+            if end is None:
+                at += 1  # no token for this byte: it was part of a token that is cut in half
+                continue
+            tokens.append(ids[data[at:end]])
+            at = end
+        return tokens
+
+
+def _clear_bits(row: IntArray, ids: tuple[int, ...]) -> None:
+    words = row.view(np.uint32)
+    for token in ids:
+        words[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)

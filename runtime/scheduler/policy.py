@@ -1,0 +1,158 @@
+"""Which rows run in the next step, and with how many tokens each.
+
+Order among the waiting: the tenant served least so far (virtual token counter, Sheng et al. 2024,
+arXiv 2401.00588), then priority, then the program served least (least attained service in doubling levels, as
+Autellix does, arXiv 2502.13965), then the longest cached prefix, then arrival. A row that has waited long goes
+first whatever its rank. When pages are short, the row admitted last gives its own back and waits again.
+
+Knows: rows, the prefix cache, the token budget. Must not know: tensors, messages, sampling.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import Counter
+
+from plait.runtime.scheduler.prefix_cache import PrefixCache
+from plait.runtime.scheduler.radix_tree import Node
+from plait.runtime.scheduler.rows import Batch, Row
+
+RANKED = 64  # how many of the waiting are compared by cached prefix in one step
+STARVING_S = 10.0
+LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
+RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
+
+
+class Policy:
+    """Waiting and running rows, and the choice between them."""
+
+    def __init__(self, cache: PrefixCache, max_batch_tokens: int, max_batch_rows: int) -> None:
+        self.cache = cache
+        self.max_batch_tokens = max_batch_tokens
+        self.max_batch_rows = max_batch_rows
+        self.waiting: dict[Row, None] = {}  # in order of arrival
+        self.running: list[Row] = []  # in order of admission
+        self.num_retractions = 0
+        self.new_nodes: list[Node] = []  # published early in this step; void if the forward fails
+        self._tenant_rows: Counter[str] = Counter()
+        self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
+        self._program_served: dict[tuple[bytes, int], int] = {}
+        self._arrivals = 0
+
+    # -- coming and going -------------------------------------------------------------------------
+
+    def add(self, row: Row) -> None:
+        """The row waits to be admitted."""
+        self._arrivals += 1
+        row.arrival = self._arrivals
+        tenant = row.session.opened.tenant
+        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away
+            self._tenant_served[tenant] = min(self._tenant_served.values(), default=0)
+        self._tenant_rows[tenant] += 1
+        self.waiting[row] = None
+
+    def remove(self, row: Row) -> None:
+        """The row is done, failed or aborted. Its sequence is the caller's to release."""
+        if row in self.waiting:
+            del self.waiting[row]
+        elif row in self.running:
+            self.running.remove(row)
+        else:
+            return
+        tenant = row.session.opened.tenant
+        self._tenant_rows[tenant] -= 1
+        if not self._tenant_rows[tenant]:
+            del self._tenant_rows[tenant], self._tenant_served[tenant]
+
+    def forget_program(self, program: tuple[bytes, int]) -> None:
+        """The program's last session is gone."""
+        self._program_served.pop(program, None)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def next_batch(self) -> Batch | None:
+        """Rows for the next forward, their pages allocated; None when there is nothing to run."""
+        batch = Batch(self.max_batch_tokens)
+        self.new_nodes.clear()
+        chosen: set[Row] = set()
+        decodes_first = sorted(self.running, key=lambda row: row.num_pending > 1)
+        for row in decodes_first:
+            if batch.budget and row in self.running:  # an earlier one may have retracted it
+                self._schedule(batch, row, chosen)
+        self._admit(batch, chosen)
+        return batch if batch.rows else None
+
+    def _schedule(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
+        """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
+        self.cache.extend_from_cache(row.seq, row.logits_from)
+        start = row.seq.num_computed
+        row.meter.count_cached(start)
+        count = min(row.num_pending, batch.budget)
+        while not self.cache.allocate(row.seq, count):
+            victim = next((r for r in reversed(self.running) if r not in chosen and r is not row), None)
+            if victim is not None and victim.arrival > row.arrival:
+                self.retract(victim)
+            elif self.cache.num_available:
+                count = self.cache.num_available
+            else:
+                if chosen or victim is not None:
+                    self.retract(row)
+                return
+        if count > 1 and (node := self.cache.publish_early(row.seq)) is not None:
+            self.new_nodes.append(node)
+        row.meter.count_computed(start, start + count)
+        self._charge(row, count)
+        batch.add(row, start, count)
+        chosen.add(row)
+
+    def retract(self, row: Row) -> None:
+        """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""
+        self.num_retractions += 1
+        self.running.remove(row)
+        self.cache.release(row.seq)
+        self.waiting = {row: None, **self.waiting}
+
+    def _admit(self, batch: Batch, chosen: set[Row]) -> None:
+        if not self.waiting or not batch.budget or len(self.running) >= self.max_batch_rows:
+            return
+        for row in self._ranked():
+            if not batch.budget or len(self.running) >= self.max_batch_rows or not self._fits(row):
+                return
+            del self.waiting[row]
+            row.meter.admitted = row.meter.admitted or time.monotonic()
+            self.cache.activate(row.seq, row.logits_from)
+            self.running.append(row)
+            self._schedule(batch, row, chosen)
+
+    def _fits(self, row: Row) -> bool:
+        """Room for all of the row's tokens now, and for the running ones' next few."""
+        if not self.running:
+            return True
+        need = len(row.seq) - self.cache.num_shared(row.seq, row.logits_from)
+        return need + RESERVE_TOKENS * (len(self.running) + 1) <= self.cache.num_available
+
+    def _ranked(self) -> list[Row]:
+        """The waiting rows to admit next, best first."""
+        now = time.monotonic()
+        first = heapq.nsmallest(RANKED, self.waiting, key=lambda row: self._fairness(row, now))
+        return sorted(first, key=lambda row: (*self._fairness(row, now), -self._cached(row), row.arrival))
+
+    def _fairness(self, row: Row, now: float) -> tuple[bool, int, int, int]:
+        if now - row.meter.arrived > STARVING_S:
+            return (False, 0, 0, row.arrival)
+        tenant = self._tenant_served[row.session.opened.tenant] // LEVEL_TOKENS
+        served = self._program_served.get(row.session.program, 0)
+        return (True, tenant, -row.session.opened.priority, (served // LEVEL_TOKENS).bit_length())
+
+    def _cached(self, row: Row) -> int:
+        return self.cache.peek(row.seq, row.logits_from)
+
+    def _charge(self, row: Row, num_tokens: int) -> None:
+        tenant, program = row.session.opened.tenant, row.session.program
+        self._tenant_served[tenant] += num_tokens
+        self._program_served[program] = self._program_served.get(program, 0) + num_tokens

@@ -1,0 +1,212 @@
+"""The prefix cache in use: hands pages to sequences, finds what is cached, publishes what was computed.
+
+Keeps one promise: free + cached + held == total, where held pages are locked in the tree or private to a
+sequence. Knows: pool, tree, sequences. Must not know: calls, batches, or fairness.
+"""
+
+from __future__ import annotations
+
+from plait.runtime.scheduler.page_pool import IntArray, PagePool
+from plait.runtime.scheduler.radix_tree import Node, RadixTree
+from plait.runtime.scheduler.sequence import Sequence
+
+
+class PrefixCache:
+    """Pages for sequences, through one pool and one radix tree."""
+
+    def __init__(self, total_pages: int) -> None:
+        self.pool = PagePool(total_pages)
+        self.tree = RadixTree()
+        self.num_private = 0
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now: free ones and cached ones that nothing runs on."""
+        return self.pool.num_free + self.tree.num_cached
+
+    # -- a sequence's life ------------------------------------------------------------------------
+
+    def activate(self, seq: Sequence, limit: int) -> None:
+        """Locks what the sequence still has in the tree, so that it can run; at most `limit` tokens of it,
+
+        because the model has to see those after it (again) to give their logits.
+        """
+        if seq.is_locked:
+            return
+        if seq.node is None:
+            seq.node = self.tree.root(seq.space)
+        seq.node.pins.discard(seq)
+        if seq.num_computed > limit:
+            seq.node = self.tree.ancestor(seq.node, seq.num_computed - limit)
+            seq.pages.truncate(limit)
+            seq.num_in_tree = limit
+        self.tree.lock_node(seq.node)
+        seq.is_locked = True
+
+    def extend_from_cache(self, seq: Sequence, limit: int) -> None:
+        """Takes over cached pages for tokens [num_computed, limit), as far as the tree has them."""
+        if seq.num_in_tree < seq.num_computed or seq.num_computed >= limit:
+            return
+        old = seq.node
+        assert seq.is_locked and old is not None
+        match = self.tree.match(old, seq.tokens.view()[seq.num_computed : limit])
+        if match.length:
+            seq.node = self.tree.lock(match)
+            self.tree.unlock_node(old)
+            seq.pages.extend(match.pages)
+            seq.num_in_tree = seq.num_computed
+
+    def peek(self, seq: Sequence, limit: int) -> int:
+        """How many tokens would be there after `extend_from_cache`. Changes nothing."""
+        start = seq.node if seq.node is not None else self.tree.find_root(seq.space)
+        if start is None or seq.num_in_tree < seq.num_computed:
+            return seq.num_computed
+        return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
+
+    def num_shared(self, seq: Sequence, limit: int) -> int:
+        """How many of the tokens that `peek` counts lie in pages that running sequences hold already."""
+        start = seq.node if seq.node is not None else self.tree.find_root(seq.space)
+        if start is None:
+            return 0
+        match = self.tree.match(start, seq.tokens.view()[seq.num_computed : limit])
+        node: Node | None = match.node
+        shared, in_node = 0, match.num_in_node
+        while node is not None:
+            shared += in_node if node.lock_count else 0
+            node = node.parent
+            in_node = len(node.key) if node is not None else 0
+        return shared
+
+    def allocate(self, seq: Sequence, count: int) -> bool:
+        """`count` more private pages for the sequence, evicting cache if need be; False when there are not as many."""
+        missing = count - self.pool.num_free
+        if missing > 0:
+            if missing > self.tree.num_cached:
+                return False
+            spare = min(self.tree.num_cached, missing + self.pool.total // 64)
+            self.pool.release(self.tree.evict(spare))
+        seq.pages.extend(self.pool.allocate(count))
+        self.num_private += count
+        return True
+
+    def publish_early(self, seq: Sequence) -> Node | None:
+        """Publishes pages that this step will fill, so that rows of the same step can share them.
+
+        Every layer writes all KV before it reads any, so a row may read what its neighbour writes in one forward.
+        Only where the tree has nothing yet; returns the new node, to be removed should the forward fail.
+        """
+        assert seq.node is not None
+        if seq.num_in_tree == seq.num_computed or int(seq.tokens.view()[seq.num_in_tree]) in seq.node.children:
+            return None
+        self.publish(seq)
+        return seq.node
+
+    def publish(self, seq: Sequence) -> None:
+        """Moves the sequence's private pages into the tree; those the tree had already are freed."""
+        if seq.num_in_tree == seq.num_computed:
+            return
+        assert seq.is_locked and seq.node is not None
+        at, end = seq.num_in_tree, seq.num_computed
+        mine: IntArray = seq.pages.view()[at:end].copy()
+        node, kept = self.tree.insert(seq.node, seq.tokens.view()[at:end], mine)
+        self.tree.lock_node(node)
+        self.tree.unlock_node(seq.node)
+        self.num_private -= end - at
+        self.pool.release(mine[kept != mine])
+        seq.pages.view()[at:end] = kept
+        seq.node, seq.num_in_tree = node, end
+
+    def release(self, seq: Sequence) -> None:
+        """The sequence stops running: what it computed becomes cache, and it keeps a pin on it."""
+        if not seq.is_locked:
+            return
+        self.publish(seq)
+        assert seq.node is not None
+        seq.node.pins.add(seq)
+        self._unlock(seq)
+
+    def forget(self, seq: Sequence) -> None:
+        """The sequence ends: what it computed stays as cache, without a pin."""
+        self.release(seq)
+        node = seq.node
+        if node is not None:
+            node.pins.discard(seq)
+            seq.node = None
+            self.tree.drop_if_empty(node)
+        seq.pages.truncate(0)
+        seq.num_in_tree = 0
+
+    def reset(self, seq: Sequence) -> None:
+        """The sequence lets go of everything at once, publishing nothing (its last pages were never written)."""
+        self.truncate(seq, seq.num_in_tree)
+        if seq.is_locked:
+            self._unlock(seq)
+        if seq.node is not None:
+            seq.node.pins.discard(seq)
+        seq.node, seq.num_in_tree = None, 0
+        seq.pages.truncate(0)
+
+    def void(self, node: Node) -> None:
+        """Takes an unlocked node and all below it out of the tree (its KV was never written)."""
+        if node.parent is not None:
+            self.pool.release(self.tree.remove_subtree(node))
+
+    def truncate(self, seq: Sequence, num_computed: int) -> None:
+        """Gives back private pages from `num_computed` on (tokens cut off by a stop string, say)."""
+        assert num_computed >= seq.num_in_tree
+        tail = seq.pages.view()[num_computed:].copy()
+        seq.pages.truncate(num_computed)
+        self.pool.release(tail)
+        self.num_private -= len(tail)
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """A sequence with the same tokens that shares every page computed so far. `seq` is active or idle."""
+        if seq.is_locked:
+            self.publish(seq)
+        child = Sequence(seq.space, seq.tokens.view())
+        if seq.node is not None:
+            child.node, child.num_in_tree = seq.node, seq.num_in_tree
+            child.pages.extend(seq.pages.view())
+            seq.node.pins.add(child)
+        return child
+
+    def _unlock(self, seq: Sequence) -> None:
+        assert seq.node is not None
+        seq.is_locked = False
+        self.tree.unlock_node(seq.node)
+
+    # -- all of it --------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Drops all cache that nothing runs on."""
+        self.pool.release(self.tree.evict(self.tree.num_cached))
+
+    def counts(self) -> tuple[int, int, int]:
+        """(free, cached, held) pages."""
+        return self.pool.num_free, self.tree.num_cached, self.tree.num_locked + self.num_private
+
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Raises AssertionError unless every page is in exactly one place; `sequences` are all that live."""
+        self.tree.check_integrity()
+        in_tree = [page for node in self.tree.nodes() for page in node.pages.tolist()]
+        private = [page for seq in sequences for page in seq.pages.view()[seq.num_in_tree :].tolist()]
+        free = self.pool.free_pages().tolist()
+        everywhere = sorted(in_tree + private + free)
+        assert everywhere == list(range(self.pool.total)), "a page is lost or in two places"
+        assert len(private) == self.num_private
+        assert sum(self.counts()) == self.pool.total
+        for seq in sequences:
+            assert (seq.num_in_tree == seq.num_computed) or seq.is_locked
+            self._check_path(seq)
+
+    def _check_path(self, seq: Sequence) -> None:
+        path, node = [], seq.node
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        tokens = [t for n in reversed(path) for t in n.key.tolist()]
+        pages = [p for n in reversed(path) for p in n.pages.tolist()]
+        assert tokens == seq.tokens.view()[: seq.num_in_tree].tolist(), "the path in the tree spells another text"
+        assert pages == seq.pages.view()[: seq.num_in_tree].tolist()
+        if seq.node is not None:
+            assert seq.is_locked or seq in seq.node.pins

@@ -1,0 +1,213 @@
+"""Rows: what the scheduler puts into a batch. A row is a sequence with tokens still to compute, and a reason.
+
+    Generation  samples tokens after a session's text       (a Generate instruction)
+    Scoring     reads the logprobs of given next tokens     (one of several for a Select instruction)
+
+Knows: one row's own progress. Must not know: the batch it runs in, the pool, or the wire.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from plait.constrained import Grammar, Matcher
+from plait.runtime.messages import TokenLogprob, Usage
+from plait.runtime.sampling import SamplingParams
+from plait.runtime.scheduler.page_pool import IntArray
+from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.scheduler.stops import StopScanner
+
+if TYPE_CHECKING:
+    from plait.runtime.scheduler.session import Session
+
+
+class Meter:
+    """Counts what a row's prompt cost; see `messages.Usage` for the meaning of each count."""
+
+    def __init__(self, num_prompt: int) -> None:
+        self.num_prompt = num_prompt
+        self.computed = self.recomputed = 0
+        self.arrived = time.monotonic()
+        self.admitted = self.first_token = 0.0
+        self._high_water = 0  # tokens [0, high_water) were computed by, or cached for, this row before
+
+    def count_cached(self, num_computed: int) -> None:
+        """Notes that [0, num_computed) did not need the model, unless this row computed it before."""
+        self._high_water = max(self._high_water, num_computed)
+
+    def count_computed(self, start: int, end: int) -> None:
+        """Notes that tokens [start, end) go through the model now."""
+        again = max(0, min(end, self._high_water) - start)
+        fresh_start = start + again
+        self.recomputed += again
+        self.computed += max(0, min(end, self.num_prompt) - fresh_start)
+        self._high_water = max(self._high_water, end)
+
+    def computed_below(self, end: int) -> int:
+        """Prompt tokens before `end` that went through the model, the repeated last one aside."""
+        return max(0, self.computed - max(0, self.num_prompt - end))
+
+    def usage(self, completion_tokens: int) -> Usage:
+        """What the row cost so far; `completion_tokens` were sampled, the one that ended the text included."""
+        now = time.monotonic()
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.num_prompt - self.computed,
+            computed_tokens=self.computed,
+            recomputed_tokens=self.recomputed,
+            completion_tokens=completion_tokens,
+            queue_s=(self.admitted or now) - self.arrived,
+            ttft_s=(self.first_token or now) - self.arrived,
+            wall_s=now - self.arrived,
+        )
+
+
+class Row:
+    """Base of both kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted."""
+
+    session: Session
+
+    def __init__(self, session: Session | None, seq: Sequence, call_id: int, logits_from: int) -> None:
+        if session is not None:  # None: the model runner's own, before there are sessions
+            self.session = session
+        self.seq = seq
+        self.call_id = call_id
+        self.logits_from = logits_from
+        self.meter = Meter(len(seq))
+        self.arrival = 0  # set by the policy when it comes to wait the first time
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.seq) - self.seq.num_computed
+
+
+class Generation(Row):
+    """A Generate on its way. `seq` is the session's own sequence and grows as tokens are sampled."""
+
+    def __init__(self, session: Session, call_id: int, params: SamplingParams, seed: int) -> None:
+        super().__init__(session, session.seq, call_id, len(session.seq) - 1)
+        self.params = params
+        self.seed = seed
+        self.grammar: Grammar | None = None
+        self.matcher: Matcher | None = None
+        self.stops = StopScanner(params.stop)
+        self.first = len(session.seq)  # where the output begins in seq.tokens
+        self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
+        self.num_sent = 0  # output tokens already told to the client
+        self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
+        self.output_counts: dict[int, int] = {}  # for the penalties
+        self.unsent_logprobs: list[TokenLogprob] = []
+
+    @property
+    def num_output(self) -> int:
+        return len(self.byte_ends)
+
+    def output_tokens(self) -> list[int]:
+        """The output's token ids so far."""
+        return [int(t) for t in self.seq.tokens.view()[self.first :]]
+
+    def append(self, token: int, token_bytes: bytes) -> None:
+        """Adds a sampled token to the text."""
+        self.seq.tokens.extend([token])
+        self.byte_ends.append((self.byte_ends[-1] if self.byte_ends else 0) + len(token_bytes))
+        self.output_counts[token] = self.output_counts.get(token, 0) + 1
+        self.logits_from = len(self.seq) - 1
+
+    def num_safe_tokens(self) -> int:
+        """Output tokens that no stop string can cut off any more."""
+        safe, count = self.stops.num_safe, self.num_output
+        while count and self.byte_ends[count - 1] > safe:
+            count -= 1
+        return count
+
+
+class Scoring(Row):
+    """One of the rows that score a Select: the prompt, then tokens that several choices may share.
+
+    `targets[position]` are the tokens whose logprob after [0, position] is wanted.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        call_id: int,
+        seq: Sequence,
+        logits_from: int,
+        targets: dict[int, tuple[int, ...]],
+        selection: Selection,
+    ) -> None:
+        super().__init__(session, seq, call_id, logits_from)
+        self.targets = targets
+        self.selection = selection
+        self.logprobs: dict[tuple[int, int], float] = {}  # (position, token) -> logprob
+
+
+@dataclass
+class Selection:
+    """A Select on its way: its choices, the rows that score them, and which row scores choice i (`row_of[i]`)."""
+
+    session: Session
+    call_id: int
+    choices: list[list[int]]
+    method: str
+    num_prompt: int
+    rows: list[Scoring] = field(default_factory=list)
+    unconditional_rows: list[Scoring] = field(default_factory=list)
+    row_of: list[int] = field(default_factory=list)
+    num_left: int = 0
+
+    def usage(self) -> Usage:
+        """The prompt once: what one row computed of it counts as cached for the others."""
+        first = self.rows[0].meter.usage(0)
+        computed = min(self.num_prompt, sum(row.meter.computed_below(self.num_prompt) for row in self.rows))
+        return msgspec.structs.replace(
+            first,
+            prompt_tokens=self.num_prompt,
+            computed_tokens=computed,
+            cached_tokens=self.num_prompt - computed,
+            recomputed_tokens=sum(row.meter.recomputed for row in self.rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them."""
+
+    row: Row
+    start: int
+    count: int
+    num_logits: int
+
+
+class Batch:
+    """The rows of one step, ragged: each brings count >= 1 new tokens."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.rows: list[BatchRow] = []
+        self.budget = max_tokens
+
+    def add(self, row: Row, start: int, count: int) -> None:
+        num_logits = max(0, start + count - max(start, row.logits_from))
+        self.rows.append(BatchRow(row, start, count, num_logits))
+        self.budget -= count
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.count for each in self.rows)
+
+    @property
+    def num_logits(self) -> int:
+        return sum(each.num_logits for each in self.rows)
+
+    def sampled_rows(self) -> list[Generation]:
+        """The generations that get a token in this step, in order."""
+        return [each.row for each in self.rows if each.num_logits and isinstance(each.row, Generation)]
+
+    def token_ids(self) -> IntArray:
+        """[num_tokens] int32: the new tokens of every row, one row after the other."""
+        return np.concatenate([r.row.seq.tokens.view()[r.start : r.start + r.count] for r in self.rows])

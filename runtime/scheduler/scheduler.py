@@ -1,0 +1,215 @@
+"""The scheduler: one step is receive, choose a batch, compute it, mask, sample, commit.
+
+Whatever one request raises ends that request; the loop and its neighbours go on.
+
+Knows: the order of a step. Must not know: sockets, how a batch is computed, or what instructions mean.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from typing import Protocol
+
+import numpy as np
+
+from plait.constrained import CompilePool, Vocabulary
+from plait.runtime.config import EngineConfig
+from plait.runtime.messages import Abort, FlushCache, Hello, Inspect, Open, Reply, Request, Status, Welcome
+from plait.runtime.model_runner import ModelRunner
+from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
+from plait.runtime.scheduler.generating import Ending, Generating
+from plait.runtime.scheduler.policy import Policy
+from plait.runtime.scheduler.prefix_cache import PrefixCache
+from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Row, Scoring
+from plait.runtime.scheduler.session import ClientId
+from plait.runtime.scheduler.sessions import Sessions
+
+
+class Link(Protocol):
+    """The scheduler's end of its channels."""
+
+    num_bad_frames: int
+
+    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, Request]]:
+        """What has come; waits up to `timeout_s` seconds (None: without end) if nothing has, or a fd is readable."""
+
+    def gone(self) -> list[ClientId]:
+        """Clients that vanished or said goodbye since the last call."""
+
+    def send(self, client: ClientId, reply: Reply) -> None:
+        """Sends without waiting; a client that is gone is no error."""
+
+    @property
+    def num_clients(self) -> int: ...
+
+
+class Scheduler:
+    """One model, its KV pool, and every session of every client."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        welcome: Welcome,
+        model_runner: ModelRunner,
+        sampler: Sampler,
+        vocabulary: Vocabulary,
+        compiler: CompilePool,
+        link: Link,
+    ) -> None:
+        self.config, self.welcome, self.link = config, welcome, link
+        self.model_runner, self.sampler = model_runner, sampler
+        self.compiler = compiler
+        self.cache = PrefixCache(model_runner.num_pages)
+        self.policy = Policy(self.cache, model_runner.max_batch_tokens, config.max_batch_rows)
+        self.sessions = Sessions(self.policy, compiler, vocabulary, config, welcome.context_length, link.send)
+        self.generating = Generating(vocabulary, self.cache, welcome.context_length)
+        self._mask_words = (len(vocabulary) + 31) // 32
+        self.num_steps = self.num_computed_tokens = 0
+
+    def step(self, timeout_s: float | None = None) -> None:
+        """Does one step of work; with none to do, waits up to `timeout_s` seconds for a message."""
+        self.receive(timeout_s)
+        batch = self.policy.next_batch()
+        if batch is None:
+            return
+        try:
+            logits = self.model_runner.forward(batch)
+            mask = self.fill_token_mask(batch)
+            sampled = self.sampler.sample(logits, batch, mask)
+        except Exception as error:
+            self._fail_batch(batch, error)
+            return
+        self.commit(batch, sampled)
+        if self.config.check_integrity:
+            self.cache.check_integrity(self.sessions.sequences())
+
+    # -- receive ----------------------------------------------------------------------------------
+
+    def receive(self, timeout_s: float | None) -> None:
+        """Takes in messages, compiled grammars, deadlines and vanished clients."""
+        wait_s = 0.0 if self.policy.has_work else self._until_next_event(timeout_s)
+        for client, request in self.link.receive(wait_s, self.compiler.filenos()):
+            try:
+                self._handle(client, request)
+            except Exception:  # a fault of ours in one request must not end the others
+                traceback.print_exc(file=sys.stderr)
+                self.sessions.drop_after_fault(client, request)
+        self.sessions.take_compiled()
+        self.sessions.fail_late_calls()
+        for client in self.link.gone():
+            self.sessions.drop_client(client)
+
+    def _until_next_event(self, timeout_s: float | None) -> float | None:
+        events = [at for at in (self.sessions.deadlines.next(), self.compiler.next_deadline()) if at is not None]
+        waits = [max(0.0, at - time.monotonic()) for at in events]
+        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
+
+    def _handle(self, client: ClientId, request: Request) -> None:
+        if isinstance(request, Hello):
+            self.link.send(client, self.welcome)
+        elif isinstance(request, Open):
+            self.sessions.open(client, request)
+        elif isinstance(request, Abort):
+            self.sessions.abort(client, request)
+        elif isinstance(request, (Inspect, FlushCache)):
+            if isinstance(request, FlushCache):
+                self.cache.flush()
+            self.link.send(client, self.status(request.call))
+        else:
+            self.sessions.enqueue(client, request)
+
+    def status(self, call_id: int) -> Status:
+        """Counts as they are now."""
+        free, cached, held = self.cache.counts()
+        return Status(
+            call_id,
+            sessions=len(self.sessions),
+            clients=self.link.num_clients,
+            running_calls=len(self.policy.running),
+            waiting_calls=len(self.policy.waiting) + self.sessions.num_compiling,
+            free_pages=free,
+            cached_pages=cached,
+            held_pages=held,
+            total_pages=self.cache.pool.total,
+            steps=self.num_steps,
+            computed_tokens=self.num_computed_tokens,
+            retractions=self.policy.num_retractions,
+            bad_frames=self.link.num_bad_frames,
+        )
+
+    # -- mask and commit --------------------------------------------------------------------------
+
+    def fill_token_mask(self, batch: Batch) -> Mask | None:
+        """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
+        rows, masks = [], []
+        for index, gen in enumerate(batch.sampled_rows()):
+            words = np.empty(self._mask_words, dtype=np.int32)
+            try:
+                if self.generating.fill_mask(gen, words):
+                    rows.append(index)
+                    masks.append(words)
+            except Exception as error:  # a matcher that breaks in the middle ends its own call
+                self.sessions.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
+        return Mask(rows, np.stack(masks)) if rows else None
+
+    def commit(self, batch: Batch, sampled: Sampled) -> None:
+        """Hands each row its results; a row that was ended meanwhile is passed over."""
+        self.num_steps += 1
+        self.num_computed_tokens += batch.num_tokens
+        for each in batch.rows:
+            if each.row not in self.policy.running:
+                continue
+            try:
+                self._commit_row(each, sampled)
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                self._fail_row(each.row, "internal", f"this call broke ({type(error).__name__}); see the runtime's log")
+
+    def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
+        row = each.row
+        if isinstance(row, Scoring):
+            row.logprobs.update(sampled.scores.get(row, {}))
+            if not row.num_pending:
+                self.sessions.finish_row(row)
+        elif isinstance(row, Generation) and each.num_logits:
+            self._commit_token(row, sampled)
+
+    def _commit_token(self, gen: Generation, sampled: Sampled) -> None:
+        gen.meter.first_token = gen.meter.first_token or time.monotonic()
+        if gen.params.max_tokens == 0:
+            self.sessions.finish_generation(gen, Ending("length"))
+            return
+        token = sampled.tokens[gen]
+        if token == NO_TOKEN:
+            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
+            return
+        if token == NOT_FINITE:
+            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+            return
+        try:
+            ending = self.generating.take(gen, token, sampled.logprobs.get(gen))
+        except RuntimeError as error:
+            self.sessions.fail(gen, "constraint", str(error))
+            return
+        if ending is not None:
+            self.sessions.finish_generation(gen, ending)
+        else:
+            self.sessions.send_tokens(gen, gen.num_safe_tokens())
+
+    def _fail_row(self, row: Row, kind: str, text: str) -> None:
+        assert isinstance(row, (Generation, Scoring))
+        self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
+
+    def _fail_batch(self, batch: Batch, error: Exception) -> None:
+        """The forward broke: its rows fail, and what they were about to write leaves the tree."""
+        traceback.print_exception(error, file=sys.stderr)
+        void = list(self.policy.new_nodes)
+        for each in batch.rows:
+            self.cache.reset(each.row.seq)
+        for node in void:
+            self.cache.void(node)
+        for each in batch.rows:
+            text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
+            self._fail_row(each.row, "internal", text)

@@ -1,0 +1,72 @@
+"""A sequence: tokens, and the pages that hold the KV of the first of them.
+
+    tokens  [0 ............................................. len)
+    pages   [0 ........ num_in_tree ........ num_computed)
+             in the tree, under `node`  |  private
+
+Knows: its own arrays. Must not know: the pool or the tree beyond the node it stands on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plait.runtime.scheduler.page_pool import IntArray
+from plait.runtime.scheduler.radix_tree import Node, Space
+
+
+class IntBuffer:
+    """A growing int32 array whose live part is a numpy view."""
+
+    __slots__ = ("_data", "_size")
+
+    def __init__(self, values: IntArray | list[int] | None = None) -> None:
+        self._data = np.array(values if values is not None else [], dtype=np.int32)
+        self._size = len(self._data)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def view(self) -> IntArray:
+        """[len] int32, valid until the next change."""
+        return self._data[: self._size]
+
+    def extend(self, values: IntArray | list[int]) -> None:
+        need = self._size + len(values)
+        if need > len(self._data):
+            grown = np.empty(max(need, 2 * len(self._data), 64), dtype=np.int32)
+            grown[: self._size] = self.view()
+            self._data = grown
+        self._data[self._size : need] = values
+        self._size = need
+
+    def truncate(self, size: int) -> None:
+        assert 0 <= size <= self._size
+        self._size = size
+
+
+class Sequence:
+    """See the file's header. Locked while it runs; between calls it only pins its node (`on_evicted` shortens it)."""
+
+    __slots__ = ("is_locked", "node", "num_in_tree", "pages", "space", "tokens")
+
+    def __init__(self, space: Space, tokens: IntArray | list[int] | None = None) -> None:
+        self.space = space
+        self.tokens = IntBuffer(tokens)
+        self.pages = IntBuffer()
+        self.num_in_tree = 0
+        self.node: Node | None = None
+        self.is_locked = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_computed(self) -> int:
+        return len(self.pages)
+
+    def on_evicted(self, num_tokens: int, parent: Node) -> None:
+        assert not self.is_locked
+        self.num_in_tree -= num_tokens
+        self.pages.truncate(self.num_in_tree)
+        self.node = parent

@@ -1,0 +1,48 @@
+"""A session in the scheduler: a text, its instructions still to run, and the call it is in.
+
+Knows: one session's state. Must not know: how instructions are carried out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from plait.runtime.messages import Append, Close, Fork, Generate, Open, Select
+from plait.runtime.scheduler.rows import Generation, Selection
+from plait.runtime.scheduler.sequence import Sequence
+
+ClientId = bytes
+Instruction = Append | Generate | Select | Fork | Close
+
+
+class SessionKey(NamedTuple):
+    """Ids are the client's own count, owned per connection: no client can name another's session."""
+
+    client: ClientId
+    session: int
+
+
+class Broken(NamedTuple):
+    """Why a session can go no further: the kind and text of its first failure."""
+
+    kind: str
+    text: str
+
+
+class Session:
+    """`active` is the call that runs or waits now; `broken` says why no further call can have a value."""
+
+    def __init__(self, key: SessionKey, opened: Open, is_born: bool = True) -> None:
+        self.key = key
+        self.opened = opened
+        self.is_born = is_born  # a fork's child is named before its parent's text is known
+        self.seq = Sequence((opened.tenant, opened.cache_salt))
+        self.queue: deque[Instruction] = deque()
+        self.active: Generation | Selection | None = None
+        self.broken: Broken | None = None
+
+    @property
+    def program(self) -> tuple[ClientId, int]:
+        """The fairness account: sessions of one program share it."""
+        return (self.key.client, self.opened.program)

@@ -1,0 +1,363 @@
+"""Sessions and their instructions: opens, appends, forks, starts calls, and ends every call exactly once.
+
+Knows: sessions, calls, which replies they are owed. Must not know: batches, logits, sockets.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+
+from plait.constrained import CompilePool, Grammar, GrammarError, Vocabulary
+from plait.runtime.config import EngineConfig
+from plait.runtime.errors import InputError
+from plait.runtime.messages import (
+    Abort,
+    Append,
+    Close,
+    Failed,
+    Finished,
+    Fork,
+    Generate,
+    Open,
+    Reply,
+    Request,
+    Select,
+    Tokens,
+)
+from plait.runtime.sampling import check_sampling
+from plait.runtime.scheduler.deadlines import Deadlines
+from plait.runtime.scheduler.generating import Ending
+from plait.runtime.scheduler.policy import Policy
+from plait.runtime.scheduler.prefix_cache import PrefixCache
+from plait.runtime.scheduler.rows import Generation, Scoring, Selection
+from plait.runtime.scheduler.scoring import add_rows, best_choice
+from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.scheduler.session import Broken, ClientId, Instruction, Session, SessionKey
+
+Call = Generation | Selection
+Send = Callable[[ClientId, Reply], None]
+
+
+class Sessions:
+    """All sessions of one scheduler. `max_length` is the number of tokens a session can hold."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        compiler: CompilePool,
+        vocabulary: Vocabulary,
+        config: EngineConfig,
+        max_length: int,
+        send: Send,
+    ) -> None:
+        self.policy = policy
+        self.cache: PrefixCache = policy.cache
+        self.compiler = compiler
+        self.vocabulary = vocabulary
+        self.config = config
+        self.max_length = max_length
+        self.deadlines = Deadlines()
+        self._send = send
+        self._sessions: dict[SessionKey, Session] = {}
+        self._compiling: dict[int, Generation] = {}
+        self._programs: Counter[tuple[ClientId, int]] = Counter()
+        self._num_calls = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def num_compiling(self) -> int:
+        return len(self._compiling)
+
+    def sequences(self) -> list[Sequence]:
+        """Every sequence that lives, for the integrity check."""
+        scoring = [row.seq for row in (*self.policy.running, *self.policy.waiting)]
+        return list({id(s): s for s in [*(s.seq for s in self._sessions.values()), *scoring]}.values())
+
+    # -- instructions -----------------------------------------------------------------------------
+
+    def open(self, client: ClientId, message: Open) -> None:
+        key = SessionKey(client, message.session)
+        if key in self._sessions or len(self._sessions) >= self.config.max_sessions:
+            return  # calls in it will be told that it does not exist
+        self._add(Session(key, message))
+
+    def enqueue(self, client: ClientId, message: Instruction) -> None:
+        """Takes an instruction; it runs once those before it in the session are done."""
+        session = self._sessions.get(SessionKey(client, message.session))
+        if session is None:
+            if isinstance(message, (Generate, Select)):
+                text = f"there is no such session (at most {self.config.max_sessions} can be open)"
+                self._send(client, Failed(message.call, "overloaded", text))
+            return
+        if isinstance(message, (Generate, Select)):
+            if self._num_calls >= self.config.max_waiting_calls:
+                text = f"{self._num_calls} calls are waiting already; try again later"
+                self._send(client, Failed(message.call, "overloaded", text))
+                self._break(session, Broken("overloaded", text))
+                return
+            self._num_calls += 1
+            timeout_s = message.timeout_s if isinstance(message, Select) else message.sampling.timeout_s
+            self.deadlines.add(session.key, message.call, timeout_s)
+        elif isinstance(message, Fork):
+            self._name_children(session, message)
+        session.queue.append(message)
+        self._advance(session)
+
+    def abort(self, client: ClientId, message: Abort) -> None:
+        """Ends one call or the whole session now."""
+        session = self._sessions.get(SessionKey(client, message.session))
+        if session is None:
+            return
+        if message.call is None:
+            self._drop(session, "the session was aborted")
+        else:
+            self.fail_call(session.key, message.call, "aborted", "the call was aborted", breaks=False)
+
+    def drop_client(self, client: ClientId) -> None:
+        """The client vanished: its sessions end and nobody is told."""
+        for session in [s for key, s in self._sessions.items() if key.client == client]:
+            self._drop(session, "the client is gone")
+
+    def drop_after_fault(self, client: ClientId, request: Request) -> None:
+        """A fault of ours while carrying out `request`: its session ends, and its call is answered."""
+        why = "the runtime failed on this request; see its log"
+        number = getattr(request, "session", None)
+        session = self._sessions.get(SessionKey(client, number)) if number is not None else None
+        if session is not None:
+            self._drop(session, why)
+        call_id = getattr(request, "call", None)
+        if call_id is not None:
+            self._send(client, Failed(call_id, "internal", why))
+
+    def fail_late_calls(self) -> None:
+        """Ends the calls whose deadline has passed."""
+        for due in self.deadlines.pop_late():
+            text = f"the call took longer than its timeout of {due.timeout_s:g} s"
+            self.fail_call(due.key, due.call_id, "deadline", text)
+
+    def take_compiled(self) -> None:
+        """Lets the rows whose grammar is ready, or refused, go on."""
+        for ticket, outcome in self.compiler.collect():
+            gen = self._compiling.pop(ticket, None)
+            if gen is not None:
+                self._start_constrained(gen, outcome)
+
+    # -- ends of calls ----------------------------------------------------------------------------
+
+    def finish_generation(self, gen: Generation, ending: Ending) -> None:
+        self.send_tokens(gen, gen.num_output)
+        usage = gen.meter.usage(gen.num_sampled)
+        self._end(gen, Finished(gen.call_id, ending.reason, usage, ending.matched))
+
+    def finish_row(self, row: Scoring) -> None:
+        """One of a selection's rows is done; after the last the best choice becomes text."""
+        self._end_row(row)
+        selection = row.selection
+        selection.num_left -= 1
+        if selection.num_left:
+            return
+        choice = best_choice(selection)
+        winner = selection.choices[choice.index]
+        selection.session.seq.tokens.extend(winner)
+        key = selection.session.key
+        self._send(key.client, Tokens(selection.call_id, winner))
+        self._end(selection, Finished(selection.call_id, "stop", selection.usage(), None, choice))
+
+    def fail(self, call: Call, kind: str, text: str, *, breaks: bool = True) -> None:
+        """Ends the call in failure; unless `breaks` is False, later calls of its session fail too."""
+        if call.session.active is not call:
+            return
+        if isinstance(call, Generation):
+            self.send_tokens(call, call.num_output)
+        if breaks:
+            call.session.broken = Broken(kind, text)
+        self._end(call, Failed(call.call_id, kind, text))
+
+    def fail_call(self, key: SessionKey, call_id: int, kind: str, text: str, *, breaks: bool = True) -> None:
+        """`fail` for a call that may not have begun, or may be over."""
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        if session.active is not None and session.active.call_id == call_id:
+            self.fail(session.active, kind, text, breaks=breaks)
+            return
+        for instruction in session.queue:
+            if isinstance(instruction, (Generate, Select)) and instruction.call == call_id:
+                session.queue.remove(instruction)
+                self._num_calls -= 1
+                self._send(key.client, Failed(call_id, kind, text))
+                if breaks:
+                    self._break(session, Broken(kind, text))
+                return
+
+    def send_tokens(self, gen: Generation, upto: int) -> None:
+        """Tells the client the output tokens before `upto` that it has not heard of."""
+        token_ids = gen.output_tokens()[gen.num_sent : upto]
+        logprobs = gen.unsent_logprobs or None
+        if token_ids or logprobs:
+            gen.num_sent = upto
+            gen.unsent_logprobs = []
+            self._send(gen.session.key.client, Tokens(gen.call_id, token_ids, logprobs))
+
+    # -- how an instruction runs ------------------------------------------------------------------
+
+    def _advance(self, session: Session) -> None:
+        """Runs queued instructions until a call has to be waited for."""
+        ready = [session]
+        while ready:
+            at = ready[-1]
+            if not at.queue or at.active is not None or not at.is_born:
+                ready.pop()
+                continue
+            instruction = at.queue.popleft()
+            if isinstance(instruction, Append):
+                self._append(at, instruction)
+            elif isinstance(instruction, Fork):
+                ready.extend(self._bear(at, instruction))
+            elif isinstance(instruction, Close):
+                self._drop(at, "the session was closed")
+            else:
+                self._begin(at, instruction)
+
+    def _append(self, session: Session, message: Append) -> None:
+        limit = len(self.vocabulary)
+        if any(not 0 <= token < limit for token in message.token_ids):
+            session.broken = Broken("invalid", f"a token id is outside the vocabulary of {limit}")
+        elif len(session.seq) + len(message.token_ids) > self.max_length:
+            total = len(session.seq) + len(message.token_ids)
+            text = f"the text has {total} tokens; the context holds {self.max_length}"
+            session.broken = session.broken or Broken("context_overflow", text)
+        elif session.broken is None:
+            session.seq.tokens.extend(message.token_ids)
+
+    def _begin(self, session: Session, message: Generate | Select) -> None:
+        """Starts a call, or fails it before any work."""
+        refusal = self._refusal(session, message)
+        if refusal is not None:
+            self._num_calls -= 1
+            self._send(session.key.client, Failed(message.call, refusal.kind, refusal.text))
+            session.broken = session.broken or refusal
+            return
+        if isinstance(message, Generate):
+            self._begin_generation(session, message)
+            return
+        selection = Selection(session, message.call, message.choices, message.method, len(session.seq))
+        session.active = selection
+        bos = session.seq.tokens.view()[0]
+        add_rows(selection, self.cache, int(bos))
+        for row in (*selection.rows, *selection.unconditional_rows):
+            self.policy.add(row)
+
+    def _refusal(self, session: Session, message: Generate | Select) -> Broken | None:
+        """Why this call cannot run, if it cannot."""
+        if session.broken is not None:
+            return Broken(session.broken.kind, f"the session cannot go on: {session.broken.text}")
+        if not len(session.seq):
+            return Broken("invalid", "the prompt is empty")
+        if isinstance(message, Generate):
+            try:
+                check_sampling(message.sampling, vocab_size=len(self.vocabulary))
+            except InputError as error:
+                return Broken("invalid", str(error))
+            return self._overflow(session, 1 if message.sampling.max_tokens else 0)
+        if not message.choices or any(not choice for choice in message.choices):
+            return Broken("invalid", "select needs at least one choice, and no empty ones")
+        if any(not 0 <= token < len(self.vocabulary) for choice in message.choices for token in choice):
+            return Broken("invalid", "a choice holds a token id outside the vocabulary")
+        return self._overflow(session, max(len(choice) for choice in message.choices))
+
+    def _overflow(self, session: Session, num_more: int) -> Broken | None:
+        num_prompt = len(session.seq)
+        if num_prompt + num_more <= self.max_length:
+            return None
+        text = f"{num_prompt} prompt tokens and {num_more} more do not fit; the context holds {self.max_length}"
+        return Broken("context_overflow", text)
+
+    def _begin_generation(self, session: Session, message: Generate) -> None:
+        params = message.sampling
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        gen = session.active = Generation(session, message.call, params, seed)
+        if message.constraint is None:
+            self.policy.add(gen)
+        else:
+            self._compiling[self.compiler.submit(message.constraint)] = gen
+
+    def _start_constrained(self, gen: Generation, outcome: Grammar | GrammarError) -> None:
+        if gen.session.active is not gen:
+            return
+        if isinstance(outcome, GrammarError):
+            self.fail(gen, "constraint", str(outcome))
+            return
+        gen.matcher = outcome.matcher()
+        self.policy.add(gen)
+
+    def _name_children(self, parent: Session, message: Fork) -> None:
+        for child in message.children:
+            key = SessionKey(parent.key.client, child)
+            if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
+                self._add(Session(key, parent.opened, is_born=False))
+
+    def _bear(self, parent: Session, message: Fork) -> list[Session]:
+        """The children begin with the parent's text and share its pages."""
+        born = []
+        for number in message.children:
+            child = self._sessions.get(SessionKey(parent.key.client, number))
+            if child is not None and not child.is_born:
+                child.is_born = True
+                child.seq = self.cache.fork(parent.seq)
+                child.broken = child.broken or parent.broken
+                born.append(child)
+        return born
+
+    # -- how a session ends -----------------------------------------------------------------------
+
+    def _add(self, session: Session) -> None:
+        self._sessions[session.key] = session
+        self._programs[session.program] += 1
+
+    def _end(self, call: Call, reply: Finished | Failed) -> None:
+        """Takes a call out of the batch and answers it; what it computed becomes cache."""
+        session = call.session
+        session.active = None
+        self._num_calls -= 1
+        if isinstance(call, Generation):
+            self.policy.remove(call)
+            self.cache.release(call.seq)
+            self._compiling = {t: g for t, g in self._compiling.items() if g is not call}
+        else:
+            for row in (*call.rows, *call.unconditional_rows):
+                self._end_row(row)
+        self._send(session.key.client, reply)
+        self._advance(session)
+
+    def _end_row(self, row: Scoring) -> None:
+        self.policy.remove(row)
+        self.cache.forget(row.seq)
+
+    def _break(self, session: Session, why: Broken) -> None:
+        session.broken = session.broken or why
+        self._advance(session)
+
+    def _drop(self, session: Session, why: str) -> None:
+        """Removes the session now; calls not yet done fail as aborted, children not yet born with them."""
+        queued = list(session.queue)
+        session.queue.clear()
+        if session.active is not None:
+            self.fail(session.active, "aborted", why)
+        for instruction in queued:
+            if isinstance(instruction, (Generate, Select)):
+                self._num_calls -= 1
+                self._send(session.key.client, Failed(instruction.call, "aborted", why))
+            elif isinstance(instruction, Fork):
+                for child in self._bear(session, instruction):
+                    self._break(child, Broken("aborted", why))
+        self.cache.forget(session.seq)
+        if self._sessions.pop(session.key, None) is not None:
+            self._programs[session.program] -= 1
+            if not self._programs[session.program]:
+                del self._programs[session.program]
+                self.policy.forget_program(session.program)

@@ -1,0 +1,187 @@
+"""A model's chat template: a conversation as text, whole or turn by turn.
+
+Turn by turn means: the template's own text before and after one turn's content, found by rendering
+placeholder contents and looking at what stands around them. So a language can add to a conversation without
+rendering it again, and keeps the template's text, which may hold control tokens, apart from all other.
+Knows: roles, contents, templates. Must not know: token ids, models.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import cached_property
+from typing import Any
+
+from jinja2 import Template, TemplateError
+from jinja2.exceptions import SecurityError
+
+from plait.runtime.errors import InputError, UnsupportedModel
+from plait.runtime.tokenizer.template_sandbox import (
+    BoundedEnvironment,
+    LimitReached,
+    Refused,
+    limited_time,
+    weigh,
+)
+
+MAX_SOURCE = 128 * 1024  # characters
+MAX_TURNS = 1024
+_MAX_LAYOUTS = 64
+_MAX_TURN_TEXTS = 4096
+
+Roles = tuple[str, ...]
+
+
+class ChatTemplate:
+    """Jinja source and the two tokens it may name. Compiled at first use; safe to use from several threads.
+
+    >>> source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    >>> template = ChatTemplate(source, bos_token="", eos_token="</s>")
+    >>> template.render([{"role": "user", "content": "hi"}])
+    '<user>hi</s>'
+    >>> template.turn_prefix(["user"], "assistant"), template.turn_suffix(["user"], "assistant")
+    ('<assistant>', '</s>')
+    """
+
+    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+        self.source, self.bos_token, self.eos_token = source, bos_token, eos_token
+        self._lock = threading.Lock()
+        self._layouts: OrderedDict[tuple[Roles, date | None], str] = OrderedDict()
+        self._turns: OrderedDict[tuple[Roles, str, date | None], tuple[str, str]] = OrderedDict()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the model was trained to read it.
+
+        Raises InputError if the template refuses the messages, UnsupportedModel if it does not compile,
+        needs something it may not have, or runs beyond its limits.
+        """
+        template = self._compiled
+        try:
+            weigh((messages, tools))
+        except LimitReached as error:
+            raise InputError("the messages are too long for one conversation") from error
+        try:
+            with limited_time():
+                return template.render(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    bos_token=self.bos_token,
+                    eos_token=self.eos_token,
+                )
+        except Refused as error:
+            raise InputError(f"the chat template refuses these messages: {error}") from error
+        except (LimitReached, SecurityError, MemoryError) as error:
+            raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
+        except Exception as error:  # a template is a program: it may fail in every way a program can
+            raise InputError(f"the chat template cannot render these messages ({type(error).__name__})") from error
+
+    @cached_property
+    def _compiled(self) -> Template:
+        if len(self.source) > MAX_SOURCE:
+            raise UnsupportedModel(f"the chat template is longer than {MAX_SOURCE} characters")
+        try:
+            return BoundedEnvironment().from_string(self.source)
+        except TemplateError as error:
+            raise UnsupportedModel(f"the chat template is not valid: {error}"[:300]) from error
+        except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+            raise UnsupportedModel("the chat template is nested too deeply or is not valid") from error
+
+    def turn_prefix(self, roles: Sequence[str], role: str) -> str:
+        """The template's text before the content of a turn of `role` that follows finished turns of `roles`.
+
+        A system turn that the template adds by itself belongs to the first prefix. Prefixes, contents and
+        suffixes one after the other are `render` of them all, for contents the template does not change.
+        Raises InputError where that cannot be: the template refuses the order, or rewrites earlier turns.
+        """
+        return self._turn(roles, role)[0]
+
+    def turn_suffix(self, roles: Sequence[str], role: str) -> str:
+        """The template's text after that content; see `turn_prefix`."""
+        return self._turn(roles, role)[1]
+
+    def _turn(self, roles: Sequence[str], role: str) -> tuple[str, str]:
+        key = (tuple(roles), role, self._today)
+        found = self._turns.get(key)
+        if found is not None:
+            return found
+        if len(key[0]) >= MAX_TURNS or not all(isinstance(r, str) for r in (*key[0], role)):
+            raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
+        with self._lock:
+            before, after = self._layout(key[0]), self._layout((*key[0], role))
+            prefix, suffix = after[len(before) :].split(_placeholder(len(key[0])))
+            self._turns[key] = prefix, suffix
+            if len(self._turns) > _MAX_TURN_TEXTS:
+                self._turns.popitem(last=False)
+        return prefix, suffix
+
+    @property
+    def _today(self) -> date | None:
+        """Part of the cache's key where the template writes the date."""
+        return date.today() if "strftime_now" in self.source else None
+
+    def _layout(self, roles: Roles) -> str:
+        """The text of the finished turns, placeholders for their contents; each begins with the one before.
+
+        ()                 ""
+        (user,)            "<s>[INST] #0# [/INST]"
+        (user, assistant)  "<s>[INST] #0# [/INST] #1# </s>"
+        """
+        text, today = "", self._today
+        known = len(roles)
+        while known and (roles[:known], today) not in self._layouts:
+            known -= 1
+        if known:
+            text = self._layouts[roles[:known], today]
+        for count in range(known + 1, len(roles) + 1):
+            text = self._extended(text, roles[:count])
+            self._layouts[roles[:count], today] = text
+            if len(self._layouts) > _MAX_LAYOUTS:
+                self._layouts.popitem(last=False)
+        return text
+
+    def _extended(self, before: str, roles: Roles) -> str:
+        """The layout of `roles`, given that of all but the last of them."""
+        own = _placeholder(len(roles) - 1)
+        whole, refusal = self._rendered(roles)
+        if whole is not None and whole.startswith(before) and whole.count(own) == 1:
+            return whole
+        # The turn cannot stand last: see it with another behind it, and leave its end to that one's prefix.
+        for follower in ("user", "assistant"):
+            longer, _ = self._rendered((*roles, follower))
+            if longer is not None and longer.startswith(before) and longer.count(own) == 1:
+                return longer[: longer.index(own) + len(own)]
+        # Not shown at all, but the template says how its turn would begin.
+        if roles[-1] == "assistant":
+            prompt, _ = self._rendered(roles[:-1], add_generation_prompt=True)
+            if prompt is not None and prompt.startswith(before):
+                return prompt + own
+        raise InputError(
+            f"the chat template cannot take a turn of {roles[-1]!r:.40} after {len(roles) - 1} others: "
+            + (str(refusal) if refusal else "it rewrites the turns before it, or the turn's content")
+        )
+
+    def _rendered(self, roles: Roles, add_generation_prompt: bool = False) -> tuple[str | None, str]:
+        """(text, "") or (None, why not)"""
+        messages = [{"role": role, "content": _placeholder(i)} for i, role in enumerate(roles)]
+        if any(message["content"] in self.source for message in messages):
+            return None, "it contains plait's own placeholder"
+        try:
+            return self.render(messages, add_generation_prompt=add_generation_prompt), ""
+        except InputError as error:
+            return None, str(error)
+
+
+def _placeholder(turn: int) -> str:
+    """A content that no template trims, splits or finds anything in."""
+    return f"Qz{turn}turn{turn}zQ"

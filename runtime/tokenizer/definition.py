@@ -1,0 +1,87 @@
+"""What a tokenizer is made of, whichever file it came from, and the bytes behind the letters of its tokens.
+
+Knows: the two alphabets in use, GPT-2's byte letters and SentencePiece's. Must not know: files, templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import tokenizers
+
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+SPACE_LETTER = "\u2581"  # SentencePiece writes it for a space
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that stands for a whole text, matched before tokenization, in the chat template's text only.
+
+    `strip_left` and `strip_right`: white space beside it goes with it.
+    """
+
+    id: int
+    strip_left: bool = False
+    strip_right: bool = False
+
+
+@dataclass(frozen=True)
+class Definition:
+    """Everything a Tokenizer needs. Both backends tokenize plain text and know no added token.
+
+    `plain` continues a text, `start` begins one (SentencePiece puts a space before the first word);
+    `prefix_after_control`: text after a control token begins like a new one.
+    """
+
+    plain: tokenizers.Tokenizer
+    start: tokenizers.Tokenizer
+    prefix_after_control: bool
+    added: Mapping[str, AddedToken]
+    control_ids: frozenset[int]
+    token_bytes: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    add_bos: bool
+    chat_template: ChatTemplate | None
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet: a printable letter for each of the 256 bytes.
+
+    The printable bytes of Latin-1 stand for themselves, the others for U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """The bytes of a token written in GPT-2's alphabet, or in plain letters if it is not.
+
+    >>> byte_level_bytes("\u0120the")
+    b' the'
+    """
+    letters = byte_letters()
+    try:
+        return bytes([letters[letter] for letter in token])
+    except KeyError:
+        return token.encode("utf-8", "replace")
+
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def sentencepiece_bytes(token: str) -> bytes:
+    """The bytes of a SentencePiece token: `<0x0A>` is one byte, the low block letter a space.
+
+    >>> sentencepiece_bytes("\u2581the"), sentencepiece_bytes("<0x0A>")
+    (b' the', b'\\n')
+    """
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace(SPACE_LETTER, " ").encode("utf-8", "replace")

@@ -1,0 +1,230 @@
+"""A tokenizer out of a GGUF's metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
+
+Knows: the keys `tokenizer.ggml.*` and the pre-tokenizers they name. Must not know: tensors, folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+
+from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.definition import (
+    SPACE_LETTER,
+    AddedToken,
+    Definition,
+    byte_level_bytes,
+    sentencepiece_bytes,
+)
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_KEY = "tokenizer.ggml."
+
+# tokenizer.ggml.pre -> how text is cut into words before BPE.
+_GPT2 = ("gpt-2", "gpt2", "default")
+_SINGLE_DIGITS = ("smollm", "starcoder")
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) -> Definition:
+    """The tokenizer in the metadata; `width` is the number of logits where it is known.
+
+    Raises UnsupportedModel for another kind of tokenizer, CorruptModel where the lists contradict.
+    """
+    kind = _name(metadata, "model")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"the tokenizer {kind!r:.40} is not supported; there are 'gpt2' and 'llama'")
+    tokens = _strings(metadata, "tokens")
+    types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
+    sentencepiece = kind == "llama"
+    pre = _name(metadata, "pre", "default")
+    build = _sentencepiece if sentencepiece else _byte_level
+    try:
+        plain, start = build(metadata, tokens, types)
+    except (UnsupportedModel, CorruptModel):
+        raise
+    except Exception as error:  # `tokenizers` raises nothing narrower for lists that contradict
+        raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
+    bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
+    eos_ids = _eos_ids(metadata, len(tokens), 2 if sentencepiece else None)
+    silent = {i for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _UNUSED)} | set(eos_ids)
+    silent |= set() if bos is None else {bos}
+    spelled = sentencepiece_bytes if sentencepiece else byte_level_bytes
+    return Definition(
+        plain=plain,
+        start=start,
+        prefix_after_control=start is not plain,
+        added={
+            text: AddedToken(i)
+            for i, text in enumerate(tokens)
+            if text and (types[i] in (_CONTROL, _USER_DEFINED) or i == bos or i in eos_ids)
+        },
+        control_ids=frozenset(silent),
+        token_bytes=_all_bytes(tokens, types, silent, spelled, _width(metadata, width, len(tokens))),
+        eos_ids=eos_ids,
+        bos_id=bos,
+        add_bos=_flag(metadata, "add_bos_token", sentencepiece or pre in _LLAMA3),
+        chat_template=_template(metadata, tokens, bos, eos_ids[0]),
+    )
+
+
+def _name(metadata: Mapping[str, Any], key: str, default: str = "") -> str:
+    value = metadata.get(_KEY + key, default)
+    if not isinstance(value, str):
+        raise CorruptModel(f"{_KEY}{key} is not a text")
+    return value
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(_KEY + key, default)
+    if type(value) is not bool:
+        raise CorruptModel(f"{_KEY}{key} is neither true nor false")
+    return value
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(_KEY + key)
+    if not isinstance(value, list) or not value:
+        raise CorruptModel(f"the file has no list {_KEY}{key}; without it there is no tokenizer")
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, count: int, default: float) -> list[Any]:
+    value = metadata.get(_KEY + key)
+    if value is None:
+        return [default] * count
+    if not hasattr(value, "tolist") or len(value) != count:
+        raise CorruptModel(f"{_KEY}{key} does not have one number for each of the {count} tokens")
+    numbers: list[Any] = value.tolist()
+    return numbers
+
+
+def _special_id(metadata: Mapping[str, Any], key: str, count: int, default: int | None = None) -> int | None:
+    value = metadata.get(_KEY + key, default)
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise CorruptModel(f"{_KEY}{key} is not a whole number")
+    if value == 0xFFFFFFFF:  # how -1, "none", is written
+        return None
+    if not 0 <= value < count:
+        raise CorruptModel(f"{_KEY}{key} is {value}, beyond the {count} tokens")
+    return value
+
+
+def _eos_ids(metadata: Mapping[str, Any], count: int, default: int | None) -> tuple[int, ...]:
+    """The tokens that end a text, a turn or a message, in this order."""
+    ends = [_special_id(metadata, "eos_token_id", count, default)]
+    ends += [_special_id(metadata, key, count) for key in ("eot_token_id", "eom_token_id")]
+    found = tuple(dict.fromkeys(i for i in ends if i is not None))
+    if not found:
+        raise CorruptModel("the file names no token that ends a text (tokenizer.ggml.eos_token_id)")
+    return found
+
+
+def _width(metadata: Mapping[str, Any], width: int | None, count: int) -> int:
+    if width is None:
+        known = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", count)
+        width = known if type(known) is int else count
+    if not count <= width <= 2**24:
+        raise CorruptModel(f"the tokenizer has {count} tokens and the model {width} rows for them")
+    return width
+
+
+def _all_bytes(
+    tokens: Sequence[str], types: Sequence[int], silent: Iterable[int], spelled: Any, width: int
+) -> tuple[bytes, ...]:
+    found = [text.encode() if types[i] == _USER_DEFINED else spelled(text) for i, text in enumerate(tokens)] + [b""] * (
+        width - len(tokens)
+    )
+    for i in silent:
+        found[i] = b""
+    return tuple(found)
+
+
+def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | None, eos: int) -> ChatTemplate | None:
+    source = metadata.get("tokenizer.chat_template")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CorruptModel("tokenizer.chat_template is not a text")
+    return ChatTemplate(source, "" if bos is None else tokens[bos], tokens[eos])
+
+
+Backends = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backends:
+    pre = _name(metadata, "pre", "default")
+    # Only what BPE may produce goes in: text never becomes a control token.
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
+    merges = [merge for text in _strings(metadata, "merges") if (merge := _merge(text, vocab))]
+    backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3))
+    backend.pre_tokenizer = _words(pre, _flag(metadata, "add_space_prefix", False))
+    if pre in _QWEN2:
+        backend.normalizer = normalizers.NFC()
+    return backend, backend
+
+
+def _merge(text: str, vocab: Mapping[str, int]) -> tuple[str, str] | None:
+    """The two halves of "left right", None if the result is no plain token."""
+    cut = text.find(" ", 1)
+    left, right = text[:cut], text[cut + 1 :]
+    if cut < 0 or not right:
+        raise CorruptModel(f"the merge {text!r:.40} is not two tokens")
+    return (left, right) if left + right in vocab and left in vocab and right in vocab else None
+
+
+def _words(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
+    if pre in _GPT2:
+        return pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
+    if pre in _SINGLE_DIGITS:
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    if pre not in _LLAMA3 + _QWEN2:
+        known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
+        raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; there are {known}")
+    pattern = Regex(_WORDS % ("{1,3}" if pre in _LLAMA3 else ""))
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backends:
+    scores = _numbers(metadata, "scores", len(tokens), 0.0)
+    unknown = _special_id(metadata, "unknown_token_id", len(tokens), 0)
+    vocab = {text: i for i, text in enumerate(tokens) if types[i] not in (_CONTROL, _USER_DEFINED, _UNUSED)}
+    unknown_text = tokens[unknown] if unknown is not None and tokens[unknown] in vocab else None
+    merges = _merges_by_score(tokens, types, scores, vocab)
+    model = models.BPE(vocab, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
+    plain, start = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
+    spaces = normalizers.Replace(" ", SPACE_LETTER)
+    plain.normalizer = spaces
+    start.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_LETTER), spaces])
+    return plain, start if _flag(metadata, "add_space_prefix", True) else plain
+
+
+def _merges_by_score(
+    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocab: Mapping[str, int]
+) -> list[tuple[str, str]]:
+    """SentencePiece merges whatever two neighbours make the token of the highest score.
+
+    So every way to cut a token into two tokens is a merge, and the token's score gives its turn.
+    """
+    normal = {text for text, i in vocab.items() if types[i] == _NORMAL}
+    found = [
+        (-scores[i], vocab[text[:cut]], vocab[text[cut:]], text[:cut], text[cut:])
+        for i, text in enumerate(tokens)
+        if types[i] == _NORMAL and len(text) <= 256
+        for cut in range(1, len(text))
+        if text[:cut] in normal and text[cut:] in normal
+    ]
+    return [(left, right) for *_, left, right in sorted(found)]

@@ -1,0 +1,327 @@
+"""A Jinja environment in which no template can read what it should not, write without end or run for ever.
+
+Attributes are the business of Jinja's sandbox. Size: whatever makes a value larger than its parts (joining,
+repeating, padding, nesting) is weighed first. Time: each line of the template passes a hook that counts it
+and looks at the clock, and no single step is long. Only filters that keep to this exist.
+Knows: Jinja. Must not know: chats, tokenizers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from types import FrameType
+from typing import Any, NoReturn
+
+from jinja2 import filters, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.utils import Namespace, pass_environment
+from jinja2.visitor import NodeTransformer
+
+MAX_WEIGHT = 4 * 2**20  # of one value: a character weighs 1, an item _ITEM
+_ITEM = 8
+MAX_LINES = 2_000_000  # executed, in one rendering
+MAX_SECONDS = 2.0
+_MAX_INTEGER = 100_000  # as an argument
+
+
+class LimitReached(Exception):
+    """The template does more than a chat template has any reason to."""
+
+
+class Refused(Exception):
+    """The template itself called raise_exception."""
+
+
+def weigh(value: Any, times: int = 1) -> Any:
+    """The value, if all it holds, written out `times` times, stays under MAX_WEIGHT; else LimitReached.
+
+    What is held twice counts twice, as it would in a text.
+    """
+    left = MAX_WEIGHT // max(times, 1)
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Namespace):
+            item = item._Namespace__attrs
+        if isinstance(item, str | bytes):
+            left -= len(item)
+        elif isinstance(item, Mapping):
+            left -= len(item) * _ITEM
+            if left >= 0:
+                stack += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset | deque):
+            left -= len(item) * _ITEM
+            if left >= 0:
+                stack += item
+        left -= 1
+        if left < 0:
+            raise LimitReached("it makes a value that is too large")
+    return value
+
+
+@contextmanager
+def limited_time(seconds: float = MAX_SECONDS, lines: int = MAX_LINES) -> Iterator[None]:
+    """Within it, LimitReached is raised in template code of this thread that runs longer or further."""
+    previous, end, left = sys.gettrace(), time.monotonic() + seconds, lines
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or (left % 64 == 0 and time.monotonic() > end):
+            raise LimitReached("it runs too long")
+        return count if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(previous)
+
+
+class _Weighed(NodeTransformer):
+    """Sends every `a ~ b`, list, tuple and dict that the template writes through a filter that weighs."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), "plait_concat", node.lineno)
+
+    def _container(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        stored = getattr(node, "ctx", "load") != "load"  # `for a, b in ...` names, it does not build
+        return node if stored else _filtered(node, "plait_weigh", node.lineno)
+
+    visit_List = visit_Tuple = visit_Dict = _container
+
+
+def _filtered(node: nodes.Expr, name: str, line: int) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=line)
+
+
+class _Generation(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what a model writes; for rendering it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up for chat templates, with the limits above."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        # Without the optimizer nothing is computed while the template is compiled.
+        extensions = [loopcontrols, _Generation]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
+        self.filters = _filters(self.filters)
+        self.globals = {
+            "range": safe_range,
+            "dict": dict,
+            "namespace": Namespace,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        _Weighed().visit(tree)
+        return tree
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """What a template, a macro or a block wrote."""
+        return _join(parts)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            _small_power(left, right)
+        elif operator == "%" and isinstance(left, str | bytes):
+            _plain_format(left)
+        elif operator == "*":
+            _small_product(left, right)
+        elif operator == "+":
+            weigh((left, right))
+        return weigh(super().call_binop(context, operator, left, right))
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, int) and abs(argument) > _MAX_INTEGER:
+                raise LimitReached("it passes a number that is too large")
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str | bytes):
+            if name == "replace":
+                _replaceable(owner, *args[:2])
+            elif name == "join" and args:
+                args = ([*weigh(list(args[0]))], *args[1:])
+                weigh(owner, len(args[0]))
+            elif name in ("translate", "expandtabs"):
+                raise LimitReached(f"it calls {name}")
+        return weigh(super().call(context, obj, *args, **kwargs))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None:
+            _plain_format(value.__self__)
+        return wrapped
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise Refused(str(message)[:300])
+
+
+def _strftime_now(layout: str) -> str:
+    if len(layout) > 64 or re.search(r"\d{2}", layout):
+        raise LimitReached("it asks for a date that is too long")
+    return datetime.now().strftime(layout)
+
+
+def _join(parts: Iterable[Any], separator: str = "") -> str:
+    left, texts = MAX_WEIGHT, []
+    for part in parts:
+        texts.append(str(part))
+        left -= len(texts[-1]) + len(separator)
+        if left < 0:
+            raise LimitReached("it writes too much")
+    return separator.join(texts)
+
+
+def _replaceable(text: str | bytes, old: Any, new: Any) -> None:
+    if isinstance(old, type(text)) and isinstance(new, type(text)):
+        count = text.count(old)  # type: ignore[arg-type]
+        if count * len(new) + len(text) > MAX_WEIGHT:
+            raise LimitReached("it replaces too much")
+
+
+def _plain_format(layout: str | bytes) -> None:
+    """Refuses widths of four digits and more, and widths that come from an argument."""
+    text = layout if isinstance(layout, str) else layout.decode("latin-1")
+    if len(text) > 65_536 or re.search(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]*\{", text):
+        raise LimitReached("it formats with a width that is too large")
+
+
+def _small_power(base: Any, exponent: Any) -> None:
+    if not (isinstance(base, int | float) and isinstance(exponent, int | float)):
+        raise LimitReached("it raises what is no number to a power")
+    if abs(base) > 10_000 or abs(exponent) > 16:
+        raise LimitReached("it computes a power that is too large")
+
+
+def _small_product(left: Any, right: Any) -> None:
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > 256:
+            raise LimitReached("it computes a number that is too large")
+        return
+    for repeated, times in ((left, right), (right, left)):
+        if isinstance(times, int):
+            weigh(repeated, times + 1 if times > 0 else 1)
+
+
+# The filters that Jinja's own code bounds by the size of what goes in.
+_AS_THEY_ARE = (
+    "abs",
+    "capitalize",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "first",
+    "float",
+    "groupby",
+    "int",
+    "items",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "select",
+    "selectattr",
+    "sort",
+    "string",
+    "title",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "wordcount",
+)
+
+
+def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    return {name: theirs[name] for name in _AS_THEY_ARE} | {
+        "plait_concat": _join,
+        "plait_weigh": weigh,
+        "format": _filter_format,
+        "indent": _filter_indent,
+        "join": _filter_join,
+        "replace": _filter_replace,
+        "round": _filter_round,
+        "safe": lambda value: value,
+        "tojson": _filter_tojson,
+    }
+
+
+def _filter_format(value: Any, *args: Any, **kwargs: Any) -> str:
+    if args and kwargs:
+        raise TypeError("format takes either positional or named values")
+    _plain_format(str(value))
+    return str(weigh(str(value) % (kwargs or args)))
+
+
+def _filter_indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    step = len(width) if isinstance(width, str) else width
+    if not 0 <= step <= 64:
+        raise LimitReached("it indents too far")
+    weigh(value, 1 + step)
+    return filters.do_indent(value, width, first, blank)
+
+
+@pass_environment
+def _filter_join(environment: Any, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+    if attribute is not None:
+        value = map(filters.make_attrgetter(environment, attribute), value)
+    return _join(value, str(d))
+
+
+def _filter_replace(value: Any, old: Any, new: Any, count: int = -1) -> str:
+    text, before, after = str(value), str(old), str(new)
+    _replaceable(text, before, after)
+    return text.replace(before, after, -1 if count is None else count)
+
+
+def _filter_round(value: float, precision: int = 0, method: str = "common") -> float:
+    if not 0 <= precision <= 16:
+        raise LimitReached("it rounds to too many digits")
+    return filters.do_round(value, precision, method)  # type: ignore[arg-type]
+
+
+def _filter_tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own would escape it for HTML."""
+    if indent is not None and not 0 <= (len(indent) if isinstance(indent, str) else indent) <= 16:
+        raise LimitReached("it indents too far")
+    weigh(separators)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,243 @@
+"""The pool from the outside: answers, deadlines, deaths, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+from plait.constrained import Choices, CompilePool, Grammar, GrammarError, Regex, Vocabulary, compile_grammar
+from plait.constrained.llg import LlgGrammar
+
+BOMB = ".*a.{25}"
+PATIENCE_S = 60.0
+
+
+def wait_for(pool: CompilePool, tickets: list[int]) -> dict[int, Grammar | GrammarError]:
+    """Poll as a scheduler would until the tickets are answered."""
+    answers: dict[int, Grammar | GrammarError] = {}
+    give_up = monotonic() + PATIENCE_S
+    while not answers.keys() >= set(tickets):
+        assert monotonic() < give_up
+        poller = select.poll()
+        for fileno in pool.filenos():
+            poller.register(fileno, select.POLLIN)
+        until = pool.next_deadline()
+        poller.poll(1000 if until is None else max(0.0, min(1000, (until - monotonic()) * 1000 + 1)))
+        for ticket, answer in pool.collect():
+            assert ticket not in answers
+            answers[ticket] = answer
+    return answers
+
+
+def pids(pool: CompilePool) -> list[int]:
+    return [child.pid for child in pool._children]
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def pool(small: Vocabulary) -> Iterator[CompilePool]:
+    pool = CompilePool(small)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+def test_answers_come_to_their_tickets(pool: CompilePool) -> None:
+    tickets = [pool.submit(spec) for spec in (Regex("a+"), Choices(("ab", "1")), Regex("(a"), Regex(r"\w{1,400}"))]
+    answers = wait_for(pool, tickets)
+    number, choice, wrong, large = (answers[ticket] for ticket in tickets)
+    assert isinstance(number, Grammar)
+    assert number.matcher().forced_bytes() == b"a"
+    assert isinstance(choice, Grammar)
+    assert isinstance(wrong, GrammarError)
+    assert (wrong.where, "subpattern" in wrong.reason) == (0, True)
+    assert isinstance(large, LlgGrammar)
+    assert pool.collect() == []
+    assert pool.next_deadline() is None
+
+
+def test_identical_specs_compile_once_and_stay_known(pool: CompilePool) -> None:
+    tickets = [pool.submit(Regex("[ab]+1")) for _ in range(5)]
+    assert len(pool._queue) <= 1
+    answers = wait_for(pool, tickets)
+    assert len({id(answer) for answer in answers.values()}) == 1
+    again = pool.submit(Regex("[ab]+1"))
+    assert pool.next_deadline() <= monotonic()
+    assert pool.collect() == [(again, answers[tickets[0]])]
+
+
+def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabulary) -> None:
+    pool = CompilePool(small, workers=2, deadline_s=0.5)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("warm")), pool.submit(Regex("up"))])
+        before = pids(pool)
+        bomb = pool.submit(Regex(BOMB))
+        others = [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 6)]
+        answers = wait_for(pool, others)
+        assert all(isinstance(answers[ticket], Grammar) for ticket in others)
+        answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
+        assert isinstance(answer, GrammarError)
+        assert answer.reason == "took longer than 0.5 s to compile"
+        (killed,) = set(before) - set(pids(pool))
+        give_up = monotonic() + PATIENCE_S
+        while not has_ended(killed) and monotonic() < give_up:
+            sleep(0.01)
+        assert has_ended(killed)
+        assert isinstance(wait_for(pool, [last := pool.submit(Regex("b"))])[last], Grammar)
+    finally:
+        pool.close()
+
+
+def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=0.2)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGSTOP)  # from here on only SIGKILL has any effect
+        ticket = pool.submit(Regex("b"))
+        assert isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
+        give_up = monotonic() + PATIENCE_S / 6
+        while not has_ended(pid) and monotonic() < give_up:
+            sleep(0.01)
+        assert has_ended(pid)
+    finally:
+        pool.close()
+
+
+def test_memory_is_limited_and_only_that_ticket_fails(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=PATIENCE_S, memory_bytes=64 << 20)
+    pool.start()
+    try:
+        tickets = [pool.submit(Regex(pattern)) for pattern in ("a", ".*a.{20}", "b")]
+        answers = wait_for(pool, tickets)
+        assert isinstance(answers[tickets[0]], Grammar)
+        assert isinstance(answers[tickets[2]], Grammar)
+        failed = answers[tickets[1]]
+        assert isinstance(failed, GrammarError)
+        assert "memory" in failed.reason
+    finally:
+        pool.close()
+
+
+def test_a_dead_child_is_replaced(pool: CompilePool) -> None:
+    wait_for(pool, [pool.submit(Regex("a"))])
+    (first,) = pids(pool)
+    os.kill(first, signal.SIGKILL)
+    ticket = pool.submit(Regex("b"))
+    answer = wait_for(pool, [ticket])[ticket]
+    last = pool.submit(Regex("1"))
+    assert isinstance(wait_for(pool, [last])[last], Grammar)
+    assert pids(pool) != [first]
+    assert isinstance(answer, Grammar | GrammarError)  # it depends on whether the death was seen first
+
+
+def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
+    pool = CompilePool(small, cache_bytes=100_000)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 60)])
+        assert 1 < len(pool.cache) < 59
+        assert pool.cache.nbytes <= 100_000
+        assert pool.cache.get(Regex("a{59}")) is not None
+        assert pool.cache.get(Regex("a{1}")) is None
+        oldest = next(iter(pool.cache._kept))
+        assert pool.cache.get(oldest) is not None
+        wait_for(pool, [pool.submit(Regex("b{59}"))])
+        assert pool.cache.get(oldest) is not None, "what was just used is not what goes"
+    finally:
+        pool.close()
+
+
+def test_a_cancelled_ticket_never_answers(pool: CompilePool) -> None:
+    gone, kept = pool.submit(Regex("a+")), pool.submit(Regex("a+"))
+    alone = pool.submit(Regex("never"))
+    pool.cancel(gone)
+    pool.cancel(alone)
+    assert set(wait_for(pool, [kept])) == {kept}
+    last = pool.submit(Regex("b"))
+    assert set(wait_for(pool, [last])) == {last}
+
+
+def test_close_ends_children_and_answers_what_waits(small: Vocabulary) -> None:
+    pool = CompilePool(small)
+    with pytest.raises(RuntimeError):
+        pool.submit(Regex("a"))
+    pool.start()
+    (pid,) = pids(pool)
+    ticket = pool.submit(Regex("a"))
+    pool.close()
+    assert has_ended(pid)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).ppid() != os.getpid(), "it is reaped"
+    assert pool.filenos() == []
+    ((answered, error),) = pool.collect()
+    assert answered == ticket
+    assert isinstance(error, GrammarError)
+
+
+def test_a_compiler_that_cannot_start_is_an_error_and_no_loop(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        for pattern in ("a", "b"):
+            ticket = pool.submit(Regex(pattern))
+            answer = wait_for(pool, [ticket])[ticket]
+            assert isinstance(answer, GrammarError)
+            assert "start" in answer.reason
+        sleep(0.05)
+        pool.collect()
+        assert len(pool._children) <= 1
+    finally:
+        pool.close()
+
+
+PARENT = """
+import os, sys
+from plait.constrained import CompilePool, Vocabulary
+pool = CompilePool(Vocabulary((b"", b"a"), (0,), lambda text: []))
+pool.start()
+print(next(iter(pool._children)).pid, flush=True)
+sys.stdin.read()
+os._exit(1)
+"""
+
+
+def test_children_end_with_their_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not has_ended(pid)
+        parent.kill()
+    give_up = monotonic() + PATIENCE_S
+    while not has_ended(pid) and monotonic() < give_up:
+        sleep(0.02)
+    assert has_ended(pid)
+
+
+def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
+    matcher = compile_grammar(Regex(r"[0-9]+(\.[0-9]+)?"), smollm).matcher()
+    assert all(matcher.accept(token) for token in smollm.encode("2.1"))
+    assert matcher.accept(2)
+    with pytest.raises(GrammarError) as caught:
+        compile_grammar(Regex("a["), smollm)
+    assert caught.value.where == 1
+    with pytest.raises(GrammarError, match="took longer than 2 s"):
+        compile_grammar(Regex(BOMB), smollm)

@@ -1,0 +1,68 @@
+"""Token bytes read from tokenizers of both families, and the end tokens beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from plait.constrained import Vocabulary
+
+
+def byte_level_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {character: number for number, character in enumerate(alphabet)} | {"Ġa": 256, "Ã©": 257}
+    tokenizer = Tokenizer(models.BPE(ids, [("Ġ", "a"), ("Ã", "©")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    return tokenizer
+
+
+def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, eos_ids=[258], size=300)
+    assert len(vocabulary) == 300
+    assert set(vocabulary.token_bytes[:256]) == {bytes([byte]) for byte in range(256)}
+    assert vocabulary.token_bytes[256:259] == (b" a", "é".encode(), b"")
+    assert vocabulary.encode(" aé") == [256, 257]
+    assert 258 not in vocabulary.encode("<|end|>")
+    assert tokenizer.encode("<|end|>").ids == [258], "the caller's tokenizer is left as it was"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", {"eos_token_id": [258, 3]}),
+        ("config.json", {"eos_token_id": 258}),
+        ("tokenizer_config.json", {"eos_token": "<|end|>"}),
+        ("tokenizer_config.json", {"eos_token": {"content": "<|end|>"}}),
+    ],
+)
+def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content: dict[str, object]) -> None:
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="give eos_ids"):
+        Vocabulary.from_tokenizer(tmp_path)
+    (tmp_path / name).write_text(json.dumps(content))
+    assert Vocabulary.from_tokenizer(tmp_path).eos_ids[0] == 258
+    assert Vocabulary.from_tokenizer(str(tmp_path / "tokenizer.json"), eos_ids=(7,)).eos_ids == (7,)
+
+
+def test_sentence_piece_tokens_are_their_bytes() -> None:
+    tokenizer = Tokenizer(
+        models.BPE({"<unk>": 0, "<0x0A>": 1, "▁a": 2, "▁": 3, "a": 4}, [("▁", "a")], unk_token="<unk>")
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>"])
+    assert Vocabulary.from_tokenizer(tokenizer, (0,)).token_bytes == (b"", b"\n", b" a", b" ", b"a")
+
+
+def test_other_families_and_wrong_ids_are_refused() -> None:
+    with pytest.raises(ValueError, match="neither byte-level nor SentencePiece"):
+        Vocabulary.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a")), (0,))
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        Vocabulary((b"a",), (1,), lambda text: [])
+    with pytest.raises(ValueError, match="more than the given size"):
+        Vocabulary.from_tokenizer(byte_level_tokenizer(), (0,), size=10)

@@ -1,0 +1,28 @@
+"""One engine and one runtime process on the embedded model, shared by the end-to-end tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from plait.runtime.engine import Engine
+from plait.runtime.launch import Runtime
+from plait.runtime.models.locate import locate_model
+
+
+@pytest.fixture(scope="session")
+def model_path():
+    return locate_model()
+
+
+@pytest.fixture(scope="session")
+def exact():
+    """In process, float32, deterministic, the page accounting checked after every step."""
+    with Engine(dtype="float32", deterministic=True, check_integrity=True, max_pages=6000) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def runtime():
+    """A runtime process with the settings a user gets."""
+    with Runtime(progress=False) as runtime:
+        yield runtime

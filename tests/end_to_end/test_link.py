@@ -1,0 +1,212 @@
+"""Two processes: what crosses between them, and what each does when the other ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from plait.constrained import Choices, Regex
+from plait.runtime.errors import (
+    Aborted,
+    ConstraintFailed,
+    ContextOverflow,
+    DeadlineExceeded,
+    InputError,
+    ModelNotFound,
+    RuntimeGone,
+)
+from plait.runtime.launch import Runtime
+from plait.runtime.link import FRAMES
+from plait.runtime.sampling import sampling_params
+
+LONG = sampling_params(max_tokens=4000, ignore_eos=True)
+
+
+def opened(runtime, text="Once upon a time"):
+    session = runtime.client.open_session()
+    session.append(text)
+    return session
+
+
+def wait_until(condition, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def test_killing_the_scheduler_fails_every_waiting_client_within_a_second():
+    with Runtime(progress=False, max_pages=4000) as runtime:
+        other = Runtime.connect(runtime.address)
+        calls = [opened(r, f"Story {i}").generate(LONG) for i in range(10) for r in (runtime, other)]
+        outcomes = []
+
+        def read(call):
+            try:
+                outcomes.append(call.result())
+            except RuntimeGone as error:
+                outcomes.append((time.monotonic(), str(error)))
+
+        threads = [threading.Thread(target=read, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        assert next(calls[0].pieces())
+        os.kill(runtime.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        for thread in threads:
+            thread.join(10)
+        assert len(outcomes) == len(calls)
+        assert max(at for at, _ in outcomes) - killed < 1.0
+        assert all("the runtime process ended" in why for _, why in outcomes)
+        with pytest.raises(RuntimeGone):
+            runtime.client.open_session()
+        with pytest.raises(RuntimeGone):
+            calls[0].result()
+        other.shutdown()
+
+
+def test_a_client_process_that_vanishes_frees_everything_within_two_seconds(runtime):
+    before = runtime.client.status()
+    code = (
+        "import sys, time\nfrom plait.runtime.launch import Runtime\n"
+        "from plait.runtime.sampling import sampling_params\n"
+        "r = Runtime.connect(sys.argv[1])\nkeep = []\n"
+        "for i in range(5):\n s = r.client.open_session(); s.append('hello'); keep.append(s)\n"
+        " s.generate(sampling_params(max_tokens=4000, ignore_eos=True))\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, runtime.address], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    assert wait_until(lambda: runtime.client.status().running_calls == 5, 10)
+    child.kill()  # not yet reaped: a zombie counts as gone
+    gone = wait_until(lambda: runtime.client.status().sessions == before.sessions, 2)
+    child.wait()
+    child.stdout.close()
+    assert gone
+    status = runtime.client.status()
+    assert (status.running_calls, status.held_pages, status.clients) == (0, 0, before.clients)
+
+
+def test_the_runtime_ends_with_its_owner():
+    code = (
+        "import os\nfrom plait.runtime.launch import Runtime\nr = Runtime(progress=False, max_pages=500)\n"
+        "print(r.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    assert wait_until(lambda: not psutil.pid_exists(pid), 10)
+
+
+def test_nobody_else_can_reach_the_sockets(runtime):
+    assert stat.S_IMODE(os.stat(runtime.address).st_mode) == 0o700
+    connections = psutil.Process(runtime.pid).net_connections(kind="inet")
+    assert connections == []
+
+
+def test_garbage_and_strangers_change_nothing(runtime):
+    before = runtime.client.status().bad_frames
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.connect(f"ipc://{Path(runtime.address) / FRAMES}")
+    for frame in (b"", b"\xff\xff", b"\x93\xa5Close\x01", os.urandom(2000), b"\xdd\xff\xff\xff\xff"):
+        stranger.send(frame)
+    stranger.send_multipart([b"a", b"b"])
+    assert wait_until(lambda: runtime.client.status().bad_frames >= before + 6, 5)
+    stranger.close(0)
+    context.term()
+    assert opened(runtime).generate(sampling_params(max_tokens=2)).result().finish_reason == "length"
+
+
+def test_at_idle_the_scheduler_takes_no_cpu(runtime):
+    assert wait_until(lambda: runtime.client.status().running_calls == 0, 10)
+    process = psutil.Process(runtime.pid)
+    time.sleep(0.3)
+    before = sum(process.cpu_times()[:2])
+    time.sleep(2.0)
+    assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+def test_what_a_call_can_fail_of(runtime):
+    with pytest.raises(DeadlineExceeded, match=r"timeout of 0\.2 s"):
+        opened(runtime).generate(sampling_params(max_tokens=4000, ignore_eos=True, timeout_s=0.2)).result()
+    with pytest.raises(ContextOverflow, match="the context holds 8192"):
+        opened(runtime, "word " * 9000).generate(LONG).result()
+    with pytest.raises(ConstraintFailed):
+        opened(runtime).generate(LONG, Regex("a(b")).result()
+    call = opened(runtime).generate(LONG)
+    assert next(call.pieces())
+    call.abort()
+    with pytest.raises(Aborted):
+        call.result()
+    slow = opened(runtime).generate(LONG)
+    with pytest.raises(DeadlineExceeded, match="the call goes on"):
+        slow.result(timeout_s=0.05)
+    slow.abort()
+    with pytest.raises(Aborted):
+        slow.result()
+    session = opened(runtime)
+    broken = session.generate(LONG, Regex("(("))
+    later = session.generate(LONG)
+    with pytest.raises(ConstraintFailed, match="cannot go on"):
+        later.result()
+    with pytest.raises(ConstraintFailed):
+        broken.result()
+    assert opened(runtime).generate(sampling_params(max_tokens=3)).result().usage.completion_tokens == 3
+
+
+def test_values_are_checked_before_anything_is_sent(runtime):
+    session = runtime.client.open_session()
+    with pytest.raises(InputError, match="empty"):
+        session.generate(LONG)
+    session.append("x")
+    for choices in ([], [""], ["a", "a"], "ab", [1]):
+        with pytest.raises(InputError):
+            session.select(choices)
+    for size in (0, -1, True, 1.5, 10**9):
+        with pytest.raises(InputError):
+            session.fork(size)
+    with pytest.raises(InputError, match="vocabulary"):
+        session.generate(sampling_params(stop_token_ids=[10**6]))
+    half = runtime.client.open_session()
+    half.append("\ud800")
+    with pytest.raises(InputError):
+        half.generate(LONG)
+    session.close()
+    with pytest.raises(InputError, match="closed"):
+        session.append("more")
+
+
+def test_constraints_are_enforced_across_the_link(runtime):
+    session = opened(runtime, "My number is")
+    call = session.generate(sampling_params(max_tokens=30, temperature=1.0), Regex(r" [0-9]{3}-[0-9]{4}"))
+    result = call.result()
+    assert (len(result.text), result.finish_reason) == (9, "stop")
+    assert result.text[1:4].isdigit() and result.text[4] == "-"
+    animal = session.generate(sampling_params(temperature=1.5), Choices((" cat", " catfish", " dog"))).result()
+    assert animal.text in (" cat", " catfish", " dog")
+
+
+def test_starting_fails_with_a_sentence_before_any_work(tmp_path):
+    with pytest.raises(InputError, match="max_batch_row"):
+        Runtime(max_batch_row=3)
+    with pytest.raises(InputError, match="device"):
+        Runtime(device="quantum", progress=False)
+    with pytest.raises(ModelNotFound):
+        Runtime(str(tmp_path / "none.gguf"))
+    with pytest.raises(InputError, match="kv_memory_bytes"):
+        Runtime(kv_memory_bytes=1000, progress=False)
+    with pytest.raises(RuntimeGone, match="no runtime answers"):
+        Runtime.connect(str(tmp_path))
+    assert not list(tmp_path.iterdir())

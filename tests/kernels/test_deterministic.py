@@ -1,0 +1,40 @@
+"""Fixed blocks: the product is right, and a row's bits are its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.kernels import deterministic
+from plait.kernels.select import select_kernels
+
+SHAPES = [(960, 576), (576, 1536), (97, 64)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 130), st.integers(0, 129), st.sampled_from(SHAPES), st.sampled_from([torch.bfloat16, torch.float32])
+)
+def test_a_rows_bits_are_the_same_alone_and_anywhere_in_a_batch(rows, at, shape, dtype):
+    generator = torch.Generator().manual_seed(rows)
+    weight = (torch.randn(shape, generator=generator) * 0.1).to(dtype)
+    x = torch.randn(rows, shape[1], generator=generator).to(dtype)
+    at %= rows
+    together, alone = deterministic.linear(x, weight), deterministic.linear(x[at : at + 1], weight)
+    assert torch.equal(together[at], alone[0])
+    torch.testing.assert_close(together, torch.nn.functional.linear(x, weight), atol=3e-2, rtol=2e-2)
+
+
+def test_bias_is_added():
+    x, weight, bias = torch.randn(5, 8), torch.randn(3, 8), torch.randn(3)
+    torch.testing.assert_close(deterministic.linear(x, weight, bias), x @ weight.T + bias)
+
+
+def test_what_cannot_be_deterministic_says_so():
+    with pytest.raises(ValueError, match="deterministic"):
+        select_kernels(torch.device("cpu"), torch.float16, deterministic=True)
+    names = select_kernels(torch.device("cpu"), torch.float32, deterministic=True).names
+    assert "fixed" in names["matrix products"]
+    assert names["attention"] == "numba"

@@ -1,0 +1,591 @@
+"""The scheduler over the chain model, against the obvious reference: one text at a time, no cache, no batch."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from doubles import (
+    EOS,
+    LETTERS,
+    VOCAB,
+    drive,
+    greedy,
+    logprob,
+    make_scheduler,
+    outcomes,
+    spell,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.constrained import GrammarError, Regex
+from plait.runtime.messages import (
+    Abort,
+    Append,
+    Close,
+    Finished,
+    FlushCache,
+    Fork,
+    Generate,
+    Inspect,
+    Open,
+    Select,
+)
+from plait.runtime.sampling import sampling_params
+
+prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)
+
+
+def gen(session, call, n=8, **kw):
+    return Generate(session, call, sampling_params(**{"max_tokens": n, "temperature": 0.0, **kw}))
+
+
+def idle_counts(scheduler):
+    free, cached, held = scheduler.cache.counts()
+    assert free + cached + held == scheduler.cache.pool.total
+    assert held == 0
+    return free, cached
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(1, 20)), min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.integers(1, 8),
+    st.integers(64, 200),
+)
+def test_any_mix_gives_what_each_gives_alone(work, batch_tokens, rows, pages):
+    """Chunking, sharing, batching and (in the small pools) retraction leave every output as it is alone."""
+    scheduler, link, _ = make_scheduler(pages=pages, batch_tokens=batch_tokens, rows=rows)
+    requests = []
+    for i, (prompt, n) in enumerate(work):
+        requests += [Open(i), Append(i, prompt), gen(i, i, n)]
+    calls = drive(scheduler, link, *requests)
+    for i, (prompt, n) in enumerate(work):
+        assert calls[i].tokens == greedy(prompt, n)
+        assert isinstance(calls[i].end, Finished)
+        usage = calls[i].end.usage
+        assert usage.prompt_tokens == len(prompt) == usage.cached_tokens + usage.computed_tokens
+    idle_counts(scheduler)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_programs_equal_the_reference(data):
+    """Several turns, forks of forks, tight pools: every session's text is what a lone interpreter would build."""
+    pages = data.draw(st.integers(150, 400))
+    scheduler, link, _ = make_scheduler(pages=pages, batch_tokens=data.draw(st.integers(1, 32)), rows=4)
+    texts, requests, expected, call, next_session = {0: []}, [Open(0)], {}, 0, 1
+    for _ in range(data.draw(st.integers(1, 14))):
+        session = data.draw(st.sampled_from(sorted(texts)))
+        kind = data.draw(st.sampled_from(["append", "gen", "fork", "select"]))
+        text = texts[session]
+        if kind == "append" or not text:
+            more = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=10))
+            text += more
+            requests.append(Append(session, more))
+        elif kind == "gen":
+            n = data.draw(st.integers(1, 6))
+            out = greedy(text, n)
+            requests.append(gen(session, call, n))
+            expected[call] = out
+            text += out
+            call += 1
+        elif kind == "select":
+            choices = data.draw(
+                st.lists(
+                    st.lists(st.integers(1, 3), min_size=1, max_size=4),
+                    min_size=1,
+                    max_size=4,
+                    unique_by=tuple,
+                )
+            )
+            scores = [np.mean([logprob(text + c[:j], c[j]) for j in range(len(c))]) for c in choices]
+            requests.append(Select(session, call, choices))
+            expected[call] = choices[int(np.argmax(scores))]
+            text += expected[call]
+            call += 1
+        elif len(texts) < 6:
+            requests.append(Fork(session, [next_session]))
+            texts[next_session] = list(text)
+            next_session += 1
+    calls = drive(scheduler, link, *requests)
+    for number, tokens in expected.items():
+        assert calls[number].tokens == tokens, (number, calls[number].end)
+    idle_counts(scheduler)
+
+
+def test_programs_over_one_prefix_compute_it_once():
+    """32 that arrive together: the prefix once, then each its own tokens."""
+    scheduler, link, runner = make_scheduler(batch_tokens=48, rows=32)
+    prefix = [1 + i % 3 for i in range(200)]
+    requests = []
+    for i in range(32):
+        requests += [Open(i), Append(i, [*prefix, 4 + i % 8, 20 + i]), gen(i, i, 1)]
+    calls = drive(scheduler, link, *requests)
+    own = 32 * 2
+    assert runner.num_computed <= 200 + own
+    assert sum(c.end.usage.computed_tokens for c in calls.values()) <= 200 + own
+    assert sum(c.end.usage.cached_tokens for c in calls.values()) >= 31 * 200
+
+
+def test_prefill_goes_in_chunks_beside_decoding_rows():
+    scheduler, link, runner = make_scheduler(batch_tokens=10)
+    drive(scheduler, link, Open(1), Append(1, [1, 2]))
+    link.inbox += [(b"c", gen(1, 1, 30, ignore_eos=True))]
+    for _ in range(3):
+        scheduler.step(0.0)
+    link.inbox += [(b"c", r) for r in (Open(2), Append(2, [3] * 50), gen(2, 2, 1))]
+    drive(scheduler, link)
+    mixed = [rows for rows in runner.batches if len(rows) == 2]
+    assert mixed, "no step held both"
+    assert all(sum(count for _, count in rows) <= 10 for rows in runner.batches)
+    assert all(min(count for _, count in rows) == 1 for rows in mixed), "the decoding row was left out"
+
+
+def test_retraction_changes_nothing():
+    def run(pages):
+        scheduler, link, _ = make_scheduler(pages=pages, batch_tokens=64, rows=8)
+        requests = []
+        for i in range(8):
+            requests += [
+                Open(i),
+                Append(i, [1 + i % 3, 2, 3]),
+                gen(i, i, 60, ignore_eos=True, temperature=1.0, seed=i),
+            ]
+        return drive(scheduler, link, *requests), scheduler
+
+    small, scheduler = run(100)
+    large, _ = run(4000)
+    assert scheduler.policy.num_retractions > 0
+    assert {i: c.tokens for i, c in small.items()} == {i: c.tokens for i, c in large.items()}
+    assert sum(c.end.usage.recomputed_tokens for c in small.values()) > 0
+    assert all(c.end.usage.recomputed_tokens == 0 for c in large.values())
+
+
+def test_a_seed_gives_the_same_answer_in_any_company():
+    def run(company):
+        scheduler, link, _ = make_scheduler()
+        requests = []
+        for i in range(1 + company):
+            seed = 7 if i == 0 else None
+            requests += [
+                Open(i),
+                Append(i, [1, 2, 3]),
+                gen(i, i, 20, temperature=1.3, seed=seed, ignore_eos=True),
+            ]
+        return drive(scheduler, link, *requests)
+
+    alone, crowd = run(0), run(15)
+    assert alone[0].tokens == crowd[0].tokens
+    assert len({tuple(c.tokens) for c in crowd.values()}) > 10, "without a seed they should differ"
+
+
+def test_turns_of_one_session_reuse_its_own_kv():
+    scheduler, link, runner = make_scheduler()
+    calls = drive(
+        scheduler,
+        link,
+        Open(1),
+        Append(1, [1] * 20),
+        gen(1, 1, 5, ignore_eos=True),
+        Append(1, [2] * 3),
+        gen(1, 2, 5, ignore_eos=True),
+    )
+    second = calls[2].end.usage
+    assert second.prompt_tokens == 28
+    assert second.computed_tokens == 4, "the new text, and the last sampled token, which had no KV yet"
+    assert runner.num_computed == 20 + 4 + 4 + 4
+
+
+# -- stop strings ---------------------------------------------------------------------------------
+
+
+def text_of(tokens):
+    return "".join(LETTERS[t - 1] for t in tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(0, 20), st.integers(1, 4))
+def test_stop_strings_cut_exactly_and_the_session_goes_on_from_there(prompt, at, size):
+    free = greedy(prompt, 30)
+    stop = text_of(free)[at : at + size]
+    if not stop:
+        return
+    scheduler, link, _ = make_scheduler()
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 30, stop=[stop]), gen(1, 2, 5))
+    expected = text_of(free).partition(stop)[0]
+    assert text_of(calls[1].tokens) == expected
+    assert (calls[1].end.reason, calls[1].end.matched) == ("stop", stop)
+    assert calls[2].tokens == greedy(prompt + spell(expected), 5)
+
+
+def test_tokens_that_a_stop_string_may_cut_are_not_told_early():
+    prompt = [1, 2, 3]
+    free = greedy(prompt, 10)
+    stop = text_of(free)[4:8]
+    scheduler, link, _ = make_scheduler()
+    drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 10, stop=[stop]))
+    assert text_of(outcomes(link)[1].tokens) == text_of(free)[:4]
+
+
+# -- endings --------------------------------------------------------------------------------------
+
+
+def test_eos_ends_a_call_and_is_not_part_of_the_text():
+    prompt = next([a, b] for a in range(1, 60) for b in range(1, 60) if len(greedy([a, b], 40)) < 10)
+    scheduler, link, _ = make_scheduler()
+    calls = drive(
+        scheduler,
+        link,
+        Open(1),
+        Append(1, prompt),
+        gen(1, 1, 40),
+        Open(2),
+        Append(2, prompt),
+        gen(2, 2, 40, ignore_eos=True),
+        Open(3),
+        Append(3, prompt),
+        gen(3, 3, 40, min_tokens=15),
+    )
+    assert calls[1].tokens == greedy(prompt, 40)
+    assert (calls[1].end.reason, calls[1].end.matched) == ("stop", EOS)
+    assert calls[2].tokens == greedy(prompt, 40, ignore_eos=True)
+    assert calls[2].end.reason == "length"
+    assert len(calls[3].tokens) >= 15
+    assert EOS not in calls[3].tokens
+
+
+def test_stop_token_ids_and_zero_tokens():
+    free = greedy([1, 2], 5)
+    scheduler, link, _ = make_scheduler()
+    calls = drive(
+        scheduler,
+        link,
+        Open(1),
+        Append(1, [1, 2]),
+        gen(1, 1, 5, stop_token_ids=[free[2]]),
+        Open(2),
+        Append(2, [1, 2]),
+        gen(2, 2, 0),
+    )
+    assert calls[1].tokens == free[: free.index(free[2])]
+    assert calls[1].end.matched == free[2]
+    assert (calls[2].tokens, calls[2].end.reason) == ([], "length")
+
+
+def test_the_context_ends_a_call_that_fits_in_part():
+    scheduler, link, _ = make_scheduler(context=20)
+    calls = drive(scheduler, link, Open(1), Append(1, [1] * 15), gen(1, 1, 50, ignore_eos=True), gen(1, 2))
+    assert len(calls[1].tokens) == 5
+    assert calls[1].end.reason == "length"
+    assert calls[2].end.kind == "context_overflow"
+
+
+def test_logprobs_are_the_models_own():
+    scheduler, link, _ = make_scheduler()
+    calls = drive(
+        scheduler,
+        link,
+        Open(1),
+        Append(1, [1, 2]),
+        gen(1, 1, 4, logprobs=True, top_logprobs=3, ignore_eos=True, temperature=2.0, seed=1),
+    )
+    text = [1, 2]
+    for token, entry in zip(calls[1].tokens, calls[1].logprobs, strict=True):
+        assert entry.token_id == token
+        assert entry.logprob == pytest.approx(logprob(text, token), abs=1e-5)
+        best = sorted(range(VOCAB), key=lambda t: -logprob(text, t))[:3]
+        assert [t for t, _ in entry.top] == best
+        text.append(token)
+
+
+# -- select ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts,
+    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=6, unique_by=tuple),
+)
+def test_select_scores_as_published(prompt, choices):
+    scheduler, link, _ = make_scheduler()
+    methods = ("token_length_normalized", "unconditional_likelihood_normalized", "greedy_token_selection")
+    requests = []
+    for i, method in enumerate(methods):
+        requests += [Open(i), Append(i, prompt), Select(i, i, choices, method), gen(i, 10 + i, 3)]
+    calls = drive(scheduler, link, *requests)
+    given_prompt = [[logprob(prompt + c[:j], c[j]) for j in range(len(c))] for c in choices]
+    alone = [[logprob([prompt[0]] + c[:j], c[j]) for j in range(len(c))] for c in choices]
+    plain = [float(np.mean(p)) for p in given_prompt]
+    minus = [float(np.mean(np.subtract(p, q))) for p, q in zip(given_prompt, alone, strict=True)]
+    assert calls[0].end.choice.scores == pytest.approx(plain, abs=1e-5)
+    assert calls[1].end.choice.scores == pytest.approx(minus, abs=1e-5)
+    for i, row in enumerate(given_prompt):
+        assert calls[0].end.choice.token_logprobs[i] == pytest.approx(row, abs=1e-5)
+    left, position = list(range(len(choices))), 0
+    longest = max(map(len, choices))
+    padded = [p + [float(np.mean(p))] * (longest - len(p)) for p in given_prompt]
+    while len(left) > 1 and position < longest:
+        best = max(padded[i][position] for i in left)
+        left = [i for i in left if padded[i][position] > best - 1e-6]
+        position += 1
+    assert calls[2].end.choice.index in left
+    for i in range(3):
+        winner = choices[calls[i].end.choice.index]
+        assert calls[i].tokens == winner
+        assert calls[10 + i].tokens == greedy(prompt + winner, 3), "the winner is part of the text"
+    idle_counts(scheduler)
+
+
+# -- forks ----------------------------------------------------------------------------------------
+
+
+def test_forks_take_instructions_before_their_parent_gets_there():
+    scheduler, link, _ = make_scheduler()
+    first = greedy([1, 2, 3], 6)
+    calls = drive(
+        scheduler,
+        link,
+        Open(1),
+        Append(1, [1, 2, 3]),
+        gen(1, 1, 6),
+        Fork(1, [2, 3]),
+        Append(2, [5]),
+        gen(2, 2, 4),
+        Fork(3, [4]),
+        gen(4, 4, 4),
+        Close(1),
+    )
+    assert calls[2].tokens == greedy([1, 2, 3, *first, 5], 4)
+    assert calls[4].tokens == greedy([1, 2, 3, *first], 4)
+    assert len(scheduler.sessions) == 3
+
+
+# -- failure --------------------------------------------------------------------------------------
+
+
+def test_a_failed_forward_fails_its_rows_and_no_others():
+    scheduler, link, runner = make_scheduler(batch_tokens=64)
+    drive(scheduler, link, Open(1), Append(1, [1] * 10), gen(1, 1, 3))
+    runner.explode_when = lambda batch: any(each.row.call_id == 66 for each in batch.rows)
+    calls = drive(
+        scheduler,
+        link,
+        Open(2),
+        Append(2, [1] * 10 + [2] * 5),
+        gen(2, 66),
+        gen(2, 67),
+        Open(3),
+        Append(3, [1] * 4),
+        Inspect(99),
+    )
+    assert calls[66].end.kind == "internal"
+    assert "boom" in calls[66].end.text
+    assert calls[67].end.kind == "internal"
+    assert "cannot go on" in calls[67].end.text
+    runner.explode_when = lambda batch: False
+    calls = drive(scheduler, link, gen(3, 5, 5), Open(4), Append(4, [1] * 10 + [2] * 5), gen(4, 6, 5))
+    assert calls[5].tokens == greedy([1] * 4, 5)
+    assert calls[6].tokens == greedy([1] * 10 + [2] * 5, 5), "KV of the failed step was used"
+    idle_counts(scheduler)
+
+
+def test_bad_requests_are_answered_and_the_rest_goes_on():
+    scheduler, link, _ = make_scheduler(context=100)
+    broken = msgspec.structs.replace(sampling_params(), temperature=float("nan"))
+    calls = drive(
+        scheduler, link,
+        Open(1), gen(1, 1),                                     # empty prompt
+        Open(2), Append(2, [VOCAB + 5]), gen(2, 2),             # a token outside the vocabulary
+        Open(3), Append(3, [1]), Generate(3, 3, broken),        # NaN
+        Open(4), Append(4, [1] * 200), gen(4, 4),               # over-long
+        Open(5), Append(5, [1]), Select(5, 5, []),              # no choices
+        Open(6), Append(6, [1]), Select(6, 6, [[1], [99]]),     # a choice outside the vocabulary
+        gen(77, 7),                                             # no such session
+        Open(8), Append(8, [1, 2]), gen(8, 8, 4),               # a good one
+    )  # fmt: skip
+    kinds = {i: calls[i].end.kind for i in range(1, 8)}
+    assert kinds == {
+        1: "invalid",
+        2: "invalid",
+        3: "invalid",
+        4: "context_overflow",
+        5: "invalid",
+        6: "invalid",
+        7: "overloaded",
+    }
+    assert calls[8].tokens == greedy([1, 2], 4)
+    assert "temperature" in calls[3].end.text
+
+
+def test_a_refused_grammar_fails_its_call_only():
+    scheduler, link, _ = make_scheduler(grammars={Regex("("): GrammarError("unbalanced", 0)})
+    request = Generate(1, 1, sampling_params(max_tokens=3), Regex("("))
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), request, Open(2), Append(2, [1]), gen(2, 2, 3))
+    assert calls[1].end.kind == "constraint"
+    assert "unbalanced" in calls[1].end.text
+    assert calls[2].tokens == greedy([1], 3)
+
+
+class Counting:
+    """A matcher that allows one token after the other of a text, then the end; it may break at a step."""
+
+    def __init__(self, tokens, breaks_at=None, empty_at=None):
+        self.tokens, self.at, self.breaks_at, self.empty_at, self.is_terminated = (
+            tokens,
+            0,
+            breaks_at,
+            empty_at,
+            False,
+        )
+
+    def matcher(self):
+        return Counting(self.tokens, self.breaks_at, self.empty_at)
+
+    @property
+    def is_accepting(self):
+        return self.at == len(self.tokens)
+
+    def fill_mask(self, row):
+        if self.at == self.breaks_at:
+            raise RuntimeError("broken inside")
+        row.fill(0)
+        if self.at == self.empty_at:
+            return
+        token = EOS if self.is_accepting else self.tokens[self.at]
+        row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
+
+    def accept(self, token):
+        self.at += 1
+        return True
+
+
+def test_masks_hold_and_a_matcher_that_breaks_ends_its_own_call():
+    text = spell("JSON")
+    grammars = {
+        Regex("good"): Counting(text),
+        Regex("bad"): Counting(text, breaks_at=2),
+        Regex("none"): Counting(text, empty_at=2),
+    }
+    scheduler, link, _ = make_scheduler(grammars=grammars)
+    requests = []
+    for i, name in enumerate(("good", "bad", "none")):
+        requests += [Open(i), Append(i, [1]), Generate(i, i, sampling_params(max_tokens=20), Regex(name))]
+    calls = drive(scheduler, link, *requests, Open(9), Append(9, [1, 2]), gen(9, 9, 6))
+    assert calls[0].tokens == text
+    assert calls[0].end.reason == "stop"
+    assert calls[1].end.kind == calls[2].end.kind == "constraint"
+    assert "broken inside" in calls[1].end.text
+    assert calls[9].tokens == greedy([1, 2], 6)
+    idle_counts(scheduler)
+
+
+def test_abort_deadline_and_vanishing_clients():
+    scheduler, link, _ = make_scheduler()
+    link.inbox += [
+        (b"c", r)
+        for r in (
+            Open(1),
+            Append(1, [1]),
+            gen(1, 1, 500, ignore_eos=True),
+            gen(1, 2),
+            Open(2),
+            Append(2, [1]),
+            gen(2, 3, 500, ignore_eos=True, timeout_s=0.05),
+        )
+    ]
+    link.inbox += [(b"d", r) for r in (Open(1), Append(1, [2]), gen(1, 1, 500, ignore_eos=True), Fork(1, [5]))]
+    for _ in range(5):
+        scheduler.step(0.0)
+    link.inbox.append((b"d", Abort(2)))  # another client's number: nothing happens
+    scheduler.step(0.0)
+    assert len(scheduler.policy.running) == 3
+    link.inbox.append((b"c", Abort(1, 1)))
+    link.vanished.append(b"d")
+    calls = {number: call.end for number, call in drive(scheduler, link).items()}
+    assert calls[1].kind == "aborted"
+    assert isinstance(calls[2], Finished), "an aborted call leaves its session alive"
+    assert calls[3].kind == "deadline"
+    assert len(scheduler.sessions) == 2
+    idle_counts(scheduler)
+
+
+def test_dropping_a_session_answers_everything_it_was_asked():
+    scheduler, link, _ = make_scheduler()
+    link.inbox += [
+        (b"c", r)
+        for r in (
+            Open(1),
+            Append(1, [1]),
+            gen(1, 1, 500, ignore_eos=True),
+            gen(1, 2),
+            Fork(1, [2]),
+            gen(2, 3),
+        )
+    ]
+    scheduler.step(0.0)
+    calls = drive(scheduler, link, Abort(1))
+    assert {i: c.end.kind for i, c in calls.items()} == {1: "aborted", 2: "aborted", 3: "aborted"}
+
+
+def test_a_full_queue_says_so_at_once():
+    scheduler, link, _ = make_scheduler(max_waiting_calls=3, rows=1)
+    requests = []
+    for i in range(6):
+        requests += [Open(i), Append(i, [1]), gen(i, i, 5)]
+    calls = drive(scheduler, link, *requests)
+    assert [getattr(calls[i].end, "kind", "finished") for i in range(6)] == ["finished"] * 3 + ["overloaded"] * 3
+
+
+def test_flush_and_status():
+    scheduler, link, _ = make_scheduler()
+    drive(scheduler, link, Open(1), Append(1, [1] * 30), gen(1, 1, 5))
+    link.inbox += [(b"c", FlushCache(9))]
+    scheduler.step(0.0)
+    status = link.outbox[-1][1]
+    assert (status.free_pages, status.cached_pages, status.held_pages) == (status.total_pages, 0, 0)
+    assert status.sessions == 1
+    calls = drive(scheduler, link, gen(1, 2, 3, ignore_eos=True))
+    text = [1] * 30 + greedy([1] * 30, 5)
+    assert calls[2].tokens == greedy(text, 3, ignore_eos=True)
+
+
+# -- fairness -------------------------------------------------------------------------------------
+
+
+def order_of_ends(link):
+    return [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
+
+
+def test_a_short_program_does_not_wait_behind_a_long_one():
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    requests = []
+    for i in range(6):  # one program, many long calls that arrived first
+        requests += [Open(i, program=1), Append(i, [1 + i] * 50), gen(i, i, 400, ignore_eos=True)]
+    requests += [Open(50, program=50), Append(50, [60, 61]), gen(50, 50, 2, ignore_eos=True)]
+    drive(scheduler, link, *requests)
+    assert order_of_ends(link).index(50) <= 1
+
+
+def test_tenants_share_by_tokens_not_by_requests():
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    requests = []
+    for i in range(12):
+        requests += [Open(i, tenant="greedy"), Append(i, [1 + i] * 50), gen(i, i, 300, ignore_eos=True)]
+    for i in range(20, 23):
+        requests += [Open(i, tenant="modest"), Append(i, [40 + i] * 2), gen(i, i, 300, ignore_eos=True)]
+    drive(scheduler, link, *requests)
+    assert max(order_of_ends(link).index(i) for i in range(20, 23)) <= 6
+
+
+def test_longest_cached_prefix_goes_first_among_equals():
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    drive(scheduler, link, Open(0), Append(0, [7] * 40), gen(0, 0, 1))
+    link.outbox.clear()
+    requests = []
+    for i, prompt in enumerate(([9] * 40, [8] * 40, [7] * 40), start=1):
+        requests += [Open(i), Append(i, prompt), gen(i, i, 1, ignore_eos=True)]
+    drive(scheduler, link, *requests)
+    assert order_of_ends(link)[0] == 3

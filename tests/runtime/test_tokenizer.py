@@ -1,0 +1,496 @@
+"""Tokenizers of both sources against `tokenizers` and transformers, and text that tries to be control."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
+
+from plait.runtime.errors import CorruptModel, InputError, ModelError, UnsupportedModel
+from plait.runtime.models.locate import locate_model
+from plait.runtime.tokenizer.from_gguf import definition_from_gguf
+from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from plait.runtime.weights.gguf import open_gguf
+
+DIGITS_THEN_BYTES = pre_tokenizers.Sequence(
+    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+)
+TEXT = st.text(
+    st.one_of(
+        st.sampled_from("abcXYZ  \n\t\r.,'’01239é漢🙂²Ⅷ١\u00a0\u200b{}()<|>_"),
+        st.characters(exclude_categories=("Cs",)),
+    ),
+    max_size=60,
+)
+SAMPLES = [
+    "Hello world",
+    "  two  spaces\n\n\n tabs\t\t x ",
+    "12345 ٣٤٥ ½ Ⅷ ² 1,234.5",
+    "naïve café 漢字かな 🤦🏽‍♂️ 🇫🇷",
+    "def f(x):\n    return x**2  # ok\r\n",
+    "can't won't I'LL we've",
+    "a" * 200,
+    " " * 100,
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    return load_tokenizer(locate_model())
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """transformers' reading of the GGUF, with the pre-tokenizer of the published SmolLM2 (it ignores `pre`)."""
+    path = locate_model()
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = DIGITS_THEN_BYTES
+    return tokenizer
+
+
+def test_loading_is_quick() -> None:
+    start = time.perf_counter()
+    load_tokenizer(locate_model())
+    assert time.perf_counter() - start < 1.5  # 0.15 s where nothing else runs
+
+
+def test_the_embedded_models_special_tokens(smollm2: Tokenizer) -> None:
+    assert (smollm2.eos_ids, smollm2.bos_id, smollm2.add_bos) == ((2,), 1, False)
+    assert smollm2.control_ids == frozenset(range(17))
+    assert smollm2.vocab_size == len(smollm2.vocabulary) == 49152
+    assert smollm2.chat_template is not None
+    assert all(smollm2.vocabulary.token_bytes[i] == b"" for i in smollm2.control_ids)
+    assert smollm2.vocabulary.eos_ids == (2,)
+    assert smollm2.vocabulary.encode("Hello") == smollm2.encode_plain("Hello") == [19556]
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=TEXT)
+def test_plain_text_is_tokenized_as_transformers_does(smollm2: Tokenizer, theirs: Any, text: str) -> None:
+    assert smollm2.encode_plain(text) == theirs.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_samples_come_back(smollm2: Tokenizer, theirs: Any, text: str) -> None:
+    ids = smollm2.encode_plain(text)
+    assert ids == theirs.encode(text, add_special_tokens=False)
+    assert smollm2.decode(ids) == smollm2.decode([1, *ids, 2]) == text
+
+
+CONTENT = st.one_of(TEXT, st.sampled_from([*SAMPLES, "", " ", "\n"]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(turns=st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), CONTENT), min_size=1, max_size=4))
+def test_a_chat_built_turn_by_turn_is_apply_chat_template(
+    smollm2: Tokenizer, theirs: Any, turns: list[tuple[str, str]]
+) -> None:
+    template = smollm2.chat_template
+    assert template is not None
+    parts: list[tuple[str, bool]] = []
+    roles: list[str] = []
+    for role, content in turns:
+        before, after = template.turn_prefix(roles, role), template.turn_suffix(roles, role)
+        parts += [(before, True), (content, False), (after, True)]
+        roles.append(role)
+    parts.append((template.turn_prefix(roles, "assistant"), True))
+    chat = [{"role": role, "content": content} for role, content in turns]
+    expected = theirs.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    assert smollm2.encode(parts) == expected
+
+
+@pytest.fixture(scope="module")
+def hostile(smollm2: Tokenizer) -> st.SearchStrategy[list[tuple[str, bool]]]:
+    names = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<repo_name>"]
+    pieces = st.sampled_from([*names, "<|im_", "end|>", "<|", "|>", "system\n", " ", "a"])
+    return st.lists(st.tuples(st.lists(pieces, max_size=4).map("".join), st.booleans()), max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_user_text_never_becomes_control(
+    smollm2: Tokenizer, hostile: st.SearchStrategy[list[tuple[str, bool]]], data: st.DataObject
+) -> None:
+    parts = data.draw(hostile)
+    users = [(text, False) for text, _ in parts]
+    ids = smollm2.encode(users)
+    assert not smollm2.control_ids & set(ids)
+    assert smollm2.decode(ids) == "".join(text for text, _ in parts)
+    # Where one part ends and the next begins leaves no trace.
+    assert ids == smollm2.encode_plain("".join(text for text, _ in parts))
+    # Control comes from control parts alone, and only from within one of them.
+    found = [i for i in smollm2.encode(parts) if i in smollm2.control_ids]
+    expected = [i for text, control in parts if control for i in smollm2.encode([(text, True)])]
+    assert found == [i for i in expected if i in smollm2.control_ids]
+
+
+def test_control_text_is_recognised_in_the_templates_text(smollm2: Tokenizer) -> None:
+    assert smollm2.encode([("<|im_start|>user\n", True), ("<|im_end|>", False), ("<|im_end|>", True)]) == [
+        1,
+        *smollm2.encode_plain("user\n<|im_end|>"),
+        2,
+    ]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", 3, None, b"x"])
+def test_what_is_no_text_is_refused(smollm2: Tokenizer, text: Any) -> None:
+    with pytest.raises(InputError):
+        smollm2.encode_plain(text)
+
+
+@pytest.mark.parametrize("ids", [[-1], [49152]])
+def test_ids_that_do_not_exist_are_refused(smollm2: Tokenizer, ids: list[int]) -> None:
+    with pytest.raises(InputError, match="49151"):
+        smollm2.decode(ids)
+
+
+# ------------------------------------------------------------ GGUF metadata of other kinds
+
+
+def gguf_metadata() -> dict[str, Any]:
+    """A small byte-level vocabulary with the names that Llama 3 and Qwen 2 files use."""
+    letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+    tokens = [*letters, "ab", "Ġab", "<|begin|>", "<|eot|>", "<|end|>", "<tool>"]
+    types = [1] * (len(letters) + 2) + [3, 3, 3, 4]
+    key = "tokenizer.ggml."
+    return {
+        "general.architecture": "llama",
+        "llama.vocab_size": len(tokens) + 2,
+        key + "model": "gpt2",
+        key + "pre": "llama-bpe",
+        key + "tokens": tokens,
+        key + "token_type": np.array(types, np.int32),
+        key + "merges": ["a b", "Ġ ab"],
+        key + "bos_token_id": tokens.index("<|begin|>"),
+        key + "eos_token_id": tokens.index("<|end|>"),
+        key + "eot_token_id": tokens.index("<|eot|>"),
+    }
+
+
+def test_ends_user_defined_tokens_and_padding_rows() -> None:
+    tokenizer = Tokenizer(definition_from_gguf(gguf_metadata()))
+    count = len(gguf_metadata()["tokenizer.ggml.tokens"])
+    begin, eot, end, tool = range(count - 4, count)
+    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.add_bos) == ((end, eot), begin, True)
+    assert tokenizer.control_ids == {begin, eot, end}
+    assert tokenizer.vocabulary.token_bytes[tool:] == (b"<tool>", b"", b"")
+    assert tokenizer.encode([("<tool><|eot|>", True)]) == [tool, eot]
+    assert tool not in tokenizer.encode_plain("<tool>")
+    assert tokenizer.decode([tool, eot]) == "<tool>"
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("llama-bpe", ["I", "'LL", " ", "123", "45", " café", "\n\n", " ", " x", "!!\n", "  "]),
+        ("qwen2", ["I", "'LL", " ", "1", "2", "3", "4", "5", " café", "\n\n", " ", " x", "!!\n", "  "]),
+        ("gpt-2", ["I", "'", "LL", " 12345", " café", "\n\n ", " x", "!!", "\n  "]),
+        ("default", ["I", "'", "LL", " 12345", " café", "\n\n ", " x", "!!", "\n  "]),
+        ("smollm", ["I", "'", "LL", " ", "1", "2", "3", "4", "5", " café", "\n\n ", " x", "!!", "\n  "]),
+    ],
+)
+def test_how_each_pre_tokenizer_cuts(pre: str, pieces: list[str]) -> None:
+    backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).plain
+    text = "I'LL 12345 café\n\n  x!!\n  "
+    found = backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[a:b] for _, (a, b) in found] == pieces
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"model": "bert"}, UnsupportedModel, "bert"),
+        ({"pre": "deepseek-coder"}, UnsupportedModel, "deepseek-coder"),
+        ({"tokens": None}, CorruptModel, "tokens"),
+        ({"merges": ["ab"]}, CorruptModel, "merge"),
+        ({"token_type": np.array([1], np.int32)}, CorruptModel, "token_type"),
+        ({"eos_token_id": 10_000}, CorruptModel, "eos_token_id"),
+        ({"eos_token_id": None, "eot_token_id": None}, CorruptModel, "ends a text"),
+    ],
+)
+def test_gguf_tokenizers_that_cannot_be(change: dict[str, Any], error: type[ModelError], says: str) -> None:
+    metadata = gguf_metadata() | {"tokenizer.ggml." + key: value for key, value in change.items()}
+    with pytest.raises(error, match=says):
+        definition_from_gguf({key: value for key, value in metadata.items() if value is not None})
+
+
+def test_a_width_below_the_tokens_is_refused() -> None:
+    with pytest.raises(CorruptModel, match="rows"):
+        definition_from_gguf(gguf_metadata(), width=3)
+
+
+SPM_TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁abcd<>s/unk", "ab", "cd"]
+SPM_TOKENS += ["▁a", "▁ab", "abcd", "bc", "▁▁", "▁▁▁▁", "dd", "<s", "[X]"]
+
+
+def spm_metadata() -> dict[str, Any]:
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(SPM_TOKENS) - 260) + [4]
+    scores = [0.0] * 259 + [-float(i % 7) - i / 100 for i in range(len(SPM_TOKENS) - 259)]
+    key = "tokenizer.ggml."
+    return {
+        key + "model": "llama",
+        key + "tokens": SPM_TOKENS,
+        key + "token_type": np.array(types, np.int32),
+        key + "scores": np.array(scores, np.float32),
+    }
+
+
+def sentencepiece(text: str) -> list[int]:
+    """The definition: again and again, join the two neighbours whose joint token scores highest."""
+    metadata = spm_metadata()
+    types, scores = metadata["tokenizer.ggml.token_type"], metadata["tokenizer.ggml.scores"]
+    ids = {token: i for i, token in enumerate(SPM_TOKENS) if types[i] == 1}
+    symbols = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    return [i for s in symbols for i in ([ids[s]] if s in ids else [3 + b for b in s.encode()])]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet="abcd  é<s>", max_size=20))
+def test_sentencepiece_by_its_definition(text: str) -> None:
+    tokenizer = Tokenizer(definition_from_gguf(spm_metadata()))
+    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.add_bos) == ((2,), 1, True)
+    assert tokenizer.encode_plain(text) == sentencepiece(text)
+    assert tokenizer.decode(tokenizer.encode_plain(text)) == text
+    if text:
+        assert tokenizer.encode([(text, False)], at_start=True) == sentencepiece(" " + text)
+        assert tokenizer.encode([("</s>", True), (text, False)]) == [2, *sentencepiece(" " + text)]
+
+
+def test_a_control_token_that_is_an_ordinary_word_stays_out_of_reach() -> None:
+    metadata = gguf_metadata()
+    key = "tokenizer.ggml."
+    metadata[key + "tokens"][-1] = "stop"  # llama-bpe takes a whole word from the vocabulary without merging
+    metadata[key + "token_type"][-1] = 3
+    tokenizer = Tokenizer(definition_from_gguf(metadata))
+    assert tokenizer.encode([("stop", True)]) == [len(metadata[key + "tokens"]) - 1]
+    assert tokenizer.decode(tokenizer.encode_plain("stop")) == "stop"
+
+
+def test_sentencepiece_text_that_names_tokens() -> None:
+    tokenizer = Tokenizer(definition_from_gguf(spm_metadata()))
+    ids = tokenizer.encode_plain("<s></s><unk><0x41>[X]")
+    assert not {0, 1, 2, 3 + 0x41, len(SPM_TOKENS) - 1} & set(ids)
+    assert tokenizer.encode([("<s>[X]", True)]) == [1, len(SPM_TOKENS) - 1]
+    no_prefix = definition_from_gguf(spm_metadata() | {"tokenizer.ggml.add_space_prefix": False})
+    assert Tokenizer(no_prefix).encode([("ab", False)], at_start=True) == sentencepiece("ab")
+
+
+# ------------------------------------------------------------ tokenizer.json
+
+CORPUS = [*SAMPLES, "the cat sat on the mat and the dog ate the cat food 123 456"] * 3
+ADDED = [
+    AddedToken("<s>", special=True),
+    AddedToken("</s>", special=True),
+    AddedToken("<end>", special=True, rstrip=True),
+    AddedToken("<mask>", special=True, lstrip=True),
+    AddedToken("<tool>", special=False, normalized=False),
+    AddedToken("<tool>2", special=False, normalized=False),
+]
+
+
+def trained(kind: str) -> tokenizers.Tokenizer:
+    """A small tokenizer of each family, its added tokens in and out of the vocabulary."""
+    byte_level = kind == "byte-level"
+    fallback: dict[str, Any] = {} if byte_level else {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
+    tokenizer = tokenizers.Tokenizer(models.BPE(**fallback))
+    if byte_level:
+        tokenizer.pre_tokenizer, tokenizer.decoder = DIGITS_THEN_BYTES, decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        special = ["<s>", "</s>"]
+    else:
+        if kind == "prepend":
+            steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            tokenizer.normalizer = normalizers.Sequence(steps)
+        else:
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=False)
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        alphabet, special = [], ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    if not byte_level:
+        # The trainer calls its byte tokens special; a model's file does not.
+        source = json.loads(tokenizer.to_str())
+        source["added_tokens"] = [t for t in source["added_tokens"] if not t["content"].startswith("<0x")]
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(source))
+    tokenizer.add_special_tokens(ADDED[:4])
+    tokenizer.add_tokens(ADDED[4:])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    return tokenizer
+
+
+def saved(tokenizer: tokenizers.Tokenizer, folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": {"content": "</s>"}} | config)
+    )
+    return folder
+
+
+@pytest.fixture(scope="module", params=["byte-level", "prepend", "first", "always", "never"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    oracle = trained(request.param)
+    return load_tokenizer(saved(oracle, tmp_path_factory.mktemp(request.param))), oracle
+
+
+TEMPLATE_TEXT = st.lists(
+    st.sampled_from(
+        ["<s>", "</s>", "<end>", "<mask>", "<tool>", "<tool>2", " ", "\n", "the cat", "é", "12", "<to", "x  y"]
+    ),
+    max_size=8,
+).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEMPLATE_TEXT)
+def test_a_folders_template_text_is_tokenized_as_tokenizers_does(pair: Any, text: str) -> None:
+    ours, oracle = pair
+    assert ours.encode([(text, True)], at_start=True) == oracle.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEMPLATE_TEXT)
+def test_a_folders_user_text_is_plain_and_comes_back(pair: Any, text: str) -> None:
+    ours, oracle = pair
+    ids = ours.encode_plain(text)
+    added = {oracle.token_to_id(token.content) for token in ADDED}
+    assert not added & set(ids)
+    assert ours.decode(ids) == text
+
+
+def test_a_folders_special_tokens(pair: Any) -> None:
+    ours, oracle = pair
+    assert ours.bos_id == oracle.token_to_id("<s>")
+    assert ours.add_bos
+    assert ours.eos_ids == (oracle.token_to_id("</s>"),)
+    silent = {t: ours.vocabulary.token_bytes[oracle.token_to_id(t)] for t in ("<s>", "<end>", "<tool>", "t")}
+    assert silent == {"<s>": b"", "<end>": b"", "<tool>": b"<tool>", "t": b"t"}
+
+
+def test_the_embedded_tokenizer_saved_by_transformers_is_the_same(
+    smollm2: Tokenizer, theirs: Any, tmp_path: Path
+) -> None:
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 49155, "eos_token_id": [2, 0]}')
+    again = load_tokenizer(tmp_path)
+    assert again.eos_ids == (2, 0)
+    assert again.vocab_size == 49155
+    assert again.vocabulary.token_bytes == smollm2.vocabulary.token_bytes + (b"",) * 3
+    assert again.control_ids == smollm2.control_ids
+    assert again.chat_template is not None
+    assert smollm2.chat_template is not None
+    assert again.chat_template.source == smollm2.chat_template.source
+    for text in SAMPLES:
+        assert again.encode_plain(text) == smollm2.encode_plain(text)
+
+
+def test_the_configs_beside_it(tmp_path: Path) -> None:
+    oracle = trained("byte-level")
+    folder = saved(oracle, tmp_path / "m", add_bos_token=False, chat_template="from the config")
+    width = oracle.get_vocab_size()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 1]}))
+    tokenizer = load_tokenizer(folder, width=width - 1)
+    assert tokenizer.eos_ids == (1, 5)
+    assert not tokenizer.add_bos
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.source == "from the config"
+    assert tokenizer.chat_template.eos_token == "</s>"
+    # The last added token has no logit, so it does not exist.
+    assert max(tokenizer.encode([("<tool>2", True)])) < width - 1
+    (folder / "chat_template.jinja").write_text("from the file")
+    again = load_tokenizer(folder)
+    assert again.chat_template is not None
+    assert again.chat_template.source == "from the file"
+    assert load_tokenizer(saved(oracle, tmp_path / "none")).chat_template is None
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (lambda j: j["model"].update(type="Unigram"), UnsupportedModel, "Unigram"),
+        (lambda j: j.pop("decoder"), UnsupportedModel, "decoder"),
+        (lambda j: j.pop("model"), CorruptModel, "contradicts"),
+        (lambda j: j["model"]["merges"].append(["no", "such"]), CorruptModel, "contradicts"),
+        (lambda j: j["model"]["vocab"].update(far=10**9), CorruptModel, "rows"),
+        (lambda j: j["added_tokens"].append({"id": "x"}), CorruptModel, "contradicts"),
+    ],
+)
+def test_folders_that_cannot_be(
+    tmp_path: Path, change: Callable[[Any], Any], error: type[ModelError], says: str
+) -> None:
+    folder = saved(trained("byte-level"), tmp_path)
+    source = json.loads((folder / "tokenizer.json").read_text())
+    change(source)
+    (folder / "tokenizer.json").write_text(json.dumps(source))
+    with pytest.raises(error, match=says):
+        load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = saved(trained("prepend"), tmp_path_factory.mktemp("sound"))
+    return (folder / "tokenizer.json").read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files_end_in_a_model_error(sound: bytes, tmp_path: Path, data: st.DataObject) -> None:
+    content = bytearray(sound)
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        del content[at:]
+    else:
+        patch = data.draw(st.one_of(st.binary(min_size=1, max_size=6), st.sampled_from([b"null", b"-1", b"{}"])))
+        content[at : at + len(patch)] = patch
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    try:
+        load_tokenizer(tmp_path).encode([("<s>the cat é", True)])
+    except ModelError as error:
+        assert str(error)  # noqa: PT017 (no error at all is fine too: a changed letter may be sound)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_damaged_metadata_ends_in_a_model_error(data: st.DataObject) -> None:
+    metadata = data.draw(st.sampled_from([gguf_metadata, spm_metadata]))()
+    key = data.draw(st.sampled_from(sorted(metadata)))
+    metadata[key] = data.draw(
+        st.one_of(
+            st.none(),
+            st.integers(),
+            st.text(max_size=3),
+            st.lists(st.text(max_size=3), max_size=3),
+            st.just(np.arange(3)),
+        )
+    )
+    try:
+        Tokenizer(definition_from_gguf(metadata)).encode([("ab", True)])
+    except ModelError as error:
+        assert str(error)  # noqa: PT017
+
+
+def test_the_whole_header_is_not_needed(smollm2: Tokenizer) -> None:
+    metadata = open_gguf(locate_model(), metadata_only=True).metadata
+    assert Tokenizer(definition_from_gguf(metadata, width=50_000)).vocab_size == 50_000

@@ -1,0 +1,90 @@
+"""What the whole house keeps: imports run one way, nothing forbidden is in the tree, `import plait` stays light."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "plait": {"plait", "lang", "runtime"},
+    "lang": {"lang", "runtime", "constrained"},
+    "runtime": {"runtime", "constrained", "kernels"},
+    "constrained": {"constrained"},
+    "kernels": {"kernels"},
+}
+FILES = sorted(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))
+FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "np.load", "numpy.load"}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def wrongs(source: str, room: str) -> list[str]:
+    """What in `source` the house forbids."""
+    tree, found = ast.parse(source), []
+    for name in imported(tree):
+        parts = name.split(".")
+        if parts[0] in FORBIDDEN_MODULES:
+            found.append(f"imports {name}")
+        if parts[0] == "plait" and len(parts) > 1 and parts[1] in MAY_IMPORT and parts[1] not in MAY_IMPORT[room]:
+            found.append(f"imports {name} against the direction")
+        if room in ("plait", "lang") and parts[0] in ("torch", "numba", "triton"):
+            found.append(f"imports {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in FORBIDDEN_CALLS:
+            found.append(f"calls {ast.unparse(node.func)}")
+        if isinstance(node, ast.ExceptHandler) and [type(s) for s in node.body] == [ast.Pass]:
+            caught = ast.unparse(node.type) if node.type else "everything"
+            if caught in ("everything", "Exception", "BaseException"):
+                found.append(f"swallows {caught}")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_forbidden(path: Path) -> None:
+    room = path.relative_to(ROOT).parts[0]
+    assert wrongs(path.read_text(), room) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("kernels", "from plait.runtime import errors"),
+        ("constrained", "import plait.runtime.errors"),
+        ("lang", "import torch"),
+        ("runtime", "import pickle"),
+        ("runtime", "x = eval('1')"),
+        ("runtime", "import torch\ntorch.load('x')"),
+        ("lang", "try:\n    x = 1\nexcept Exception:\n    pass"),
+    ],
+)
+def test_the_check_itself_finds_what_it_should(room: str, source: str) -> None:
+    assert wrongs(source, room)
+
+
+def test_no_tcp_and_no_world_open_socket() -> None:
+    for path in FILES:
+        assert not re.search(r"tcp://|0\.0\.0\.0|AF_INET", path.read_text()), path
+
+
+def test_import_plait_is_light() -> None:
+    code = (
+        "import sys, plait; print(sorted(m for m in ('torch', 'numba', 'transformers', 'triton') if m in sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
