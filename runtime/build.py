@@ -6,20 +6,19 @@ Knows: what is needed and in which order. Must not know: how any of it works.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
 from plait.runtime.messages import PROTOCOL, Welcome
-from plait.runtime.model_runner import ModelRunner
+from plait.runtime.model_runner import ModelRunner, Progress
 from plait.runtime.sampler import Sampler
 from plait.runtime.scheduler.scheduler import Link, Scheduler
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 
 def build_scheduler(
-    config: EngineConfig, model_path: Path, link: Link, progress: Callable[[float], None] = lambda share: None
+    config: EngineConfig, model_path: Path, link: Link, progress: Progress = lambda share, doing: None
 ) -> Scheduler:
     """A scheduler that is ready to step. Raises ModelError or InputError before anything is started."""
     runner = ModelRunner(config, model_path, progress)

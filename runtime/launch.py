@@ -127,8 +127,11 @@ class Runtime:
                 if said.get("ready"):
                     return
                 if show and bar is None and time.monotonic() - started > QUIET_S:
-                    bar = tqdm(total=100, desc="loading the model", unit="%", leave=False, file=sys.stderr)
+                    bar = tqdm(
+                        total=100, unit="%", bar_format="{desc} {bar} {percentage:3.0f}%", leave=False, file=sys.stderr
+                    )
                 if bar is not None:
+                    bar.set_description_str(said.get("doing", ""), refresh=False)
                     bar.update(round(100 * said.get("progress", 0.0)) - bar.n)
             raise errors.RuntimeGone(f"the runtime did not start: {self._why_it_died()}")
         finally:

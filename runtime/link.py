@@ -33,8 +33,9 @@ class ZmqLink:
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
         self.num_bad_frames = 0
-        self.owner_is_gone = False
+        self.should_end = False
         self._owner_fd = owner_fd
+        self._stop_out, self._stop_in = os.pipe()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
@@ -50,7 +51,12 @@ class ZmqLink:
         self._clients: set[bytes] = set()
         self._gone: list[bytes] = []
         self._poller = zmq.Poller()
-        for watched in (self._router, self._listener.fileno(), *([owner_fd] if owner_fd is not None else [])):
+        for watched in (
+            self._router,
+            self._listener.fileno(),
+            self._stop_out,
+            *([] if owner_fd is None else [owner_fd]),
+        ):
             self._poller.register(watched, zmq.POLLIN)
 
     @property
@@ -71,9 +77,13 @@ class ZmqLink:
                 self._greet(fd)
             elif fd in self._lifelines:
                 self._watch(fd)
-            elif self._owner_fd is not None and fd == self._owner_fd:
-                self.owner_is_gone = not os.read(self._owner_fd, 1)
+            elif fd == self._stop_out or (fd == self._owner_fd and not os.read(fd, 1)):
+                self.should_end = True
         return self._frames() if self._router in ready else []
+
+    def stop(self) -> None:
+        """Ends a `receive` that waits, and sets `should_end`. A signal handler may call it."""
+        os.write(self._stop_in, b"!")
 
     def gone(self) -> list[bytes]:
         gone, self._gone = self._gone, []
@@ -89,6 +99,8 @@ class ZmqLink:
             lifeline.close()
         self._router.close()
         self._context.term()
+        os.close(self._stop_out)
+        os.close(self._stop_in)
 
     def _frames(self) -> list[tuple[bytes, Request]]:
         frames: list[tuple[bytes, Request]] = []

@@ -23,15 +23,14 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 8192
 MIN_PAGES = 16
+Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelRunner:
     """One model on one device. `num_pages` pages, each holding one token's KV in every layer."""
 
-    def __init__(
-        self, config: EngineConfig, model_path: Path, progress: Callable[[float], None] = lambda share: None
-    ) -> None:
+    def __init__(self, config: EngineConfig, model_path: Path, progress: Progress = lambda share, doing: None) -> None:
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
         try:
@@ -41,7 +40,14 @@ class ModelRunner:
         checkpoint = open_checkpoint(model_path)
         self.config = checkpoint.config
         model_class = MODELS[self.config.architecture]
-        self.model = model_class(self.config, checkpoint, self.kernels, self.dtype, self.device, progress)
+        self.model = model_class(
+            self.config,
+            checkpoint,
+            self.kernels,
+            self.dtype,
+            self.device,
+            lambda share: progress(0.9 * share, "loading the model"),
+        )
         self.context_length = min(config.context_length or self.config.context_length, self.config.context_length)
         self.max_batch_tokens = config.max_batch_tokens or (
             GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
@@ -50,7 +56,9 @@ class ModelRunner:
         self.max_session_tokens = min(self.context_length, self.num_pages)
         shape = (self.config.num_layers, 2, self.num_pages, self.config.num_kv_heads, self.config.head_dim)
         self.kv_cache = torch.empty(shape, dtype=self.dtype, device=self.device)  # untouched until used
+        progress(0.9, "preparing kernels (the first start compiles them)")
         self._warm_up()
+        progress(1.0, "ready")
 
     def _warm_up(self) -> None:
         """One small forward, so that kernels are compiled and loaded before the first request."""

@@ -45,16 +45,17 @@ def main() -> int:
 
 
 def _serve(order: Order) -> int:
+    _say(progress=0.0, doing="loading torch")
     from plait.runtime.build import build_scheduler
     from plait.runtime.link import ZmqLink
 
-    _say(progress=0.0)
     link = ZmqLink(Path(order.directory), owner_fd=sys.stdin.fileno())
-    scheduler = build_scheduler(order.config, Path(order.model_path), link, lambda share: _say(progress=share))
-    stopping: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
+    scheduler = build_scheduler(
+        order.config, Path(order.model_path), link, lambda share, doing: _say(progress=share, doing=doing)
+    )
+    signal.signal(signal.SIGTERM, lambda number, frame: link.stop())
     _say(ready=True)
-    while not link.owner_is_gone and not stopping:
+    while not link.should_end:
         scheduler.step(timeout_s=None)
     scheduler.compiler.close()
     link.close()

@@ -87,11 +87,18 @@ class Client:
             except RuntimeGone:
                 return
 
-    def new_call(self, session_id: int) -> Call:
+    def start_call(self, session_id: int, request: Callable[[int], Request]) -> Call:
+        """Numbers a call, sends `request(call id)` and returns the call to wait on."""
         call_id = self.next_id()
         abort = Abort(session_id, call_id)
         call = Call(call_id, self._channel, Detokenizer(self.tokenizer.vocabulary), lambda: self.send_if_alive(abort))
         self._register(call_id, call)
+        try:
+            self.send(request(call_id))
+        except PlaitError:
+            with self._lock:
+                self._calls.pop(call_id, None)
+            raise
         return call
 
     # -- replies ----------------------------------------------------------------------------------

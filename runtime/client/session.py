@@ -52,9 +52,9 @@ class Session:
         """Samples after the text so far. The text goes on with what was sampled."""
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         self._flush("gen")
-        call = self._client.new_call(self.session_id)
-        self._client.send(Generate(self.session_id, call.call_id, params, constraint))
-        return call
+        return self._client.start_call(
+            self.session_id, lambda call: Generate(self.session_id, call, params, constraint)
+        )
 
     def select(
         self,
@@ -66,9 +66,9 @@ class Session:
         self._check_choices(choices)
         token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
         self._flush("select")
-        call = self._client.new_call(self.session_id)
-        self._client.send(Select(self.session_id, call.call_id, token_ids, method, timeout_s))
-        return call
+        return self._client.start_call(
+            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s)
+        )
 
     def fork(self, size: int) -> list[Session]:
         """`size` sessions that begin with this one's text as it stands here in the program."""
@@ -83,7 +83,7 @@ class Session:
         """Ends the session and its calls at once."""
         if not self._closed:
             self._closed = True
-            self._client.send(Abort(self.session_id))
+            self._client.send_if_alive(Abort(self.session_id))
 
     def close(self) -> None:
         """Lets the session go once its calls are done. Idempotent."""

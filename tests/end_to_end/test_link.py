@@ -109,6 +109,16 @@ def test_the_runtime_ends_with_its_owner():
     assert wait_until(lambda: not psutil.pid_exists(pid), 10)
 
 
+def test_a_term_signal_ends_an_idle_runtime():
+    with Runtime(progress=False, max_pages=500) as runtime:
+        call = opened(runtime).generate(sampling_params(max_tokens=2))
+        call.result()
+        os.kill(runtime.pid, signal.SIGTERM)
+        assert wait_until(lambda: not psutil.pid_exists(runtime.pid) or runtime._process.poll() is not None, 5)
+        with pytest.raises(RuntimeGone, match="exit code 0"):
+            opened(runtime).generate(LONG).result()
+
+
 def test_nobody_else_can_reach_the_sockets(runtime):
     assert stat.S_IMODE(os.stat(runtime.address).st_mode) == 0o700
     connections = psutil.Process(runtime.pid).net_connections(kind="inet")

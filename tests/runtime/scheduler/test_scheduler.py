@@ -589,3 +589,19 @@ def test_longest_cached_prefix_goes_first_among_equals():
         requests += [Open(i), Append(i, prompt), gen(i, i, 1, ignore_eos=True)]
     drive(scheduler, link, *requests)
     assert order_of_ends(link)[0] == 3
+
+
+def test_an_aborted_answer_leaves_the_text_that_was_told():
+    """A chat that stops an answer goes on from what the reader saw."""
+    prompt = [1, 2, 3]
+    free = greedy(prompt, 40, ignore_eos=True)
+    scheduler, link, _ = make_scheduler()
+    link.inbox += [(b"c", r) for r in (Open(1), Append(1, prompt), gen(1, 1, 500, ignore_eos=True, stop=["zz"]))]
+    for _ in range(12):
+        scheduler.step(0.0)
+    calls = drive(scheduler, link, Abort(1, 1), Append(1, [5]), gen(1, 2, 6))
+    told = calls[1].tokens
+    assert calls[1].end.kind == "aborted"
+    assert 5 < len(told) < 40
+    assert told == free[: len(told)]
+    assert calls[2].tokens == greedy([*prompt, *told, 5], 6)

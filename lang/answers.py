@@ -1,0 +1,209 @@
+"""What stands in a state's text and behind its variables: known text, and answers still on their way.
+
+Each can be read as a value, streamed in pieces (in a thread or on an event loop) and asked for its meta info.
+
+Knows: calls and their results. Must not know: names of variables in a state, sessions, roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.errors import ProgramError, program_error
+from plait.lang.meta import choice_meta, generation_meta
+from plait.runtime.errors import CallFailed, InputError
+
+if TYPE_CHECKING:
+    from plait.lang.run import Run
+    from plait.runtime.client.call import Call, CallResult
+
+
+class Readable:
+    """Something with a value. `text()` is what it adds to the text of the state."""
+
+    def value(self) -> Any:
+        """Waits for the value. Raises ProgramError when its call failed."""
+        return self.text()
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def meta(self) -> Any:
+        """The meta info of the call behind the value."""
+        raise InputError("the program made this value itself: no call has meta info for it")
+
+    def abort(self) -> None:
+        """Ends the call behind the value, if there is one and it still goes on."""
+
+    def pieces(self) -> Iterator[str]:
+        """The text as it comes."""
+        yield self.text()
+
+    async def apieces(self) -> AsyncIterator[str]:
+        """`pieces()` for an event loop."""
+        yield self.text()
+
+    async def arrive(self) -> None:
+        """Waits on an event loop until `value()` and `meta()` would not wait; raises what they would."""
+
+
+class Written(Readable):
+    """Text that was there from the start. `control`: it is the chat template's own."""
+
+    __slots__ = ("_text", "control")
+
+    def __init__(self, text: str, control: bool = False) -> None:
+        self._text = text
+        self.control = control
+
+    def text(self) -> str:
+        return self._text
+
+
+class Known(Readable):
+    """A variable that the program set itself, to any object."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def value(self) -> Any:
+        return self._value
+
+    def text(self) -> str:
+        return str(self._value)
+
+
+class Span(Readable):
+    """A stretch of a state's text: a `var_scope`, or the content of a turn."""
+
+    def __init__(self, segments: Sequence[Readable]) -> None:
+        self._segments = tuple(segments)
+
+    def text(self) -> str:
+        return "".join(segment.text() for segment in self._segments)
+
+    def pieces(self) -> Iterator[str]:
+        for segment in self._segments:
+            yield from segment.pieces()
+
+    async def apieces(self) -> AsyncIterator[str]:
+        for segment in self._segments:
+            async for piece in segment.apieces():
+                yield piece
+
+    async def arrive(self) -> None:
+        for segment in self._segments:
+            await segment.arrive()
+
+
+class Answer(Readable):
+    """The outcome of one call. Its failure names the program and the variable."""
+
+    def __init__(self, run: Run, name: str | None, call: Call) -> None:
+        self.call = call
+        self._run = run
+        self._name = name
+
+    def result(self) -> CallResult:
+        try:
+            return self.call.result()
+        except CallFailed as error:
+            raise self._failed(error) from error
+
+    def failure(self) -> ProgramError | None:
+        """Waits for the call; the error it ended with, or None."""
+        try:
+            self.call.result()
+        except CallFailed as error:
+            return self._failed(error)
+        return None
+
+    def text(self) -> str:
+        return self.result().text
+
+    def abort(self) -> None:
+        self.call.abort()
+
+    def pieces(self) -> Iterator[str]:
+        try:
+            yield from self.call.pieces()
+        except CallFailed as error:
+            raise self._failed(error) from error
+
+    async def apieces(self) -> AsyncIterator[str]:
+        try:
+            async for piece in self.call.apieces():
+                yield piece
+        except CallFailed as error:
+            raise self._failed(error) from error
+
+    async def arrive(self) -> None:
+        async for _ in self.apieces():
+            pass
+
+    def _failed(self, error: CallFailed) -> ProgramError:
+        if self._run.error is not None:  # calls of a failed program are aborted; that is not why it failed
+            return self._run.error.again()
+        return program_error(self._run.program, self._name, error)
+
+
+class Generated(Answer):
+    """Text that the model sampled."""
+
+    def meta(self) -> dict[str, Any]:
+        return generation_meta(self.result(), self._run.client.tokenizer)
+
+
+class Chosen(Answer):
+    """The choice that scored best."""
+
+    def __init__(self, run: Run, name: str | None, call: Call, choices: tuple[str, ...]) -> None:
+        super().__init__(run, name, call)
+        self._choices = choices
+
+    def text(self) -> str:
+        choice = self.result().choice
+        assert choice is not None, "a Select finished without its choice"
+        return self._choices[choice.index]
+
+    def pieces(self) -> Iterator[str]:
+        yield self.text()
+
+    async def apieces(self) -> AsyncIterator[str]:
+        async for _ in super().apieces():
+            pass
+        yield self.text()
+
+    def meta(self) -> dict[str, Any]:
+        return choice_meta(self.result(), self._choices, self._run.client.tokenizer)
+
+
+class Several(Readable):
+    """n samples of one gen. The value is all their texts; the text goes on with the first."""
+
+    def __init__(self, answers: Sequence[Generated]) -> None:
+        self.answers = tuple(answers)
+
+    def value(self) -> list[str]:
+        return [answer.text() for answer in self.answers]
+
+    def text(self) -> str:
+        return self.answers[0].text()
+
+    def pieces(self) -> Iterator[str]:
+        return self.answers[0].pieces()
+
+    def apieces(self) -> AsyncIterator[str]:
+        return self.answers[0].apieces()
+
+    def meta(self) -> list[dict[str, Any]]:
+        return [answer.meta() for answer in self.answers]
+
+    def abort(self) -> None:
+        for answer in self.answers:
+            answer.abort()
+
+    async def arrive(self) -> None:
+        for answer in self.answers:
+            await answer.arrive()

@@ -1,0 +1,44 @@
+"""What gen and select accept as names, patterns and lists, checked where the program writes them.
+
+Knows: rules of arguments and their sentences. Must not know: nodes, states, sessions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from plait.constrained.specs import Choices, GrammarError, Regex
+from plait.runtime.errors import InputError
+
+
+def where_of(function: str, name: object) -> str:
+    """ "gen('x')" for messages; InputError for a name that cannot be a variable's."""
+    if name is None:
+        return function
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{function}: the name of a variable must be non-empty text, not {name!r:.80}")
+    return f"{function}({name!r})"
+
+
+def checked_regex(where: str, pattern: object) -> Regex:
+    if not isinstance(pattern, str):
+        raise InputError(f"{where}: regex must be a pattern as text, not {type(pattern).__name__}")
+    try:
+        re.compile(pattern)
+        return Regex(pattern)
+    except (re.error, GrammarError, OverflowError, RecursionError) as error:
+        raise InputError(f"{where}: the regex {pattern!r:.80} is not valid: {error}") from None
+
+
+def checked_choices(where: str, choices: object, most: int | None = None) -> Choices:
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
+        raise InputError(f"{where}: choices must be a list of texts, not {choices!r:.80}")
+    try:
+        spec = Choices(tuple(choices))
+    except GrammarError as error:
+        place = "" if error.where is None else f" (choice {error.where})"
+        raise InputError(f"{where}: {error.reason}{place}") from None
+    if most is not None and len(spec.choices) > most:
+        raise InputError(f"{where}: there must be at most {most} choices to score, not {len(spec.choices)}")
+    return spec

@@ -1,0 +1,56 @@
+"""Runs many executions at a time and keeps their order.
+
+Knows: threads and progress. Must not know: programs, states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.execution import Execution
+    from plait.lang.state import ProgramState
+
+MAX_AUTO_THREADS = 64
+MAX_THREADS = 4096
+
+
+def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
+    """How many items run at a time. A thread mostly waits, so "auto" does not look at the processors."""
+    if num_threads == "auto":
+        return max(1, min(MAX_AUTO_THREADS, num_items))
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int) or not 1 <= num_threads <= MAX_THREADS:
+        raise InputError(f'num_threads must be "auto" or from 1 to {MAX_THREADS}, not {num_threads!r}')
+    return min(num_threads, max(1, num_items))
+
+
+def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -> list[ProgramState]:
+    """The states in the order of `executions`. KeyboardInterrupt ends them all and comes through."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
+    bar = _bar(len(executions)) if progress_bar else None
+    try:
+        futures = [pool.submit(execution.perform_item) for execution in executions]
+        for _ in as_completed(futures):
+            if bar is not None:
+                bar.update(1)
+        return [future.result() for future in futures]
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for execution in executions:
+            execution.abort()
+        raise
+    finally:
+        pool.shutdown(wait=False)
+        if bar is not None:
+            bar.close()
+
+
+def _bar(total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, unit="item")

@@ -1,0 +1,92 @@
+"""The errors of a program: they name the program, the variable, and what went wrong.
+
+    PlaitError
+    └── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
+        └── MissingVariable     a name that was never generated (also a KeyError)
+
+Knows: sentences. Must not know: sessions, or where an error is caught.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from plait.runtime.errors import InputError, PlaitError
+
+
+class ProgramError(PlaitError):
+    """A program failed. `program` is its name, `variable` the value that is missing (None: no one value).
+
+    The original exception, with its traceback, is `__cause__`.
+
+    >>> try: qa.run(question="?", timeout=0.001)          # doctest: +SKIP
+    ... except ProgramError as error: print(error.variable, error.__cause__)
+    """
+
+    def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:
+        super().__init__(text)
+        self.program = program
+        self.variable = variable
+
+    def again(self) -> ProgramError:
+        """The same error to raise once more; raising one object twice would mix its tracebacks."""
+        fresh = type(self)(str(self), program=self.program, variable=self.variable)
+        fresh.__cause__ = self.__cause__
+        return fresh
+
+
+class MissingVariable(ProgramError, KeyError):
+    """The program has no variable of that name."""
+
+    __str__ = Exception.__str__  # KeyError would print the repr
+
+
+def program_error(program: str, variable: str | None, cause: BaseException) -> ProgramError:
+    """A ProgramError that says which program and variable `cause` hit; `cause` becomes its `__cause__`."""
+    place = f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
+    said = str(cause)
+    error = ProgramError(
+        f"{place}: {type(cause).__name__}{': ' + said if said else ''}", program=program, variable=variable
+    )
+    error.__cause__ = cause
+    return error
+
+
+def missing_variable(program: str, name: str, existing: Iterable[str]) -> MissingVariable:
+    """The error for reading `name` where only `existing` are there."""
+    names = sorted(existing)
+    there = f"it has {', '.join(map(repr, names))}" if names else "it has no variables yet"
+    return MissingVariable(
+        f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {there}",
+        program=program,
+        variable=name,
+    )
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`" (did you mean 'stop'?)"`, or nothing when no known name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a keyword that `where` (such as "gen") does not take, now or yet.
+
+    >>> str(unknown_keyword("gen", "temprature", ["temperature"]))
+    "gen has no keyword 'temprature' (did you mean 'temperature'?); known are: temperature"
+    """
+    if name in COMING:
+        return InputError(f"{where}: {name!r} is not supported yet")
+    if name in NOT_NEEDED:
+        return InputError(f"{where}: {name!r} is not supported: {NOT_NEEDED[name]}")
+    names = list(known)
+    return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
+
+
+# What SGLang's users may write and plait does not do yet.
+COMING = frozenset({"stop_regex", "logprob_start_len", "dtype", "json_schema", "ebnf", "generator_style"})
+NOT_NEEDED = {
+    "use_thread": "the body runs in the caller's thread, or with stream=True in one of its own",
+    "num_api_spec_tokens": "it speculates on API models that plait does not call",
+}

@@ -1,0 +1,96 @@
+"""Runs one program's body once: in the caller's thread, in a thread of its own, or as an item of a batch.
+
+Whatever the body raises is kept in the run and raised where the result is read; only what ends a process
+(KeyboardInterrupt, SystemExit) passes through, after the runtime was told to stop.
+
+Knows: the body's start and end. Must not know: arguments' rules, nodes, how values are read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.errors import ProgramError, program_error
+from plait.lang.options import Options
+from plait.lang.run import Run
+from plait.lang.state import ProgramState
+from plait.lang.strand import Strand
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+
+
+class Execution:
+    """One run of `body(s, *args, **kwargs)`. `state` is what the caller reads."""
+
+    def __init__(
+        self,
+        program: str,
+        body: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        client: Client,
+        defaults: Options,
+    ) -> None:
+        self.run = Run(program, client, defaults)
+        self._strand = Strand(self.run)
+        self.state = ProgramState(self._strand, outside=True)
+        self._body = body
+        self._args = args
+        self._kwargs = kwargs
+
+    def perform(self) -> ProgramState:
+        """Runs the body here and waits for all calls. Raises ProgramError when it or one of them failed."""
+        self._run_to_end()
+        self.run.check()
+        return self.state
+
+    def perform_item(self) -> ProgramState:
+        """`perform` for a batch: the error stays in the state."""
+        try:
+            self._run_to_end()
+        except BaseException as error:  # a worker thread ends no process: the item has this error
+            self._fail(error)
+        return self.state
+
+    def start(self) -> ProgramState:
+        """Runs the body in a thread of its own and returns at once."""
+        name = f"plait program {self.run.program}"
+        threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
+        return self.state
+
+    def abort(self) -> None:
+        """Ends the program's calls, from any thread."""
+        self.run.abort()
+
+    def _run_in_thread(self) -> None:
+        try:
+            self._run_body()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self.run.end()
+
+    def _run_to_end(self) -> None:
+        """The body, then all its calls."""
+        try:
+            try:
+                self._run_body()
+            finally:
+                self.run.end()
+            self.run.settle()
+        except Exception as error:
+            self._fail(error)
+        except BaseException:
+            self.run.abort()
+            raise
+
+    def _run_body(self) -> None:
+        self.run.ret_value = self._body(ProgramState(self._strand), *self._args, **self._kwargs)
+
+    def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, ProgramError) or error.program != self.run.program:
+            error = program_error(self.run.program, None, error)
+        self.run.fail(error)

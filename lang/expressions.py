@@ -1,0 +1,123 @@
+"""What a program can append, as frozen values: nothing here runs until a state executes it.
+
+Knows: the nodes and how they are put together. Must not know: sessions, states, who executes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from plait.constrained.specs import Choices, Regex
+from plait.lang.options import Options
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.state import ProgramState
+    from plait.runtime.messages import SelectMethod
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Expr:
+    """Anything that `s += ...` takes. Expressions and strings are joined with `+`."""
+
+    def __add__(self, other: str | Expr) -> Expr:
+        return Concat((*_parts(self), *_parts(as_expr(other))))
+
+    def __radd__(self, other: str | Expr) -> Expr:
+        return Concat((*_parts(as_expr(other)), *_parts(self)))
+
+    def __format__(self, spec: str) -> str:
+        raise InputError(
+            f"{self!r:.80} stands inside an f-string or format(), where it would never run; "
+            "write 'text' + gen(...) + 'text'"
+        )
+
+    def __bool__(self) -> bool:
+        raise InputError(f"{self!r:.80} has no value yet: append it with s += ..., then read it with s['name']")
+
+    def __getitem__(self, name: object) -> Any:
+        raise InputError(f"{self!r:.80} has no value: append it with s += ..., then read s[{name!r}]")
+
+
+@dataclass(frozen=True)
+class Text(Expr):
+    """Plain text: it never becomes a control token."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Concat(Expr):
+    """Several expressions, one after the other."""
+
+    parts: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Gen(Expr):
+    """Sampled text, optionally held to a constraint."""
+
+    name: str | None
+    options: Options = field(default_factory=Options)
+    constraint: Regex | Choices | None = None
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """The best of several texts. `timeout_s` overrides the program's own."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expr):
+    """The chat template's text before a turn."""
+
+    role: Role
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expr):
+    """The chat template's text after a turn."""
+
+    role: Role
+
+
+@dataclass(frozen=True)
+class Subprogram(Expr):
+    """Another program's body, to be run on the state that this is appended to."""
+
+    program: str
+    body: Callable[[ProgramState], object] = field(repr=False)
+
+
+def as_expr(value: object) -> Expr:
+    """`value` as an expression; InputError says what to write instead of a wrong one."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    if value is None:
+        raise InputError("None cannot be appended; does a helper function lack its return?")
+    if hasattr(value, "run_batch"):
+        raise InputError("a program cannot be appended itself; call it: s += program(...)")
+    if hasattr(value, "text_iter"):
+        raise InputError("a state cannot be appended; append one of its values: s += other['name']")
+    raise InputError(f"only text and expressions can be appended, not {type(value).__name__}; write str(...)")
+
+
+def turn(role: Role, expr: str | Expr | None) -> Expr:
+    """A whole turn of `role`; with None an empty one."""
+    inside = () if expr is None else _parts(as_expr(expr))
+    return Concat((RoleBegin(role), *inside, RoleEnd(role)))
+
+
+def _parts(expr: Expr) -> tuple[Expr, ...]:
+    return expr.parts if isinstance(expr, Concat) else (expr,)

@@ -1,0 +1,106 @@
+"""The branches of a fork, written together and joined again.
+
+Knows: states and their order. Must not know: sessions, calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from plait.lang.answers import Known
+from plait.lang.expressions import Expr
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.state import ProgramState
+
+JoinMode = Literal["gather_variable", "concate_and_append"]
+
+
+class ProgramStateGroup:
+    """What `s.fork(n)` gives: n states in order, which can be written one by one or all at once.
+
+    >>> forks = s.fork(2)                                                   # doctest: +SKIP
+    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
+    >>> forks.join()                                                        # doctest: +SKIP
+    """
+
+    def __init__(self, states: Sequence[ProgramState], source: ProgramState) -> None:
+        self.states = list(states)
+        self.src_state = source
+        self._names_before = frozenset(source._strand.variables)
+        self._start = len(source._strand.segments)
+        self._num_turns = len(source._strand.turns)
+        self._is_joined = False
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Waits for the branches and brings what they have to the state they came from.
+
+        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
+        "concate_and_append": the text that each branch added is appended, in order.
+        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
+        """
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise InputError(f'join takes "gather_variable" or "concate_and_append", not {mode!r}')
+        if self._is_joined:
+            raise InputError("these branches were joined already")
+        self._is_joined = True
+        for state in self.states:
+            state._strand.close("this branch was joined")  # after its calls; it computes nothing more
+        for state in self.states:
+            state.sync()
+        if mode == "gather_variable":
+            self._gather()
+        else:
+            for state in self.states:
+                self.src_state._strand.append_tail(state._strand, self._start, self._num_turns)
+
+    def _gather(self) -> None:
+        gathered: dict[str, list[Any]] = {}
+        for state in self.states:
+            for name, variable in state._strand.variables.items():
+                if name not in self._names_before:
+                    gathered.setdefault(name, []).append(variable.value())
+        for name, values in gathered.items():
+            self.src_state._strand.set(name, Known(values))
+
+    def __iadd__(self, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> ProgramStateGroup:
+        """Appends to every branch: the same text or expression, one of a list for each, or `other(i)`."""
+        for state, each in zip(self.states, self._one_each(other), strict=True):
+            state += each
+        return self
+
+    def _one_each(self, other: Any) -> Sequence[Any]:
+        if isinstance(other, (str, Expr)):
+            return [other] * len(self.states)
+        if isinstance(other, (list, tuple)):
+            if len(other) != len(self.states):
+                raise InputError(f"{len(other)} items cannot be appended to {len(self.states)} branches one by one")
+            return other
+        if callable(other) and not hasattr(other, "run_batch"):
+            return [other(i) for i in range(len(self.states))]
+        raise InputError(
+            "to a group one can append text, an expression, a list with one for each branch, or a function "
+            f"of the branch's number; not {type(other).__name__}"
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> ProgramState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ProgramState]: ...
+    def __getitem__(self, index: int | slice) -> ProgramState | list[ProgramState]:
+        if isinstance(index, str):
+            raise InputError(f"a group has branches, not variables: read forks[i][{index!r}], or join() and read s")
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """For `forks[i] += ...` only: a branch cannot be replaced by another state."""
+        if self.states[index] is not state:
+            raise InputError("a branch cannot be replaced; append to it with forks[i] += ...")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)

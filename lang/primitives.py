@@ -1,0 +1,199 @@
+"""The functions a program is written with: gen and select. Each checks its arguments and gives a node.
+
+Knows: names and rules of arguments. Must not know: states, sessions, how a node runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from plait.constrained.specs import Choices
+from plait.lang.arguments import checked_choices, checked_regex, where_of
+from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
+from plait.lang.errors import unknown_keyword
+from plait.lang.expressions import Expr, Gen, Select
+from plait.lang.options import SAMPLING_KEYWORDS, check_text_in_logprobs, make_options
+from plait.runtime.errors import InputError
+
+REGEX_INT = r"[-+]?[0-9]+"
+REGEX_STRING = r'"[\w\d\s]*"'
+MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
+
+Stop = str | Collection[str]
+_OWN_KEYWORDS = ("name", "regex", "choices", "choices_method")
+_SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Stop | None = None,
+    stop_token_ids: Collection[int] | None = None,
+    *,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    regex: str | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    **unknown: object,
+) -> Expr:
+    """Text sampled by the model, kept as variable `name`. What is None is taken from `run(...)`.
+
+    - `timeout`: seconds. `seed`: the same seed gives the same text in any batch.
+    - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
+      goes on with the first, and `get_meta_info` gives one dict for each.
+    - `regex`: the text matches it from end to end (Python's syntax).
+    - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is
+      sampled instead, under a mask that admits nothing else.
+    - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
+      come with them.
+
+    Raises InputError for an unknown keyword or a value out of range, before anything runs.
+
+    >>> s += "Q: " + question + "\\nA:" + gen("answer", max_tokens=32, stop="\\n")   # doctest: +SKIP
+    """
+    where = where_of("gen", name)
+    for keyword in unknown:
+        raise unknown_keyword(where, keyword, (*_OWN_KEYWORDS, *_SAMPLING_KEYWORDS))
+    check_text_in_logprobs(where, return_text_in_logprobs)
+    sampling = {
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "stop": stop,
+        "stop_token_ids": stop_token_ids,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "ignore_eos": ignore_eos,
+        "seed": seed,
+        "return_logprob": return_logprob,
+        "top_logprobs_num": top_logprobs_num,
+        "timeout": timeout,
+    }
+    if choices is not None:
+        return _gen_choices(where, name, choices, choices_method, n, regex, sampling)
+    if choices_method is not None:
+        raise InputError(f"{where}: choices_method needs choices")
+    constraint = None if regex is None else checked_regex(where, regex)
+    return Gen(name, make_options(where, n=n, **sampling), constraint)
+
+
+def gen_int(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
+    """`gen` held to an integer with an optional sign. The variable is the text; `int(s[name])` always works.
+
+    Takes the keywords of `gen` but regex and choices.
+    """
+    return _typed("gen_int", REGEX_INT, name, args, keywords)
+
+
+def gen_string(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
+    """`gen` held to a double-quoted string of letters, digits and white space, its quotes included.
+
+    Takes the keywords of `gen` but regex and choices.
+    """
+    return _typed("gen_string", REGEX_STRING, name, args, keywords)
+
+
+def select(
+    name: str | None = None,
+    choices: Iterable[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+    *,
+    timeout: float | None = None,
+) -> Expr:
+    """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
+
+    Nothing is sampled: `choices_method` scores every choice and the best one wins. `timeout` in seconds.
+    Raises InputError for an empty list, equal choices, or a temperature above 0.
+
+    >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
+    """
+    where = where_of("select", name)
+    if choices is None:
+        raise InputError(f"{where} needs choices, a list of texts")
+    checked = make_options(where, temperature=temperature, timeout=timeout)
+    if checked.fields.get("temperature"):
+        raise InputError(
+            f"{where}: select takes the best choice and samples nothing; to sample one, write "
+            f"gen({name!r}, choices=[...], temperature={temperature!r})"
+        )
+    texts = checked_choices(where, choices, MAX_SELECT_CHOICES).choices
+    return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"))
+
+
+def _not_yet(name: str) -> Callable[..., Expr]:
+    def refuse(*args: object, **keywords: object) -> Expr:
+        raise InputError(f"{name}(...) is not supported yet")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    refuse.__doc__ = "Known from SGLang; raises InputError, since plait does not support it yet."
+    return refuse
+
+
+image = _not_yet("image")
+video = _not_yet("video")
+separate_reasoning = _not_yet("separate_reasoning")
+
+
+def _gen_choices(
+    where: str,
+    name: str | None,
+    choices: Iterable[str],
+    method: ChoicesMethod | None,
+    n: int | None,
+    regex: str | None,
+    sampling: dict[str, Any],
+) -> Expr:
+    if regex is not None:
+        raise InputError(f"{where}: give regex or choices, not both")
+    checked = make_options(where, n=n, **sampling)
+    given = {keyword for keyword, value in sampling.items() if value is not None}
+    if checked.fields.get("temperature") and method is None:
+        return _sampled_choice(where, name, checked_choices(where, choices), n, sampling)
+    meaningless = sorted(given - {"temperature", "timeout", "return_logprob"})
+    if n not in (None, 1):
+        meaningless.insert(0, "n")
+    if meaningless:
+        raise InputError(
+            f"{where}: {meaningless[0]} has no effect where choices are scored; leave it out, or give a "
+            "temperature above 0 and no choices_method to sample one of the choices"
+        )
+    try:
+        temperature, timeout = checked.fields.get("temperature", 0.0), checked.fields.get("timeout_s")
+        return select(name, choices, temperature, method or token_length_normalized, timeout=timeout)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
+    """Sampling under the mask, with room for the longest choice: a token is at least one byte."""
+    for keyword in ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"):
+        if sampling[keyword] is not None:
+            raise InputError(f"{where}: {keyword} has no effect with choices, which end themselves; leave it out")
+    longest = max(len(choice.encode()) for choice in choices.choices)
+    whole = sampling | {"max_tokens": longest + 1, "min_tokens": 0, "stop": (), "stop_token_ids": ()}
+    return Gen(name, make_options(where, n=n, **whole), choices)
+
+
+def _typed(function: str, regex: str, name: str | None, args: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
+    for keyword in ("regex", "choices", "choices_method"):
+        if keyword in keywords:
+            raise unknown_keyword(where_of(function, name), keyword, ("name", *_SAMPLING_KEYWORDS))
+    return gen(name, *args, regex=regex, **keywords)

@@ -1,0 +1,166 @@
+"""`@function` and what it makes of a Python function: a program that can be run, streamed and batched.
+
+Knows: arguments, defaults, and when the body runs. Must not know: nodes, sessions, how values are read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from plait.lang.backend import Backend, resolve
+from plait.lang.batch import num_workers, run_all
+from plait.lang.errors import COMING, NOT_NEEDED, unknown_keyword
+from plait.lang.execution import Execution
+from plait.lang.expressions import Subprogram
+from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
+from plait.lang.state import ProgramState
+from plait.runtime.errors import InputError
+
+
+class Program:
+    """A function whose first parameter is the state. Made by `@function`.
+
+    >>> state = qa.run(question="Why is the sky blue?", temperature=0)   # doctest: +SKIP
+    >>> print(state["answer"])                                           # doctest: +SKIP
+    """
+
+    def __init__(self, body: Callable[..., Any]) -> None:
+        self.name = getattr(body, "__name__", "program")
+        self._signature = _checked_signature(self.name, body)
+        self._body = body
+        functools.update_wrapper(self, body)
+
+    def run(self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any) -> ProgramState:
+        """Runs the body with `args` and `kwargs` and waits for all its calls.
+
+        These keywords are not the body's but defaults that each gen may override: max_new_tokens=128 (or
+        max_tokens), min_tokens, n, stop, stop_token_ids, temperature=1.0, top_p, top_k, min_p,
+        frequency_penalty, presence_penalty, ignore_eos, seed, return_logprob, top_logprobs_num, and timeout
+        (seconds for each call).
+
+        `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
+        `backend` is a Runtime, Engine or Client to use instead of the default one.
+
+        Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
+        """
+        options, kwargs = self._split("run", kwargs)
+        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        execution = Execution(self.name, self._body, args, kwargs, resolve(backend), options)
+        return execution.start() if stream else execution.perform()
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        **sampling: Any,
+    ) -> list[ProgramState]:
+        """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
+
+        An item that fails does not end the others: its state's `error()` is the error, and every read of it
+        raises it. The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a
+        time, "auto" means at most 64.
+
+        Raises InputError before anything runs when an item's arguments do not fit the program.
+
+        >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
+        >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
+        """
+        options, others = self._split("run_batch", sampling)
+        for name in others:
+            raise unknown_keyword("run_batch", name, SAMPLING_KEYWORDS)
+        items = self._checked_items(batch_kwargs)
+        workers = num_workers(num_threads, len(items))
+        if not items:
+            return []
+        client = resolve(backend)
+        executions = [Execution(self.name, self._body, (), item, client, options) for item in items]
+        return run_all(executions, workers, progress_bar)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Uses this program inside another one.
+
+        `program(s, ...)` runs the body on state `s` now and gives what it returns; `s += program(...)` does
+        the same as part of an expression. To run a program on its own, call `program.run(...)`.
+        """
+        if args and isinstance(args[0], ProgramState):
+            self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
+            return self._body(*args, **kwargs)
+        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        return Subprogram(self.name, lambda state: self._body(state, *args, **kwargs))
+
+    def __repr__(self) -> str:
+        return f"<plait program {self.name!r}>"
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def _split(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """The sampling keywords as options, and the rest."""
+        sampling = {name: value for name, value in kwargs.items() if name in SAMPLING_KEYWORDS}
+        taken = list(self._signature.parameters)[1:]
+        for name in sampling:
+            if where == "run" and name in taken:
+                raise InputError(
+                    f"program {self.name!r} has a parameter {name!r}, which is also a sampling keyword of "
+                    "run; pass it by position, or rename it"
+                )
+        return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
+
+    def _check_arguments(self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        try:
+            self._signature.bind(None, *args, **kwargs)
+        except TypeError as error:
+            names = list(self._signature.parameters)[1:]
+            for name in kwargs:
+                if name in COMING or name in NOT_NEEDED:
+                    raise unknown_keyword(where, name, names) from None
+            said = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
+            raise InputError(f"{where}: {error}; {said}") from None
+
+    def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        if isinstance(batch_kwargs, (str, bytes, Mapping)):
+            raise InputError("run_batch takes a list of dicts, one dict of keyword arguments for each item")
+        items = []
+        for index, item in enumerate(batch_kwargs):
+            if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
+                raise InputError(f"item {index} of run_batch must be a dict of keyword arguments, not {item!r:.80}")
+            self._check_arguments(f"program {self.name!r}, item {index}", (), item)
+            items.append(dict(item))
+        return items
+
+
+@overload
+def function(body: Callable[..., Any]) -> Program: ...
+@overload
+def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    body: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Makes a program of a function whose first parameter is the state.
+
+    >>> @function
+    ... def qa(s, question):
+    ...     s += "Q: " + question + "\\nA:" + gen("answer", stop="\\n")
+    >>> qa.name
+    'qa'
+    """
+    if num_api_spec_tokens is not None:
+        raise unknown_keyword("function", "num_api_spec_tokens", ())
+    return Program if body is None else Program(body)
+
+
+def _checked_signature(name: str, body: object) -> inspect.Signature:
+    if not callable(body) or isinstance(body, (type, Program)):
+        raise InputError(f"@function goes on a function, not on {body!r:.80}")
+    if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise InputError(f"program {name!r} must be a plain function: no async def, no yield")
+    signature = inspect.signature(body)
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise InputError(f"program {name!r} needs the state as its first parameter: def {name}(s, ...)")
+    return signature

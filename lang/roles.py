@@ -1,0 +1,50 @@
+"""The turns of a conversation: each function gives the nodes that open, fill and close one.
+
+Knows: the three roles. Must not know: the chat template, which belongs to the model.
+"""
+
+from __future__ import annotations
+
+from plait.lang.expressions import Expr, RoleBegin, RoleEnd, turn
+
+
+def system(expr: str | Expr | None = None) -> Expr:
+    """A system turn: `s += system("You are terse.")`."""
+    return turn("system", expr)
+
+
+def user(expr: str | Expr | None = None) -> Expr:
+    """A user turn: `s += user(question)`. The question's text can never close the turn."""
+    return turn("user", expr)
+
+
+def assistant(expr: str | Expr | None = None) -> Expr:
+    """An assistant turn: `s += assistant(gen("answer"))`."""
+    return turn("assistant", expr)
+
+
+def system_begin() -> Expr:
+    """Opens a system turn; `system_end()` closes it."""
+    return RoleBegin("system")
+
+
+def system_end() -> Expr:
+    return RoleEnd("system")
+
+
+def user_begin() -> Expr:
+    """Opens a user turn; `user_end()` closes it."""
+    return RoleBegin("user")
+
+
+def user_end() -> Expr:
+    return RoleEnd("user")
+
+
+def assistant_begin() -> Expr:
+    """Opens an assistant turn; `assistant_end()` closes it."""
+    return RoleBegin("assistant")
+
+
+def assistant_end() -> Expr:
+    return RoleEnd("assistant")

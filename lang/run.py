@@ -1,0 +1,158 @@
+"""One execution of a program: what all its states share, from the first session to the last call.
+
+Every wait of a program is here or in a call, and every wait ends: when the body ends, or when its call does.
+
+Knows: sessions, calls, their order and their end. Must not know: expressions, roles, variables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.errors import ProgramError
+from plait.lang.options import Options
+from plait.lang.usage import ProgramUsage, total
+from plait.runtime.errors import Aborted
+
+if TYPE_CHECKING:
+    from plait.lang.answers import Answer
+    from plait.runtime.client.client import Client
+    from plait.runtime.client.session import Session
+
+
+class Run:
+    """The sessions, calls and outcome of one `program.run(...)`."""
+
+    def __init__(self, program: str, client: Client, defaults: Options) -> None:
+        self.program = program
+        self.client = client
+        self.defaults = defaults
+        self.ended = False  # the body has returned or raised
+        self.error: ProgramError | None = None
+        self.ret_value: Any = None
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+        self._answers: list[Answer] = []
+        self._number = client.next_id()
+        self._sessions: dict[int, Session] = {}
+        self._dropped: deque[Session] = deque()
+        self._handled: list[BaseException] = []
+        self._aborted = False
+
+    # -- sessions and calls -----------------------------------------------------------------------
+
+    def open_session(self) -> Session:
+        """A session on this program's fairness account."""
+        return self.adopt(self.client.open_session(program=self._number))
+
+    def adopt(self, session: Session) -> Session:
+        """Takes over the duty to close `session`; closes those whose states are gone."""
+        while self._dropped:
+            self.close(self._dropped.popleft())
+        if self._aborted:
+            session.close()
+            raise Aborted("the program was ended")
+        self._sessions[id(session)] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        self._sessions.pop(id(session), None)
+        session.close()
+
+    def drop(self, session: Session) -> None:
+        """Notes that nobody can reach `session` any more. Only notes: a garbage collector may be calling."""
+        self._dropped.append(session)
+
+    def add(self, answer: Answer) -> None:
+        """Counts one more call as this program's."""
+        self._answers.append(answer)
+        if self._aborted:  # by another thread, meanwhile
+            answer.call.abort()
+
+    def answers(self) -> list[Answer]:
+        return list(self._answers)
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Wakes whoever waits for new text, a new variable, or the end."""
+        with self._changed:
+            self._changed.notify_all()
+            for listener in self._listeners:
+                listener()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()` or the end of the body."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended or ready())
+
+    async def wait_async(self, ready: Callable[[], bool]) -> None:
+        """`wait` for an event loop: holds no thread."""
+        import asyncio
+
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        try:
+            while True:
+                with self._changed:
+                    if self.ended or ready():
+                        return
+                    changed.clear()
+                await changed.wait()
+        finally:
+            with self._changed:
+                self._listeners.remove(wake)
+
+    def settle(self) -> None:
+        """Waits for every call; raises the first failure that the body has not handled."""
+        for answer in self.answers():
+            failure = answer.failure()
+            if failure is not None and not any(failure.__cause__ is cause for cause in self._handled):
+                raise failure
+
+    def note_handled(self, error: ProgramError) -> None:
+        """The body was told of `error`; if it goes on, it has dealt with it."""
+        if error.__cause__ is not None:
+            self._handled.append(error.__cause__)
+
+    def usage(self) -> ProgramUsage:
+        """The cost of all calls, once they are done."""
+        return total(self.answers())
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def fail(self, error: ProgramError) -> None:
+        """Keeps `error` for every later read and ends what still runs."""
+        if self.error is None:
+            self.error = error
+        self.abort()
+
+    def check(self) -> None:
+        """Raises the program's error, if it failed."""
+        if self.error is not None:
+            raise self.error.again() from self.error.__cause__
+
+    def end(self) -> None:
+        """The body is over: sessions go once their calls are done, and nobody waits for more text."""
+        for session in list(self._sessions.values()):
+            self.close(session)
+        self.ended = True
+        self.notify()
+
+    def abort(self) -> None:
+        """Ends every call and session at once, from any thread. New ones are refused."""
+        self._aborted = True
+        for answer in self.answers():
+            answer.call.abort()
+        for session in list(self._sessions.values()):
+            self._sessions.pop(id(session), None)
+            session.abort()

@@ -1,0 +1,146 @@
+"""One growing text of a program: its segments, turns and variables, and the session that mirrors it.
+
+A fork copies the three lists (not the text) and continues a forked session.
+
+Knows: segments, turns, the session. Must not know: expressions, handles, who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from plait.lang.answers import Answer, Readable, Several, Span, Written
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.expressions import Role
+    from plait.lang.run import Run
+    from plait.runtime.client.session import Session
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+
+class Turn(NamedTuple):
+    """A turn whose content is segments[start:stop]."""
+
+    role: Role
+    start: int
+    stop: int
+
+
+class Strand:
+    """The text of one state. The session is opened when the first text comes."""
+
+    def __init__(self, run: Run, session: Session | None = None) -> None:
+        self.run = run
+        self.segments: list[Readable] = []
+        self.variables: dict[str, Readable] = {}
+        self.turns: list[Turn] = []
+        self._open_turn: tuple[Role, int] | None = None
+        self._session = session
+        self._closed_by: str | None = None
+
+    def session(self) -> Session:
+        """The session, to add to. Raises InputError once the state was joined or the program has ended."""
+        if self.run.ended or self._closed_by is not None:
+            raise InputError(f"{self._closed_by or 'the program has ended'}; its state can be read, not extended")
+        if self._session is None:
+            self._session = self.run.open_session()
+        return self._session
+
+    def write(self, text: str, *, control: bool = False) -> None:
+        """Adds known text."""
+        self.session().append(text, control=control)
+        self._show(Written(text, control))
+
+    def add(self, name: str | None, answer: Answer | Several) -> None:
+        """Adds the text that a call will give, as variable `name`."""
+        if name is not None:
+            self.variables[name] = answer
+        self._show(answer)
+
+    def set(self, name: str, value: Readable) -> None:
+        self.variables[name] = value
+        self.run.notify()
+
+    def _show(self, segment: Readable) -> None:
+        self.segments.append(segment)
+        self.run.notify()
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def begin_turn(self, role: Role) -> None:
+        if self._open_turn is not None:
+            raise InputError(f"a {role} turn cannot begin inside the {self._open_turn[0]} turn; end that one first")
+        self.write(self._template().turn_prefix(self._roles(), role), control=True)
+        self._open_turn = (role, len(self.segments))
+
+    def end_turn(self, role: Role) -> None:
+        if self._open_turn is None or self._open_turn[0] != role:
+            open_now = f"the open turn is {self._open_turn[0]}" if self._open_turn else "no turn is open"
+            raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
+        suffix = self._template().turn_suffix(self._roles(), role)
+        turn = Turn(role, self._open_turn[1], len(self.segments))
+        self._open_turn = None
+        self.write(suffix, control=True)
+        self.turns.append(turn)
+
+    def messages(self) -> list[tuple[Role, Span]]:
+        """The finished turns and their contents."""
+        return [(turn.role, Span(self.segments[turn.start : turn.stop])) for turn in self.turns]
+
+    def _roles(self) -> tuple[Role, ...]:
+        return tuple(turn.role for turn in self.turns)
+
+    def _template(self) -> ChatTemplate:
+        template = self.run.client.tokenizer.chat_template
+        if template is None:
+            raise InputError(
+                "this model has no chat template, so it has no system, user or assistant turns; append plain "
+                "text, or use an instruction-tuned model"
+            )
+        return template
+
+    # -- forks ------------------------------------------------------------------------------------
+
+    def fork(self, size: int) -> list[Strand]:
+        """`size` strands that begin with this one's text, turns and variables."""
+        children = []
+        for session in self.session().fork(size):
+            child = Strand(self.run, self.run.adopt(session))
+            child.segments = list(self.segments)
+            child.variables = dict(self.variables)
+            child.turns = list(self.turns)
+            child._open_turn = self._open_turn
+            children.append(child)
+        return children
+
+    def append_tail(self, child: Strand, start: int, num_turns: int) -> None:
+        """Adds what `child` has after segment `start` and turn `num_turns`, once it is known."""
+        shift = len(self.segments) - start
+        if child._open_turn != self._open_turn:
+            raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
+        for segment in child.segments[start:]:
+            self.write(segment.text(), control=isinstance(segment, Written) and segment.control)
+        self.turns += [Turn(role, begin + shift, end + shift) for role, begin, end in child.turns[num_turns:]]
+
+    def close(self, reason: str) -> None:
+        """Lets the session go once its calls are done; the text stays readable. Idempotent."""
+        if self._closed_by is None:
+            self._closed_by = reason
+            if self._session is not None:
+                self.run.close(self._session)
+
+    def answers(self) -> Sequence[Answer]:
+        """The calls whose text stands in this strand."""
+        found: list[Answer] = []
+        for segment in self.segments:
+            if isinstance(segment, Answer):
+                found.append(segment)
+            elif isinstance(segment, Several):
+                found.extend(segment.answers)
+        return found
+
+    def __del__(self) -> None:
+        if self._session is not None and self._closed_by is None:
+            self.run.drop(self._session)

@@ -1,0 +1,78 @@
+"""The methods of a state that write turns: `s.user(...)`, `with s.user():`, `s.user_begin()`.
+
+Knows: how a turn is spelled. Must not know: chat templates, sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import overload
+
+from plait.lang.expressions import Expr, Role, RoleBegin, RoleEnd, turn
+
+
+class Turns:
+    """The part of `ProgramState` that is about roles."""
+
+    def _append(self, expr: Expr) -> None:
+        raise NotImplementedError
+
+    @overload
+    def system(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def system(self, expr: str | Expr) -> None: ...
+    def system(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+        """A system turn: `s.system("...")`, or `with s.system(): s += ...`."""
+        return self._turn("system", expr)
+
+    @overload
+    def user(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def user(self, expr: str | Expr) -> None: ...
+    def user(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+        """A user turn: `s.user(question)`, or `with s.user(): s += ...`."""
+        return self._turn("user", expr)
+
+    @overload
+    def assistant(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def assistant(self, expr: str | Expr) -> None: ...
+    def assistant(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+        """An assistant turn: `s.assistant(gen("x"))`, or `with s.assistant(): s += ...`."""
+        return self._turn("assistant", expr)
+
+    def system_begin(self) -> None:
+        """Opens a system turn; `system_end()` closes it."""
+        self._append(RoleBegin("system"))
+
+    def system_end(self) -> None:
+        self._append(RoleEnd("system"))
+
+    def user_begin(self) -> None:
+        """Opens a user turn; `user_end()` closes it."""
+        self._append(RoleBegin("user"))
+
+    def user_end(self) -> None:
+        self._append(RoleEnd("user"))
+
+    def assistant_begin(self) -> None:
+        """Opens an assistant turn; `assistant_end()` closes it."""
+        self._append(RoleBegin("assistant"))
+
+    def assistant_end(self) -> None:
+        self._append(RoleEnd("assistant"))
+
+    def _turn(self, role: Role, expr: str | Expr | None) -> AbstractContextManager[None] | None:
+        if expr is None:
+            return self._open_turn(role)
+        self._append(turn(role, expr))
+        return None
+
+    @contextmanager
+    def _open_turn(self, role: Role) -> Iterator[None]:
+        self._append(RoleBegin(role))
+        try:
+            yield
+        finally:  # also after an exception that the body may catch: the next turn needs this one closed
+            self._append(RoleEnd(role))

@@ -1,0 +1,123 @@
+"""plait: a Python language for programs that call a language model many times.
+
+The public names, each listed once. Importing this loads no model, no torch; a Runtime or Engine does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plait.lang.backend import flush_cache, get_server_info, set_default_backend
+from plait.lang.choices import (
+    ChoicesMethod,
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+from plait.lang.errors import MissingVariable, ProgramError
+from plait.lang.expressions import Expr
+from plait.lang.group import ProgramStateGroup
+from plait.lang.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
+from plait.lang.program import Program, function
+from plait.lang.roles import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from plait.lang.state import ProgramState
+from plait.lang.usage import ProgramUsage
+from plait.runtime.errors import (
+    Aborted,
+    CallFailed,
+    CallRejected,
+    ConstraintFailed,
+    ContextOverflow,
+    CorruptModel,
+    DeadlineExceeded,
+    InputError,
+    ModelError,
+    ModelNotFound,
+    Overloaded,
+    PlaitError,
+    RuntimeGone,
+    UnsupportedModel,
+)
+
+if TYPE_CHECKING:
+    from plait.runtime.engine import Engine
+    from plait.runtime.launch import Runtime
+
+    __version__: str
+
+__all__ = [
+    "Aborted",
+    "CallFailed",
+    "CallRejected",
+    "ChoicesMethod",
+    "ConstraintFailed",
+    "ContextOverflow",
+    "CorruptModel",
+    "DeadlineExceeded",
+    "Engine",
+    "Expr",
+    "InputError",
+    "MissingVariable",
+    "ModelError",
+    "ModelNotFound",
+    "Overloaded",
+    "PlaitError",
+    "Program",
+    "ProgramError",
+    "ProgramState",
+    "ProgramStateGroup",
+    "ProgramUsage",
+    "Runtime",
+    "RuntimeGone",
+    "UnsupportedModel",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "image",
+    "select",
+    "separate_reasoning",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+    "video",
+]
+
+
+def __getattr__(name: str) -> object:
+    """The names that cost time to load, when they are first used."""
+    if name == "Runtime":
+        from plait.runtime.launch import Runtime
+
+        return Runtime
+    if name == "Engine":
+        from plait.runtime.engine import Engine
+
+        return Engine
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("plait")
+    raise AttributeError(f"module 'plait' has no attribute {name!r}")

@@ -1,0 +1,39 @@
+"""The same engine on a GPU: runs where there is one, through the reference operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.runtime.engine import Engine
+from plait.runtime.sampling import sampling_params
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
+
+PROMPTS = ["The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at"]
+
+
+def greedy(device: str) -> list[list[int]]:
+    with Engine(device=device, dtype="float32", check_integrity=True, max_pages=2000, max_batch_tokens=16) as engine:
+        calls = []
+        for prompt in PROMPTS:
+            session = engine.client.open_session()
+            session.append(prompt)
+            calls.append(session.generate(sampling_params(max_tokens=16, temperature=0.0)))
+        return [call.result().token_ids for call in calls]
+
+
+def test_greedy_tokens_on_the_gpu_equal_those_on_the_cpu() -> None:
+    assert greedy("cuda") == greedy("cpu")
+
+
+def test_sampling_and_logprobs_on_the_gpu() -> None:
+    with Engine(device="cuda", max_pages=2000) as engine:
+        session = engine.client.open_session()
+        session.append("Once upon a time")
+        params = sampling_params(max_tokens=8, top_p=0.9, seed=3, logprobs=True, top_logprobs=2, ignore_eos=True)
+        result = session.generate(params).result()
+        assert len(result.logprobs or []) == 8
+        choice = session.select([" yes", " no"]).result().choice
+        assert choice is not None
+        assert choice.index in (0, 1)

