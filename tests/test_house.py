@@ -43,6 +43,8 @@ def wrongs(source: str, room: str) -> list[str]:
             found.append(f"imports {name}")
         if parts[0] == "plait" and len(parts) > 1 and parts[1] in MAY_IMPORT and parts[1] not in MAY_IMPORT[room]:
             found.append(f"imports {name} against the direction")
+        if room == "lang" and parts[:2] == ["plait", "constrained"] and parts[2:3] != ["specs"]:
+            found.append(f"imports {name}: the language only names constraints, through constrained.specs")
         if room in ("plait", "lang") and parts[0] in ("torch", "numba", "triton"):
             found.append(f"imports {name}")
     for node in ast.walk(tree):
@@ -67,6 +69,7 @@ def test_nothing_forbidden(path: Path) -> None:
         ("kernels", "from plait.runtime import errors"),
         ("constrained", "import plait.runtime.errors"),
         ("lang", "import torch"),
+        ("lang", "from plait.constrained.pool import CompilePool"),
         ("runtime", "import pickle"),
         ("runtime", "x = eval('1')"),
         ("runtime", "import torch\ntorch.load('x')"),

@@ -605,3 +605,122 @@ def test_an_aborted_answer_leaves_the_text_that_was_told():
     assert 5 < len(told) < 40
     assert told == free[: len(told)]
     assert calls[2].tokens == greedy([*prompt, *told, 5], 6)
+
+
+# -- what the scheduler promises beyond right answers ---------------------------------------------
+
+
+def test_the_oldest_row_is_never_retracted():
+    scheduler, link, _ = make_scheduler(pages=100, batch_tokens=64, rows=8)
+    requests = []
+    for i in range(8):
+        requests += [Open(i), Append(i, [1 + i % 3, 2, 3]), gen(i, i, 60, ignore_eos=True)]
+    calls = drive(scheduler, link, *requests)
+    assert scheduler.policy.num_retractions > 0
+    assert calls[0].end.usage.recomputed_tokens == 0
+    assert order_of_ends(link)[0] == 0
+
+
+def test_a_decoding_row_is_in_every_step_of_its_neighbours_prefill():
+    scheduler, link, runner = make_scheduler(batch_tokens=10)
+    link.inbox += [(b"c", r) for r in (Open(1), Append(1, [1, 2]), gen(1, 1, 40, ignore_eos=True))]
+    scheduler.step(0.0)
+    link.inbox += [(b"c", r) for r in (Open(2), Append(2, [3] * 50), gen(2, 2, 1))]
+    runner.batches.clear()
+    scheduler.step(0.0)
+    while scheduler.sessions._sessions[b"c", 2].active:
+        scheduler.step(0.0)
+    assert len(runner.batches) == 6, "50 tokens at 9 a step"
+    assert all(len(rows) == 2 and min(count for _, count in rows) == 1 for rows in runner.batches)
+
+
+def test_a_prompt_waits_until_there_is_room_for_it():
+    scheduler, link, _ = make_scheduler(pages=100, batch_tokens=64)
+    requests = []
+    for i in range(4):
+        requests += [Open(i), Append(i, [1 + i] * 60), gen(i, i, 5)]
+    drive(scheduler, link, *requests)
+    assert scheduler.policy.num_retractions == 0
+
+
+def test_the_end_of_a_constraint_is_not_sampled_when_nothing_else_is_left():
+    text = spell("JSON")
+    scheduler, link, _ = make_scheduler(grammars={Regex("good"): Counting(text)})
+    request = Generate(1, 1, sampling_params(max_tokens=20, min_tokens=8), Regex("good"))
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), request)
+    assert calls[1].tokens == text
+    assert calls[1].end.usage.completion_tokens == len(text)
+
+
+class Optional(Counting):
+    """Complete from the start, but may go on with its tokens; then nothing but the end."""
+
+    @property
+    def is_accepting(self):
+        return True
+
+    def matcher(self):
+        return Optional(self.tokens)
+
+    def fill_mask(self, row):
+        row.fill(0)
+        allowed = [EOS, *self.tokens[self.at : self.at + 1]]
+        for token in allowed:
+            row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def test_min_tokens_holds_back_the_end_but_not_for_ever():
+    text = spell("ab")
+    scheduler, link, _ = make_scheduler(grammars={Regex("optional"): Optional(text)})
+    request = Generate(1, 1, sampling_params(max_tokens=20, min_tokens=2), Regex("optional"))
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), request)
+    assert calls[1].tokens == text
+
+
+def test_branches_of_a_broken_text_are_broken():
+    scheduler, link, _ = make_scheduler(context=30)
+    calls = drive(scheduler, link, Open(1), Append(1, [1] * 99), Fork(1, [2]), Append(2, [1]), gen(2, 2))
+    assert calls[2].end.kind == "context_overflow"
+
+
+def test_what_is_over_leaves_nothing_behind():
+    scheduler, link, _ = make_scheduler()
+    requests = []
+    for i in range(20):
+        requests += [
+            Open(i, tenant=f"t{i}"),
+            Append(i, [1, 2]),
+            gen(i, i, 3),
+            Fork(i, [100 + i]),
+            gen(100 + i, 100 + i, 3),
+            Close(i),
+            Close(100 + i),
+        ]
+    drive(scheduler, link, *requests)
+    policy = scheduler.policy
+    assert (len(scheduler.sessions), policy._program_served, policy._tenant_served) == (0, {}, {})
+    assert (dict(policy._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
+
+
+def test_choices_that_begin_alike_share_their_rows():
+    scheduler, link, runner = make_scheduler(batch_tokens=64)
+    choices = [[1], [2], [3], [1, 2], [1, 2, 3]]
+    drive(scheduler, link, Open(1), Append(1, [5] * 10), Select(1, 1, choices))
+    assert runner.num_computed == 10 + 2, "one row: the prompt and [1, 2]"
+
+
+def test_logits_that_are_not_finite_fail_their_call_only():
+    scheduler, link, runner = make_scheduler()
+    forward = runner.forward
+
+    def poisoned(batch):
+        logits = forward(batch)
+        for i, each in enumerate(e for e in batch.rows if e.num_logits):
+            if each.row.call_id == 1:
+                logits[i, 7] = float("nan")
+        return logits
+
+    runner.forward = poisoned
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), gen(1, 1, 5), Open(2), Append(2, [1]), gen(2, 2, 5))
+    assert (calls[1].end.kind, "not finite" in calls[1].end.text) == ("internal", True)
+    assert calls[2].tokens == greedy([1], 5)
