@@ -6,17 +6,22 @@ Knows: bytes, tokens and grammars. Must not know: models, sampling, sessions or 
 from plait.constrained.compile import compile_grammar
 from plait.constrained.grammar import Grammar, Matcher, mask_words
 from plait.constrained.pool import CompilePool
-from plait.constrained.specs import Choices, GrammarError, Regex, Spec
+from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonObject, JsonSchema, Lark, Regex, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 __all__ = [
     "Choices",
     "CompilePool",
+    "Ebnf",
     "Grammar",
     "GrammarError",
+    "JsonObject",
+    "JsonSchema",
+    "Lark",
     "Matcher",
     "Regex",
     "Spec",
+    "Structural",
     "Vocabulary",
     "compile_grammar",
     "mask_words",

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from plait.constrained.choices import compile_choices
 from plait.constrained.dfa import DfaGrammar
+from plait.constrained.ebnf import compile_ebnf
 from plait.constrained.grammar import Grammar
+from plait.constrained.json_schema import compile_json, compile_structural
+from plait.constrained.lark import compile_lark
 from plait.constrained.llg import LlgGrammar, LlgText
 from plait.constrained.product import Table
 from plait.constrained.regex import compile_regex
-from plait.constrained.specs import Choices, GrammarError, Spec
+from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Regex, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 
@@ -24,7 +27,15 @@ def compile_form(spec: Spec, vocabulary: Vocabulary) -> Table | LlgText:
         raise GrammarError("the vocabulary names no end token")
     if isinstance(spec, Choices):
         return compile_choices(spec, vocabulary)
-    return compile_regex(spec, vocabulary)
+    if isinstance(spec, Regex):
+        return compile_regex(spec, vocabulary)
+    if isinstance(spec, Lark):
+        return compile_lark(spec, vocabulary)
+    if isinstance(spec, Ebnf):
+        return compile_ebnf(spec, vocabulary)
+    if isinstance(spec, Structural):
+        return compile_structural(spec, vocabulary)
+    return compile_json(spec, vocabulary)
 
 
 def as_grammar(form: Table | LlgText, vocabulary: Vocabulary) -> Grammar:

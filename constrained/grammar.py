@@ -66,7 +66,15 @@ class Grammar(ABC):
     >>> while not matcher.is_terminated:                                  # doctest: +SKIP
     ...     matcher.fill_mask(row)
     ...     matcher.accept(sample(logits, row))
+    `unchecked` are the JSON pointers of what a lenient schema demands and the masks do not; `check` tells of a
+    finished text whether it meets those demands too.
     """
+
+    unchecked: tuple[str, ...] = ()
+
+    def check(self, text: str) -> str | None:
+        """Why the finished `text` is not valid, in one line; None where it is, or nothing was left unchecked."""
+        return None
 
     @property
     @abstractmethod

@@ -17,6 +17,7 @@ import llguidance
 import msgspec
 import numpy as np
 
+from plait.constrained.full_check import full_check
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
@@ -28,9 +29,14 @@ ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library do
 
 
 class LlgText(msgspec.Struct, frozen=True, tag="llg"):
-    """A grammar in llguidance's own notation, known to compile within the limits."""
+    """A grammar in llguidance's own notation, known to compile within the limits.
+
+    `unchecked` are the pointers of what was left out of it, and `checked_by` the schema that tells, or nothing.
+    """
 
     text: str
+    unchecked: tuple[str, ...] = ()
+    checked_by: tuple[str, ...] = ()
 
 
 class LlgGrammar(Grammar):
@@ -47,6 +53,8 @@ class LlgGrammar(Grammar):
         self.end_ids = frozenset(vocabulary.eos_ids)
         self.num_words = mask_words(len(vocabulary))
         self._text = grammar.text
+        self.unchecked = grammar.unchecked
+        self._checked_by = grammar.checked_by
         self._first = self._compiled()
         if not LlgMatcher(self).any_allowed():
             raise GrammarError(_NOTHING)
@@ -57,6 +65,9 @@ class LlgGrammar(Grammar):
 
     def matcher(self) -> Matcher:
         return LlgMatcher(self)
+
+    def check(self, text: str) -> str | None:
+        return next((found for schema in self._checked_by if (found := full_check(schema, text))), None)
 
     def inner(self) -> llguidance.LLMatcher:
         """A matcher of the library at the start of a text; shares its lexer with the others."""
@@ -204,11 +215,18 @@ def _first_line(error: str) -> str:
     return _NOTHING if reason.startswith("NoExtension") else reason[:MAX_REASON]
 
 
+def compiled(text: LlgText, vocabulary: Vocabulary) -> LlgText:
+    """`text` itself, once it is known to compile; GrammarError where it does not.
+
+    >>> compiled(LlgText(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
+    """
+    LlgGrammar(text, vocabulary)
+    return text
+
+
 def regex_text(pattern: str, vocabulary: Vocabulary) -> LlgText:
     """A plain pattern (see syntax.py) as a grammar that is known to compile; GrammarError where it is not.
 
     >>> regex_text("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
     """
-    grammar = LlgText(llguidance.LLMatcher.grammar_from_regex(pattern))
-    LlgGrammar(grammar, vocabulary)
-    return grammar
+    return compiled(LlgText(llguidance.LLMatcher.grammar_from_regex(pattern)), vocabulary)

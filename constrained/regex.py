@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from plait.constrained.llg import LlgText, regex_text
 from plait.constrained.product import Table, TooLarge, token_table
 from plait.constrained.specs import GrammarError, Regex
-from plait.constrained.syntax import plain_pattern
+from plait.constrained.syntax import Plain, plain_pattern
 from plait.constrained.trie import Int32Array
 from plait.constrained.vocabulary import Vocabulary
 
@@ -36,7 +36,14 @@ def compile_regex(spec: Regex, vocabulary: Vocabulary) -> Table | LlgText:
 
     >>> compile_regex(Regex("[0-9]+"), vocabulary)                        # doctest: +SKIP
     """
-    plain = plain_pattern(spec.pattern)
+    return compile_plain(plain_pattern(spec.pattern), vocabulary)
+
+
+def compile_plain(plain: Plain, vocabulary: Vocabulary) -> Table | LlgText:
+    """The same for a plain pattern, whoever wrote it.
+
+    >>> compile_plain(Plain("a{3}", 3, 3), vocabulary)                    # doctest: +SKIP
+    """
     if plain.length > MAX_LENGTH:
         raise GrammarError("the pattern is too large once its repeats are written out")
     if plain.weight > MAX_WEIGHT:

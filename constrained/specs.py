@@ -1,4 +1,4 @@
-"""What a constraint says: a pattern, or a list of texts, as values that travel between processes.
+"""What a constraint says: a pattern, texts, a schema or a grammar, as values that travel between processes.
 
 Knows: the shape and the limits of a specification. Must not know: vocabularies, automata, or how it is
 compiled.
@@ -6,26 +6,39 @@ compiled.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 MAX_PATTERN_BYTES = 64 << 10
 MAX_CHOICES = 10_000
 MAX_CHOICES_BYTES = 1 << 20
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_GRAMMAR_BYTES = 256 << 10
+MAX_TRIGGERS = 128
+MAX_TAG_BYTES = 1024
+MAX_CALLS = 1000
+
+if TYPE_CHECKING:
+    SchemaSource: TypeAlias = str | dict[str, Any] | bool | type
+else:
+    SchemaSource = str  # what `__post_init__` leaves, and so what travels
 
 
 class GrammarError(ValueError):
     """A constraint that cannot be used: `reason`, and `where` in it (None where no place is to blame).
 
-    `where` is an index of characters into a pattern, or the index of an item.
+    `where` is an index of characters into a pattern, the index of an item, or the JSON pointer of a keyword
+    (RFC 6901, "" for the whole schema).
 
     >>> GrammarError("unterminated character set", where=3).where
     3
     """
 
-    def __init__(self, reason: str, where: int | None = None) -> None:
-        super().__init__(reason if where is None else f"{reason} (at {where})")
+    def __init__(self, reason: str, where: int | str | None = None) -> None:
+        super().__init__(f"{reason} (at {where})" if where or where == 0 else reason)
         self.reason = reason
         self.where = where
 
@@ -74,7 +87,121 @@ class Choices(msgspec.Struct, frozen=True, tag="choices"):
             seen.add(choice)
 
 
-Spec: TypeAlias = Regex | Choices
+class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
+    """A JSON value that is valid by `schema`: its JSON text, a dict, or a Pydantic model class; at most 1 MiB.
+
+    `whitespace` lets JSON's own white space occur between tokens; without it the text is compact.
+    `annotations` takes unknown formats and keywords for annotations, which the specification says they are;
+    without it they are refused. `lenient` drops what cannot be honoured, says so in `Grammar.unchecked`, and
+    leaves the finished text to `Grammar.check`. Anything else raises GrammarError.
+
+    >>> JsonSchema({"type": "integer"}).text
+    '{"type":"integer"}'
+    """
+
+    schema: SchemaSource
+    whitespace: bool = False
+    lenient: bool = False
+    annotations: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
+        for name in ("whitespace", "lenient", "annotations"):
+            if not isinstance(getattr(self, name), bool):
+                raise GrammarError(f"{name} must be True or False")
+
+    @property
+    def text(self) -> str:
+        """The schema as JSON text."""
+        return str(self.schema)
+
+
+class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
+    """Any JSON object, or with `any_value` any JSON value at all.
+
+    >>> JsonObject().any_value
+    False
+    """
+
+    any_value: bool = False
+    whitespace: bool = False
+
+
+class Lark(msgspec.Struct, frozen=True, tag="lark"):
+    """The texts of a context-free grammar in Lark's notation, from its rule `start`; at most 256 KiB.
+
+    >>> Lark('start: "yes" | "no"').grammar
+    'start: "yes" | "no"'
+    """
+
+    grammar: str
+
+    def __post_init__(self) -> None:
+        _check_grammar(self.grammar)
+
+
+class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
+    """The texts of a context-free grammar in GBNF, llama.cpp's notation, from its rule `root`; at most 256 KiB.
+
+    >>> Ebnf('root ::= "yes" | "no"').grammar
+    'root ::= "yes" | "no"'
+    """
+
+    grammar: str
+
+    def __post_init__(self) -> None:
+        _check_grammar(self.grammar)
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """Between `begin` and `end`, two non-empty texts, stands a JSON value valid by `schema`.
+
+    >>> Trigger("<call>", {"type": "object"}, "</call>").schema
+    '{"type":"object"}'
+    """
+
+    begin: str
+    schema: SchemaSource
+    end: str
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
+
+
+if TYPE_CHECKING:
+    Triggers: TypeAlias = Sequence[Trigger | tuple[str, SchemaSource, str]]
+else:
+    Triggers = tuple[Trigger, ...]
+
+
+class Structural(msgspec.Struct, frozen=True, tag="structural"):
+    """Free text in which every `begin` is followed by JSON to its schema and its `end`: tool calls.
+
+    `triggers` are Trigger, or triples of (begin, schema, end): 1 to 128, no begin within another. There are
+    `at_least` to `at_most` such calls (None: any number up to the end of the text). With `free_text` False
+    nothing stands before, between or behind them, as where a tool must be called. Schemas are compact.
+
+    >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
+    '</call>'
+    """
+
+    triggers: Triggers
+    at_least: int = 0
+    at_most: int | None = None
+    free_text: bool = True
+    lenient: bool = False
+    annotations: bool = False
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "triggers", _triggers(self.triggers))
+        for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
+            if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
+                raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")
+        if self.at_most is not None and self.at_most < max(1, self.at_least):
+            raise GrammarError("at_most must be at least 1, and not less than at_least")
+
+
+Spec: TypeAlias = Regex | Choices | JsonSchema | JsonObject | Lark | Ebnf | Structural
 """Every form of constraint; `msgspec.msgpack.Decoder(Spec)` decodes one from the wire."""
 
 
@@ -86,3 +213,46 @@ def _utf8_length(text: object, what: str, where: int | None) -> int:
     except UnicodeEncodeError as error:
         place = error.start if where is None else where
         raise GrammarError(f"{what} holds a lone surrogate", place) from None
+
+
+def _check_grammar(grammar: object) -> None:
+    if _utf8_length(grammar, "the grammar", None) > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"the grammar is longer than {MAX_GRAMMAR_BYTES} bytes")
+
+
+def _schema_text(schema: object) -> str:
+    """The JSON text of whatever form a schema was given in."""
+    model_schema = getattr(schema, "model_json_schema", None)
+    if isinstance(schema, type) and callable(model_schema):
+        schema = model_schema()
+    if isinstance(schema, dict | bool):
+        try:
+            schema = json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except (TypeError, ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+            raise GrammarError(f"the schema is not JSON: {reason}") from None
+    if _utf8_length(schema, "the schema", None) > MAX_SCHEMA_BYTES:
+        raise GrammarError(f"the schema is longer than {MAX_SCHEMA_BYTES} bytes")
+    assert isinstance(schema, str)
+    return schema
+
+
+def _triggers(given: object) -> tuple[Trigger, ...]:
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= MAX_TRIGGERS:
+        raise GrammarError(f"there must be 1 to {MAX_TRIGGERS} triggers")
+    triggers: list[Trigger] = []
+    for index, item in enumerate(given):
+        if not isinstance(item, Trigger):
+            if not isinstance(item, tuple | list) or len(item) != 3:
+                raise GrammarError("a trigger is a triple of begin, schema and end", index)
+            item = Trigger(*item)
+        for text in (item.begin, item.end):
+            if not 1 <= _utf8_length(text, "a tag", index) <= MAX_TAG_BYTES:
+                raise GrammarError(f"a tag must have 1 to {MAX_TAG_BYTES} bytes", index)
+        for other in triggers:
+            if item.begin in other.begin or other.begin in item.begin:
+                if item.begin == other.begin:
+                    raise GrammarError("two triggers have the same begin", index)
+                raise GrammarError("one begin occurs within another", index)
+        triggers.append(item)
+    return tuple(triggers)

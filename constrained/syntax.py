@@ -75,10 +75,8 @@ def plain_pattern(pattern: str) -> Plain:
     'a(?:b){0,1}'
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = _parser.parse(pattern)
-        return _Writer(pattern).sequence(list(tree), tree.state.flags, True, True)
+        tree = parsed(pattern)
+        return Writer(pattern).sequence(list(tree), tree.state.flags, True, True)
     except re.error as error:
         raise GrammarError(error.msg, error.pos) from None
     except OverflowError:
@@ -87,7 +85,14 @@ def plain_pattern(pattern: str) -> Plain:
         raise GrammarError("the pattern is nested too deeply") from None
 
 
-class _Writer:
+def parsed(pattern: str) -> Any:
+    """Python's parse tree of `pattern`, with no warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _parser.parse(pattern)
+
+
+class Writer:
     """Writes nodes of the tree; knows the pattern only to find the place of what it refuses."""
 
     def __init__(self, pattern: str) -> None:

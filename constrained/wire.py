@@ -51,7 +51,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """From the child: the parts of a GrammarError."""
 
     reason: str
-    where: int | None
+    where: int | str | None
 
 
 ToChild: TypeAlias = Hello | Job

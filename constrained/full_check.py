@@ -1,0 +1,39 @@
+"""Full validation of a finished text, for what the masks of a lenient grammar could not hold.
+
+Knows: JSON, and a validator. Must not know: grammars. Costs grow with the text; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+
+MAX_REASON = 200
+
+
+def full_check(schema: str, text: str) -> str | None:
+    """Why `text` is no JSON value valid by `schema`, in one line with the pointer into the value; None if it is.
+
+    >>> full_check('{"uniqueItems": true}', "[1,1]")
+    '[1,1] has non-unique elements (at the top)'
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"[:MAX_REASON]
+    try:
+        found = next(iter(_validator(schema).iter_errors(value)), None)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        return f"it could not be checked: {error}".splitlines()[0][:MAX_REASON]
+    if found is None:
+        return None
+    place = "/".join(str(step) for step in found.instance_path)
+    return f"{found.message[:MAX_REASON]} (at {'/' + place if place else 'the top'})"
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    return jsonschema_rs.validator_for(json.loads(schema), validate_formats=True, offline=True)

@@ -1,0 +1,97 @@
+"""Compiles JsonSchema, JsonObject and Structural: schemas rewritten, then written as grammars for llguidance.
+
+Knows: the rewriter's answer and llguidance's JSON options. Must not know: rewrites, processes or caches.
+llguidance lets a name that is not listed be spelled with `\\u` escapes even where it equals a listed one; so
+such escapes are not allowed at all, and every text has one spelling.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+
+from plait.constrained.llg import LlgText, compiled
+from plait.constrained.rewrite import Rewritten, rewritten
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.vocabulary import Vocabulary
+
+_ESCAPES = 'nrbtf\\"'
+
+
+def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlgText:
+    """The grammar of a schema; GrammarError with a JSON pointer where it cannot be honoured.
+
+    >>> compile_json(JsonSchema({"type": "integer"}), vocabulary)         # doctest: +SKIP
+    """
+    if isinstance(spec, JsonObject):
+        found = Rewritten({} if spec.any_value else {"type": "object"}, ())
+        return compiled(LlgText(_grammar(found.schema, spec.whitespace)), vocabulary)
+    found = rewritten(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    checked = (spec.text,) if found.unchecked else ()
+    try:
+        return compiled(LlgText(_grammar(found.schema, spec.whitespace), found.unchecked, checked), vocabulary)
+    except GrammarError as error:
+        raise GrammarError(_rephrased(error.reason), "") from None
+
+
+def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
+    """The grammar of free text with calls in it.
+
+    A lazy terminal for each trigger holds the free text up to the first `begin` of any kind and that begin;
+    the last free text is the complement of all texts that hold one.
+
+    >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
+    """
+    rules, calls, unchecked = list[str](), list[str](), list[str]()
+    for index, trigger in enumerate(spec.triggers):
+        assert isinstance(trigger, Trigger)
+        try:
+            found = rewritten(str(trigger.schema), annotations=spec.annotations, lenient=spec.lenient)
+        except GrammarError as error:
+            where = f"/triggers/{index}/schema{error.where if isinstance(error.where, str) else ''}"
+            raise GrammarError(error.reason, where) from None
+        unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in found.unchecked]
+        before = "/(?s:.*)/ " if spec.free_text else ""
+        rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
+        rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, False))}")
+        calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
+    begins = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
+    tail = " TAIL" if spec.free_text else ""
+    most = "" if spec.at_most is None else spec.at_most
+    rules.insert(0, f"start: call{{{spec.at_least},{most}}}{tail}")
+    rules.append(f"call: {' | '.join(calls)}")
+    if spec.free_text:
+        rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({begins})(?s:.*)/")
+    text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
+    return compiled(LlgText(text, tuple(unchecked)), vocabulary)
+
+
+def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:
+    """The rewritten `schema` with llguidance's options in it: compact or not, and one spelling for each text."""
+    options: dict[str, Any] = {
+        "whitespace_flexible": whitespace,
+        "lenient": False,
+        "coerce_one_of": False,
+        "json_allowed_escapes": _ESCAPES,
+        "json_allow_general_unicode_escapes": False,
+    }
+    return {**schema, "x-guidance": options}
+
+
+def _grammar(schema: dict[str, Any], whitespace: bool) -> str:
+    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, whitespace)))
+    return text
+
+
+def _regex_literal(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _rephrased(reason: str) -> str:
+    if reason.startswith("Unsatisfiable schema"):
+        return f"no value is valid by this schema: {reason.partition(':')[2].strip()}"[:200]
+    if "patternProperty regexes" in reason:
+        return "two patternProperties are not proved to exclude each other"
+    return reason
