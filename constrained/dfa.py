@@ -10,9 +10,9 @@ from bisect import bisect_left
 
 import numpy as np
 
-from plait.constrained.forced import forced_bytes
+from plait.constrained.forced import as_tokens, forced_bytes
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
-from plait.constrained.product import Table
+from plait.constrained.product import Table, shortest
 from plait.constrained.vocabulary import Vocabulary
 
 MASKS_BYTES = 4 << 20
@@ -39,11 +39,12 @@ class DfaGrammar(Grammar):
         self.end_mask = self._pack(np.array(vocabulary.eos_ids, np.int64))
         self._masks: dict[int, Int32Array] = {_ENDED: self.end_mask}
         self._forced: dict[int, bytes] = {}
+        self._forced_tokens: dict[int, list[int]] = {}
         self._max_masks = max(2, MASKS_BYTES // self.end_mask.nbytes)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.table.first, self.table.tokens, self.table.nexts)
+        arrays = (self.table.first, self.table.tokens, self.table.nexts, self.table.distance)
         num_states = len(self.accepting)
         masks = min(num_states + 1, self._max_masks) * (self.end_mask.nbytes + 200)
         return sum(array.nbytes for array in arrays) + 200 * num_states + masks + 1000
@@ -70,6 +71,30 @@ class DfaGrammar(Grammar):
         if found is None:
             found = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
         return found
+
+    def forced_tokens(self, state: int) -> list[int]:
+        """The tokens of `forced`, less those that may turn out to be part of longer ones."""
+        found = self._forced_tokens.get(state)
+        if found is None:
+            text = self.forced(state)
+            found = as_tokens(text, False, self.vocabulary) if text else []
+            reached = self._behind(state, found)
+            if text and (whole := as_tokens(text, True, self.vocabulary)):
+                end = self._behind(state, whole)
+                if end is not None and self.first[end] == self.first[end + 1]:
+                    found, reached = whole, end
+            found = self._forced_tokens[state] = found if reached is not None else []
+        return found
+
+    def _behind(self, state: int, tokens: list[int]) -> int | None:
+        """The state that `tokens` lead to; None where they are not allowed."""
+        for token in tokens:
+            end = self.first[state + 1]
+            place = bisect_left(self.tokens, token, self.first[state], end)
+            if place == end or self.tokens[place] != token:
+                return None
+            state = self.nexts[place]
+        return state
 
     def _pack(self, tokens: Int32Array | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Int32Array:
         bits = np.zeros(mask_words(len(self.vocabulary)) * 32, np.bool_)
@@ -117,6 +142,15 @@ class DfaMatcher(Matcher):
 
     def forced_bytes(self) -> bytes:
         return b"" if self._state == _ENDED else self._grammar.forced(self._state)
+
+    def forced_tokens(self) -> list[int]:
+        return [] if self._state == _ENDED else list(self._grammar.forced_tokens(self._state))
+
+    def completion(self, limit: int) -> list[int] | None:
+        if self._state == _ENDED:
+            return []
+        table = self._grammar.table
+        return shortest(table, self._state) if table.distance[self._state] <= limit else None
 
     @property
     def is_accepting(self) -> bool:

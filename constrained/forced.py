@@ -77,3 +77,26 @@ def _agreement(left: bytes, right: bytes) -> int:
         if a != b:
             return index
     return min(len(left), len(right))
+
+
+def as_tokens(forced: bytes, is_whole: bool, vocabulary: Vocabulary) -> list[int]:
+    """`forced` as the tokenizer splits it, less what could be merged with the unknown text behind it.
+
+    With `is_whole` nothing can follow, and nothing is held back. A character that is cut off is, and so is
+    each token from the first on that begins a longer one together with all that is forced behind it.
+
+    >>> as_tokens(b"ab", True, vocabulary)                                # doctest: +SKIP
+    [7]
+    """
+    text = forced.decode(errors="ignore") if not is_whole else forced.decode(errors="replace")
+    tokens = list(vocabulary.encode(text))
+    if b"".join(vocabulary.token_bytes[token] for token in tokens) != text.encode():
+        return []
+    if is_whole:
+        return tokens if text.encode() == forced else []
+    at = 0
+    for index, token in enumerate(tokens):
+        if vocabulary.begins_longer(forced[at:]):
+            return tokens[:index]
+        at += len(vocabulary.token_bytes[token])
+    return tokens

@@ -47,6 +47,24 @@ class Matcher(ABC):
     def forced_bytes(self) -> bytes:
         """The bytes that every continuation begins with; b"" where none, or where the text may end."""
 
+    @abstractmethod
+    def forced_tokens(self) -> list[int]:
+        """Tokens that may be appended without sampling: `forced_bytes` as the tokenizer itself splits them.
+
+        Those at the end that could be part of a longer token, going on into what is not forced, are held back.
+        Each is allowed in turn by `accept`. Choosing one token at a time may spell the same text by others; see
+        docs/constraints.md.
+        """
+
+    @abstractmethod
+    def completion(self, limit: int) -> list[int] | None:
+        """At most `limit` tokens after which the text is complete, the end token apart; None where not found.
+
+        [] where it is complete already. Automata give the fewest tokens there are, and None means that there
+        are no such few. Other grammars give a short way, walked and so known to be right; None then means that
+        none was found. See docs/constraints.md for what to make of it.
+        """
+
     @property
     @abstractmethod
     def is_accepting(self) -> bool:

@@ -24,6 +24,7 @@ from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
 MAX_REASON = 200
+_STUCK = "the constraint cannot be met from here on"
 _NOTHING = "the constraint matches nothing that the vocabulary can spell"
 ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
 
@@ -56,8 +57,10 @@ class LlgGrammar(Grammar):
         self.unchecked = grammar.unchecked
         self._checked_by = grammar.checked_by
         self._first = self._compiled()
-        if not LlgMatcher(self).any_allowed():
-            raise GrammarError(_NOTHING)
+        try:
+            LlgMatcher(self).fill_mask(np.zeros(self.num_words, np.int32))
+        except GrammarError as error:
+            raise GrammarError(_NOTHING if error.reason == _STUCK else error.reason) from None
 
     @property
     def nbytes(self) -> int:
@@ -89,12 +92,13 @@ class LlgGrammar(Grammar):
 class LlgMatcher(Matcher):
     """A place in an LlgGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
 
-    __slots__ = ("_ended", "_grammar", "_inner", "_tokens")
+    __slots__ = ("_ended", "_grammar", "_inner", "_plan", "_tokens")
 
     def __init__(self, grammar: LlgGrammar) -> None:
         self._grammar = grammar
         self._inner = grammar.inner()
         self._tokens: list[int] = []  # what the inner matcher consumed
+        self._plan: list[int] | None = None  # a way from here to an end, if one was asked for
         self._ended = 0  # end tokens accepted; the inner matcher never sees them
 
     def accept(self, token: int) -> bool:
@@ -109,6 +113,7 @@ class LlgMatcher(Matcher):
         if not self._ask(lambda inner: inner.validate_tokens([token]) == 1 and inner.consume_token(token)):
             return False
         self._tokens.append(token)
+        self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
@@ -118,10 +123,13 @@ class LlgMatcher(Matcher):
             mask = self._ask(lambda inner: np.frombuffer(inner.compute_bitmask(), np.int32))
             row[:] = mask[: self._grammar.num_words]
         self._set_ends(row, self.is_accepting)
+        if not row.any():
+            raise GrammarError(_STUCK)
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._ended:
             raise ValueError(f"cannot take back {n} tokens of {len(self._tokens) + self._ended}")
+        self._plan = None
         ends = min(n, self._ended)
         self._ended -= ends
         if n > ends:
@@ -132,6 +140,30 @@ class LlgMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         return b"" if self.is_accepting else self._ask(lambda inner: bytes(inner.compute_ff_bytes()))
 
+    def forced_tokens(self) -> list[int]:
+        return [] if self.is_accepting else self._ask(lambda inner: list(inner.compute_ff_tokens()))
+
+    def completion(self, limit: int) -> list[int] | None:
+        if self.is_accepting:
+            return []
+        if self._plan is None or len(self._plan) > limit:
+            vocabulary = self._grammar.vocabulary
+            ends = self._grammar.end_ids
+            found = vocabulary.seeker.seek(lambda: _Walker(self._inner.deep_copy(), vocabulary, ends), limit)
+            self._plan = None if found is None else self._respelled(found)
+        return None if self._plan is None else list(self._plan)
+
+    def _respelled(self, tokens: list[int]) -> list[int]:
+        """The same text as the tokenizer splits it, where that is shorter and allowed."""
+        vocabulary = self._grammar.vocabulary
+        text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
+        spelled = list(vocabulary.encode(text))
+        if len(spelled) >= len(tokens) or self._inner.deep_copy().try_consume_tokens(spelled) < len(spelled):
+            return tokens
+        walked = self._inner.deep_copy()
+        walked.consume_tokens(spelled)
+        return spelled if walked.is_accepting() else tokens
+
     @property
     def is_accepting(self) -> bool:
         return self._ended > 0 or self._ask(lambda inner: bool(inner.is_accepting()))
@@ -139,12 +171,6 @@ class LlgMatcher(Matcher):
     @property
     def is_terminated(self) -> bool:
         return self._ended > 0
-
-    def any_allowed(self) -> bool:
-        """Whether there is any way on from here, an end included."""
-        row = np.zeros(self._grammar.num_words, np.int32)
-        self.fill_mask(row)
-        return bool(row.any())
 
     def _ask(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
         """The inner matcher's answer, from a new one where it fails; GrammarError where both do."""
@@ -160,6 +186,31 @@ class LlgMatcher(Matcher):
         for end_id in self._grammar.end_ids:
             bit = np.uint32(1 << (end_id % 32))
             bits[end_id // 32] = bits[end_id // 32] | bit if allowed else bits[end_id // 32] & ~bit
+
+
+class _Walker:
+    """A copy of a matcher, for a Seeker to walk."""
+
+    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary, end_ids: frozenset[int]) -> None:
+        self._inner, self._vocabulary, self._end_ids = inner, vocabulary, end_ids
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._inner.is_accepting())
+
+    def forced(self) -> list[int]:
+        return list(self._inner.compute_ff_tokens())
+
+    def can(self, token: int) -> bool:
+        return bool(self._inner.validate_tokens([token]) == 1)
+
+    def go(self, tokens: Sequence[int]) -> bool:
+        return bool(self._inner.consume_tokens(list(tokens)))
+
+    def any(self) -> int | None:
+        bits = np.unpackbits(np.frombuffer(self._inner.compute_bitmask(), np.uint8), bitorder="little")
+        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in self._end_ids)
+        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
 
 
 class _Tokens:

@@ -76,7 +76,7 @@ class CompilePool:
     def start(self) -> None:
         """Start the children; they get ready while the caller goes on. A closed pool may be started again."""
         self._open = True
-        len(self.vocabulary.byte_rank)  # once, before there are texts to keep waiting
+        self.vocabulary.warm_up()  # once, before there are texts to keep waiting
         self._advance()
 
     def submit(self, spec: Spec) -> int:

@@ -23,6 +23,7 @@ Edges: TypeAlias = tuple[Int32Array, Int32Array, Int32Array]
 
 MAX_EDGES = 3_000_000
 PAIRS_AT_ONCE = 400_000
+UNREACHED = np.iinfo(np.int32).max
 
 
 class TooLarge(Exception):
@@ -33,13 +34,15 @@ class TooLarge(Exception):
 class Table:
     """A token automaton in rows: the edges of state s are `first[s] .. first[s + 1]`; state 0 is the start.
 
-    `first` int32 [S+1], `tokens` int32 [E] ascending within a row, `nexts` int32 [E], `accepting` bool [S].
+    `first` int32 [S+1], `tokens` int32 [E] ascending within a row, `nexts` int32 [E], `accepting` bool [S], and
+    `distance` int32 [S], the fewest tokens from each state to an accepting one.
     """
 
     first: Int32Array
     tokens: Int32Array
     nexts: Int32Array
     accepting: NDArray[np.bool_]
+    distance: Int32Array
 
 
 def token_table(
@@ -58,10 +61,10 @@ def token_table(
     ([0, 2, 3, 3], [5, 7, 6], [False, True, True])
     """
     edges = _all_edges(step, start, len(accepting), trie, max_edges)
-    alive = _can_finish(edges, accepting)
-    if not alive[start]:
+    distance = _distances(edges, accepting)
+    if distance[start] == UNREACHED:
         return None
-    return _in_rows(edges, alive, accepting, start, int(trie.numbers.max(initial=0)) + 1)
+    return _in_rows(edges, distance, accepting, start, int(trie.numbers.max(initial=0)) + 1)
 
 
 def _all_edges(step: Step, start: int, num_states: int, trie: ByteTrie, max_edges: int) -> Edges:
@@ -103,25 +106,24 @@ def _walk(step: Step, sources: Int32Array, trie: ByteTrie) -> tuple[Edges, int]:
     return (source, token, target), pairs
 
 
-def _can_finish(edges: Edges, accepting: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For each state, whether some tokens lead from it to an accepting one."""
+def _distances(edges: Edges, accepting: NDArray[np.bool_]) -> Int32Array:
+    """For each state, the fewest tokens that lead from it to an accepting one; UNREACHED where none do."""
     links = np.unique(edges[2].astype(np.int64) * len(accepting) + edges[0])
-    targets, sources = links // len(accepting), links % len(accepting)
-    first = np.searchsorted(targets, np.arange(len(accepting) + 1)).tolist()
-    before = sources.tolist()
-    alive = accepting.copy()
-    todo = np.flatnonzero(alive).tolist()
-    while todo:
-        state = todo.pop()
-        for source in before[first[state] : first[state + 1]]:
-            if not alive[source]:
-                alive[source] = True
-                todo.append(source)
-    return alive
+    first = np.searchsorted(links // len(accepting), np.arange(len(accepting) + 1)).astype(np.int32)
+    before = (links % len(accepting)).astype(np.int32)
+    distance = np.where(accepting, 0, UNREACHED).astype(np.int32)
+    frontier, steps = np.flatnonzero(accepting).astype(np.int32), 0
+    while len(frontier):
+        steps += 1
+        reached = np.unique(before[spread(first, frontier)[0]])
+        frontier = reached[distance[reached] == UNREACHED]
+        distance[frontier] = steps
+    return distance
 
 
-def _in_rows(edges: Edges, alive: NDArray[np.bool_], accepting: NDArray[np.bool_], start: int, width: int) -> Table:
+def _in_rows(edges: Edges, distance: Int32Array, accepting: NDArray[np.bool_], start: int, width: int) -> Table:
     sources, tokens, targets = edges
+    alive = distance != UNREACHED
     kept = alive[sources] & alive[targets]
     sources, tokens, targets = sources[kept], tokens[kept], targets[kept]
     states = np.unique(np.concatenate((np.array([start], np.int32), sources, targets)))
@@ -131,4 +133,19 @@ def _in_rows(edges: Edges, alive: NDArray[np.bool_], accepting: NDArray[np.bool_
     rows = number[sources]
     order = np.argsort(rows.astype(np.int64) * width + tokens)
     first = np.searchsorted(rows[order], np.arange(len(states) + 1)).astype(np.int32)
-    return Table(first, tokens[order], number[targets[order]], accepting[states])
+    return Table(first, tokens[order], number[targets[order]], accepting[states], distance[states])
+
+
+def shortest(table: Table, state: int) -> list[int]:
+    """The tokens of a shortest way from `state` to an accepting one: of equals, the lowest ids.
+
+    >>> shortest(table, 0)                              # doctest: +SKIP
+    [5, 7]
+    """
+    tokens: list[int] = []
+    while table.distance[state]:
+        row = slice(int(table.first[state]), int(table.first[state + 1]))
+        best = int(table.distance[table.nexts[row]].argmin())
+        tokens.append(int(table.tokens[row][best]))
+        state = int(table.nexts[row][best])
+    return tokens

@@ -45,6 +45,7 @@ class Arrays(msgspec.Struct, frozen=True, tag="arrays"):
     tokens: bytes
     nexts: bytes
     accepting: bytes
+    distance: bytes
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -92,11 +93,13 @@ def pop_frame(buffer: bytearray) -> bytes | None:
 
 def packed(table: Table) -> Arrays:
     """A Table as bytes."""
-    first, tokens, nexts = (a.astype("<i4").tobytes() for a in (table.first, table.tokens, table.nexts))
-    return Arrays(first, tokens, nexts, table.accepting.astype(np.uint8).tobytes())
+    columns = (table.first, table.tokens, table.nexts, table.distance)
+    first, tokens, nexts, distance = (column.astype("<i4").tobytes() for column in columns)
+    return Arrays(first, tokens, nexts, table.accepting.astype(np.uint8).tobytes(), distance)
 
 
 def unpacked(arrays: Arrays) -> Table:
     """The Table of `packed`; read-only views of its bytes."""
-    first, tokens, nexts = (np.frombuffer(a, "<i4") for a in (arrays.first, arrays.tokens, arrays.nexts))
-    return Table(first, tokens, nexts, np.frombuffer(arrays.accepting, np.bool_))
+    columns = (arrays.first, arrays.tokens, arrays.nexts, arrays.distance)
+    first, tokens, nexts, distance = (np.frombuffer(column, "<i4") for column in columns)
+    return Table(first, tokens, nexts, np.frombuffer(arrays.accepting, np.bool_), distance)
