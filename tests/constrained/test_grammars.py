@@ -1,0 +1,203 @@
+"""Lark, GBNF and structural texts: what they accept, where they are wrong; and bombs, which end within their time."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from time import monotonic
+
+import pytest
+
+from plait.constrained import Ebnf, GrammarError, Lark, Structural, Vocabulary, compile_grammar
+from plait.constrained.dfa import DfaGrammar
+from plait.constrained.dispatch import as_grammar, compile_form
+from plait.constrained.specs import JsonSchema, Regex, Spec
+
+BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,), lambda text: [1 + b for b in text.encode()])
+
+
+def accepts(spec: Spec, *texts: str) -> list[bool]:
+    grammar = as_grammar(compile_form(spec, BYTES), BYTES)
+    answers = []
+    for text in texts:
+        matcher = grammar.matcher()
+        answers.append(all(matcher.accept(1 + byte) for byte in text.encode()) and matcher.is_accepting)
+    return answers
+
+
+def refusal(spec: Spec) -> GrammarError:
+    with pytest.raises(GrammarError) as caught:
+        compile_form(spec, BYTES)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ('root ::= "a" [b-d]+ | num\nnum ::= [0-9]{1,2} # digits\n', "a[b-d]+|[0-9]{1,2}"),
+        ('root ::= ("a" | "b"\n | "c")* "d"?', "[abc]*d?"),
+        ('root ::= [^a-c] "\\n"{0,1} .', "[^a-c]\n?(?s:.)"),
+        ('root ::= "ab"{2} | "\\x64\\u0031"', "abab|d1"),
+        ("root ::= x x\nx ::= y?\ny ::= [1a]", "[1a]{0,2}"),
+    ],
+)
+def test_gbnf_without_recursion_is_an_automaton(grammar: str, pattern: str) -> None:
+    assert isinstance(as_grammar(compile_form(Ebnf(grammar), BYTES), BYTES), DfaGrammar)
+    texts = ["".join(text) for size in range(5) for text in product("abd1\n", repeat=size)]
+    assert accepts(Ebnf(grammar), *texts) == [re.fullmatch(pattern, text) is not None for text in texts]
+
+
+def test_gbnf_with_recursion_splits_texts_in_every_way() -> None:
+    grammar = Ebnf('root ::= "ab" | [ab]* "b" tail\ntail ::= "!" | "(" root ")"')
+
+    def is_in(text: str) -> bool:
+        head = re.fullmatch(r"[ab]*b(.*)", text, re.DOTALL)
+        if text == "ab" or (head and head[1] == "!"):
+            return True
+        return bool(head and head[1][:1] == "(" and head[1][-1:] == ")" and is_in(head[1][1:-1]))
+
+    texts = ["".join(text) for size in range(7) for text in product("ab!()", repeat=size) if text.count("!") < 2]
+    assert accepts(grammar, *texts) == [is_in(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "where", "reason"),
+    [
+        ("", None, "no rule named root"),
+        ("root ::= x", 9, "no rule named x"),
+        ('root ::= "a', 9, "not closed"),
+        ("root ::= [a", 9, "not closed"),
+        ("root ::= [b-a]", 9, "out of order"),
+        ("root ::= (a", 9, "not closed"),
+        ('root ::= "a" )', 13, "not expected"),
+        ('root = "a"', 5, "::= is expected"),
+        ('root ::= "a"{2,1}', 12, "out of order"),
+        ('root ::= "a"{x}', 12, "a count is written"),
+        (r'root ::= "\q"', 10, "escape"),
+        ('root ::= "a"\nroot ::= "b"', 13, "given twice"),
+        ("root ::= " + "(" * 200, None, "nested"),
+        ("root ::= a{1000}\na ::= b{1000}\nb ::= [a-z]{1000}", None, "too large"),
+    ],
+)
+def test_gbnf_errors_have_a_place(grammar: str, where: int | None, reason: str) -> None:
+    error = refusal(Ebnf(grammar))
+    assert re.search(reason, error.reason)
+    assert where is None or error.where == where
+
+
+def test_lark() -> None:
+    grammar = Lark('start: "(" start ")" | NUMBER ("," NUMBER)*\nNUMBER: /[0-9]+/')
+    assert accepts(grammar, "12,3", "((1))", "(1", "", "1,") == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "where", "reason"),
+    [
+        ("start: <|im_end|>", 7, "control token"),
+        ("start: <[256]>", 7, "control token"),
+        ('start: %json {"type": "object"}', 7, "%json"),
+        ('%llguidance {}\nstart: "a"', 0, "%llguidance"),
+        ("start: @other", 7, "no other grammars"),
+        ('start[max_tokens=3]: "a"', 5, "max_tokens"),
+        ("start: nothing", 7, "unknown name"),
+        ('rule: "a"', None, "start"),
+        ("start: s\ns: s", None, "spell|infinite|rule|start"),
+    ],
+)
+def test_lark_errors_have_a_place(grammar: str, where: int | None, reason: str) -> None:
+    error = refusal(Lark(grammar))
+    assert re.search(reason, error.reason)
+    assert error.where == where
+
+
+NUMBER, TEXT = ("<n>", {"type": "integer"}, "</n>"), ("<t>", {"type": "string", "maxLength": 2}, "</t>")
+
+
+def test_structural_texts() -> None:
+    free = Structural([NUMBER, TEXT])
+    good = ["", "hi", "a<n>1</n>", '<t>"x"</t><n>2</n> b', "<n>1</n><t", "<", "<n>1</n></n>"]
+    assert all(accepts(free, *good))
+    bad = ["<n>", "<n>x", '<n>"x"</n>', "<n>1</t>", "a <t> <n>1</n>", "<n>1</n><t>", '<t>"abc"</t>', "<n> 1</n>"]
+    assert not any(accepts(free, *bad))
+
+
+def test_structural_counts_express_tool_choice() -> None:
+    auto, required = Structural([NUMBER], at_most=1), Structural([NUMBER], at_least=1, at_most=2, free_text=False)
+    texts = ["", "a", "<n>1</n>", "a<n>1</n>b", "<n>1</n><n>2</n>", "<n>1</n><n>2</n><n>3</n>"]
+    assert accepts(auto, *texts) == [True, True, True, True, False, False]
+    assert accepts(required, *texts) == [False, False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda: Structural([]), None),
+        (lambda: Structural([("", {}, "x")]), 0),
+        (lambda: Structural([NUMBER, NUMBER]), 1),
+        (lambda: Structural([NUMBER, ("<n", {}, "x")]), 1),
+        (lambda: Structural([NUMBER], at_least=3, at_most=2), None),
+        (lambda: Structural([NUMBER], at_least=-1), None),
+        (lambda: Structural([("a", {}, 5)]), 0),
+        (lambda: JsonSchema({"a": float("nan")}), None),
+        (lambda: JsonSchema({"a": {1, 2}}), None),
+        (lambda: JsonSchema("x" * (1 << 20) + "y"), None),
+        (lambda: JsonSchema(5), None),
+        (lambda: Lark("x" * (1 << 19)), None),
+    ],
+)
+def test_limits_are_checked_on_entry(make: object, where: int | None) -> None:
+    with pytest.raises(GrammarError) as caught:
+        make()  # type: ignore[operator]
+    assert caught.value.where == where
+
+
+def test_a_trigger_with_a_bad_schema_is_named() -> None:
+    error = refusal(Structural([NUMBER, ("<x>", {"items": {"uniqueItems": True}}, "</x>")]))
+    assert error.where == "/triggers/1/schema/items/uniqueItems"
+
+
+def nested(depth: int, one: str, end: str, middle: str) -> str:
+    return one * depth + middle + end * depth
+
+
+DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}
+WIDE = {f"d{i}": {"properties": {n: {"$ref": f"#/$defs/d{i + 1}"} for n in "ab"}} for i in range(60)} | {"d60": {}}
+BOMBS: dict[str, object] = {
+    "deep": lambda: JsonSchema(nested(5000, '{"items":', "}", "{}")),
+    "deep_enough": lambda: JsonSchema(nested(90, '{"items":', "}", "{}")),
+    "deep_any": lambda: JsonSchema(nested(45, '{"anyOf":[{"type":"null"},', "]}", '{"type":"integer"}')),
+    "members": lambda: JsonSchema({"enum": [f"member {i}" for i in range(50_000)]}),
+    "members_checked": lambda: JsonSchema({"enum": [f"member {i}" for i in range(50_000)], "minLength": 3}),
+    "max_items": lambda: JsonSchema({"type": "array", "maxItems": 10**9}),
+    "min_items": lambda: JsonSchema({"type": "array", "minItems": 10**9}),
+    "max_length": lambda: JsonSchema({"type": "string", "minLength": 10**6, "maxLength": 10**9}),
+    "doubling": lambda: JsonSchema({"$ref": "#/$defs/d0", "$defs": DOUBLING}),
+    "wide": lambda: JsonSchema({"$ref": "#/$defs/d0", "$defs": WIDE}),
+    "circular": lambda: JsonSchema({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}),
+    "remote": lambda: JsonSchema({"$ref": "http://127.0.0.1:9/x"}),
+    "pattern": lambda: JsonSchema({"type": "string", "pattern": "(a{1,1000}){1,1000}"}),
+    "patterns": lambda: JsonSchema({"oneOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]}),
+    "contradiction": lambda: JsonSchema({"allOf": [{"minimum": 5}, {"maximum": 4}, {"type": "integer"}]}),
+    "number": lambda: JsonSchema('{"minimum":' + "9" * 5000 + "}"),
+    "properties": lambda: JsonSchema({"properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}),
+    "dependent": lambda: JsonSchema({"dependentRequired": {f"a{i}": [f"a{i + 1}"] for i in range(12)}}),
+    "one_of": lambda: JsonSchema({"oneOf": [{"required": [f"a{i}"]} for i in range(60)]}),
+    "regex_one": lambda: Regex("(a{1,1000}){1,1000}"),
+    "regex_two": lambda: Regex("((a{0,100}){0,100}){0,100}"),
+    "regex_three": lambda: Regex(".*a.{25}"),
+    "literal": lambda: Ebnf('root ::= "' + "a" * 250_000 + '"'),
+    "ebnf": lambda: Ebnf("\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)) + '\nr60 ::= "a"\nroot ::= r0'),
+    "lark": lambda: Lark('start: "a" start start | "a" | "b"{1,100000}'),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_compiled_or_refused_in_time(small: Vocabulary, name: str) -> None:
+    compile_grammar(Regex("warm"), small)
+    begun, reason = monotonic(), ""
+    try:
+        compile_grammar(BOMBS[name](), small)  # type: ignore[operator]
+    except GrammarError as error:
+        reason = str(error)
+    assert len(reason) < 500
+    assert monotonic() - begun < 3.5
