@@ -53,6 +53,10 @@ class LlgGrammar(Grammar):
         self.vocabulary = vocabulary
         self.end_ids = frozenset(vocabulary.eos_ids)
         self.num_words = mask_words(len(vocabulary))
+        bits = [
+            (end_id // 32, np.array(1 << (end_id % 32), np.uint32).view(np.int32)[()]) for end_id in vocabulary.eos_ids
+        ]
+        self.end_bits = [(word, bit, ~bit) for word, bit in bits]
         self._text = grammar.text
         self.unchecked = grammar.unchecked
         self._checked_by = grammar.checked_by
@@ -117,14 +121,16 @@ class LlgMatcher(Matcher):
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
+        ending = self.is_accepting
         if self._ended or self._inner.is_stopped():
             row[:] = 0
         else:
-            mask = self._ask(lambda inner: np.frombuffer(inner.compute_bitmask(), np.int32))
-            row[:] = mask[: self._grammar.num_words]
-        self._set_ends(row, self.is_accepting)
-        if not row.any():
-            raise GrammarError(_STUCK)
+            mask = self._ask(lambda inner: inner.compute_bitmask())
+            row[:] = np.frombuffer(mask, np.int32)[: self._grammar.num_words]
+            if not ending and not mask.strip(b"\0"):
+                raise GrammarError(_STUCK)
+        for word, bit, others in self._grammar.end_bits:
+            row[word] = row[word] | bit if ending else row[word] & others
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._ended:
@@ -180,12 +186,6 @@ class LlgMatcher(Matcher):
             answer = question(self._inner)
             _sound(self._inner)
         return answer
-
-    def _set_ends(self, row: Int32Array, allowed: bool) -> None:
-        bits = row.view(np.uint32)
-        for end_id in self._grammar.end_ids:
-            bit = np.uint32(1 << (end_id % 32))
-            bits[end_id // 32] = bits[end_id // 32] | bit if allowed else bits[end_id // 32] & ~bit
 
 
 class _Walker:

@@ -17,6 +17,7 @@ from plait.constrained.specs import GrammarError
 
 MAX_DEPENDENT = 12
 MAX_SUBSETS = 64
+_NO_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 
 
 def dependent_required(schema: Object, document: Document) -> Object | None:
@@ -147,7 +148,7 @@ def count_properties(schema: Object, document: Document) -> Object | None:
     if closed:
         return _counted(rest, sorted(listed), required, least, most)
     if most is not None and int(most) == 0:
-        return also(rest, {"properties": {}, "additionalProperties": False}, *([False] if least else []))
+        return also(rest, {"properties": {}, "additionalProperties": False}, *([_NO_OBJECT] if least else []))
     if least > len(required) + 1:
         raise Objection("more than one property beyond the required ones is not counted", "minProperties")
     if listed - required and (least or most is not None):
@@ -188,7 +189,7 @@ def literal_ecma(text: str) -> str:
 def _counted(rest: Object, listed: list[str], required: set[str], least: int, most: Any) -> Object:
     most = len(listed) if most is None else int(most)
     if least > len(listed) or most < len(required) or least > most:
-        return also(rest, {"type": ["array", "boolean", "null", "number", "string"]})
+        return also(rest, _NO_OBJECT)
     optional = [name for name in listed if name not in required]
     more, fewer = least - len(required), len(listed) - most
     if max(comb(len(optional), max(0, more)), comb(len(optional), max(0, fewer))) > MAX_SUBSETS:
