@@ -74,6 +74,8 @@ class LlgGrammar(Grammar):
         return LlgMatcher(self)
 
     def check(self, text: str) -> str | None:
+        if self.unchecked and not self._checked_by:
+            return "what was left out of a structural text's schemas is not checked"
         return next((found for schema in self._checked_by if (found := full_check(schema, text))), None)
 
     def inner(self) -> llguidance.LLMatcher:

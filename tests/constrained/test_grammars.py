@@ -156,6 +156,13 @@ def test_a_trigger_with_a_bad_schema_is_named() -> None:
     assert error.where == "/triggers/1/schema/items/uniqueItems"
 
 
+def test_a_lenient_structural_text_never_counts_as_checked() -> None:
+    spec = Structural([("<x>", {"items": {"uniqueItems": True}}, "</x>")], lenient=True)
+    grammar = as_grammar(compile_form(spec, BYTES), BYTES)
+    assert grammar.unchecked == ("/triggers/0/schema/items/uniqueItems",)
+    assert "not checked" in str(grammar.check("<x>[]</x>"))
+
+
 def nested(depth: int, one: str, end: str, middle: str) -> str:
     return one * depth + middle + end * depth
 
