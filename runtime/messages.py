@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from plait.constrained.specs import Choices, Regex
+from plait.constrained.specs import Spec
 from plait.runtime.sampling import SamplingParams
 
 PROTOCOL = 1
@@ -56,7 +56,7 @@ class Generate(Message, frozen=True):
     session: int
     call: int
     sampling: SamplingParams
-    constraint: Regex | Choices | None = None
+    constraint: Spec | None = None
 
 
 class Select(Message, frozen=True):

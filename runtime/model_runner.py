@@ -6,10 +6,11 @@ Knows: tensors, devices, memory. Must not know: sessions, sampling, the wire.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from plait.kernels.layout import AttentionLayout
@@ -88,14 +89,31 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits [batch.num_logits, V] float32 for the positions the rows want them at, in row order."""
+        """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
         token_ids = torch.from_numpy(batch.token_ids()).to(self.device)
         hidden = self.model.forward(token_ids, self._layout(batch), self.kv_cache)
         wanted = self._logit_positions(batch)
-        if not len(wanted):
+        return hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted).to(self.device)]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
+        """Logits [n, V] float32 of hidden states [n, C].
+
+        `narrow[i]` are the only token ids that row i can take: only those columns of the output head are computed,
+        the others are -inf. The head is a third of a small model's step.
+        """
+        if not len(hidden):
             return torch.empty((0, self.config.vocab_size), device=self.device)
-        picked = hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted).to(self.device)]
-        return self.model.logits(picked)
+        if not narrow:
+            return self.model.logits(hidden)
+        out = torch.full((len(hidden), self.config.vocab_size), float("-inf"), device=self.device)
+        wide = [i for i in range(len(hidden)) if i not in narrow]
+        if wide:
+            out[wide] = self.model.logits(hidden[wide])
+        for i, ids in narrow.items():
+            columns = torch.from_numpy(ids).to(self.device)
+            out[i, columns] = self.model.logits(hidden[i : i + 1], columns)[0]
+        return out
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         rows = batch.rows

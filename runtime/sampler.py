@@ -9,10 +9,12 @@ Knows: logits and sampling parameters. Must not know: sessions, pages, models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from plait.runtime.messages import TokenLogprob
@@ -25,10 +27,14 @@ NUCLEUS_FIRST = 1024  # top-p looks this far down the sorted tokens before it so
 
 
 class Mask(NamedTuple):
-    """Packed masks `words` [len(rows), ceil(V / 32)] int32 for those of the sampled rows that are in `rows`."""
+    """Packed masks `words` [len(rows), ceil(V / 32)] int32 for those of the sampled rows that are in `rows`.
+
+    `narrow`: of the rows that admit few tokens, the token ids, by the row's index among the batch's logits.
+    """
 
     rows: list[int]
     words: IntArray
+    narrow: Mapping[int, npt.NDArray[np.int64]]
 
 
 @dataclass
@@ -51,18 +57,16 @@ class Sampler:
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, batch: Batch, mask: Mask | None) -> Sampled:
         """Logits [batch.num_logits, V] float32, in the order of the batch's rows. They may be changed."""
-        sampled, generations, gen_at, at = Sampled(), [], [], 0
+        sampled, at = Sampled(), 0
         for each in batch.rows:
             if isinstance(each.row, Scoring) and each.num_logits:
                 first = each.start + each.count - each.num_logits
                 sampled.scores[each.row] = score(logits[at : at + each.num_logits], first, each.row.targets)
-            elif isinstance(each.row, Generation) and each.num_logits:
-                generations.append(each.row)
-                gen_at.append(at)
             at += each.num_logits
-        if generations:
-            rows = logits if len(gen_at) == len(logits) else logits[gen_at]
-            self._sample_generations(rows, generations, mask, sampled)
+        places = batch.sampled_rows()
+        if places:
+            rows = logits if len(places) == len(logits) else logits[[at for at, _ in places]]
+            self._sample_generations(rows, [gen for _, gen in places], mask, sampled)
         return sampled
 
     def _sample_generations(

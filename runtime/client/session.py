@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from plait.constrained.specs import Choices, Regex
+from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Abort, Append, Close, Fork, Generate, Select, SelectMethod
@@ -48,7 +48,7 @@ class Session:
         if text:
             self._parts.append((text, control))
 
-    def generate(self, params: SamplingParams, constraint: Regex | Choices | None = None) -> Call:
+    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled."""
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         self._flush("gen")

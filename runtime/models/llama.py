@@ -72,9 +72,10 @@ class LlamaModel:
             x = x + kernels.linear(kernels.silu_and_multiply(kernels.linear(h, *layer.gate_up)), *layer.down)
         return kernels.rms_norm(x, self.norm, config.rms_norm_eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, V] float32 for hidden [n, C]."""
-        return self.kernels.linear(hidden, self.head, None).float()
+    def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, V] float32 for hidden [n, C]; with `columns` [k] only those tokens' logits, [n, k]."""
+        head = self.head if columns is None else self.head[columns]
+        return self.kernels.linear(hidden, head, None).float()
 
     # -- loading ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from plait.constrained import Vocabulary
 from plait.runtime.messages import FinishReason, TokenLogprob
@@ -45,9 +46,26 @@ class Generating:
             gen.unsent_logprobs.append(logprob)
         if gen.matcher is not None and not gen.matcher.accept(token):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
-        ending = self._ending_token(gen, token)
-        if ending is not None:
-            return ending
+        return self._ending_token(gen, token) or self._add(gen, token) or self.force(gen)
+
+    def force(self, gen: Generation) -> Ending | None:
+        """Jump-forward: adds the tokens that the constraint leaves no choice about, without sampling them.
+
+        They are computed together in the next step. A call that asks for logprobs samples every token.
+        """
+        if gen.matcher is None or gen.params.logprobs or not gen.params.max_tokens:
+            return None
+        for token in gen.matcher.forced_tokens():
+            if not gen.matcher.accept(token):
+                raise RuntimeError(f"the constraint refused token {token}, which it had forced")
+            gen.num_forced += 1
+            ending = self._add(gen, token)
+            if ending is not None:
+                return ending
+        return None
+
+    def _add(self, gen: Generation, token: int) -> Ending | None:
+        """The token becomes text; an Ending when that completes a stop string, the constraint or the budget."""
         token_bytes = self.vocabulary.token_bytes[token]
         gen.append(token, token_bytes)
         hit = gen.stops.push(token_bytes)
@@ -136,3 +154,11 @@ def _clear_bits(row: IntArray, ids: tuple[int, ...]) -> None:
     words = row.view(np.uint32)
     for token in ids:
         words[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
+
+
+def few_bits(row: IntArray, most: int) -> npt.NDArray[np.int64] | None:
+    """The indices of the set bits of a packed mask [words], or None when there are more than `most`, or none."""
+    if np.count_nonzero(row) > most:
+        return None
+    ids = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+    return ids if 0 < len(ids) <= most else None

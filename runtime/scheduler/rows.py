@@ -52,8 +52,8 @@ class Meter:
         """Prompt tokens before `end` that went through the model, the repeated last one aside."""
         return max(0, self.computed - max(0, self.num_prompt - end))
 
-    def usage(self, completion_tokens: int) -> Usage:
-        """What the row cost so far; `completion_tokens` were sampled, the one that ended the text included."""
+    def usage(self, completion_tokens: int, forced_tokens: int = 0) -> Usage:
+        """What the row cost so far; `completion_tokens` were sampled or forced, the one that ended it included."""
         now = time.monotonic()
         return Usage(
             prompt_tokens=self.num_prompt,
@@ -61,6 +61,7 @@ class Meter:
             computed_tokens=self.computed,
             recomputed_tokens=self.recomputed,
             completion_tokens=completion_tokens,
+            forced_tokens=forced_tokens,
             queue_s=(self.admitted or now) - self.arrived,
             ttft_s=(self.first_token or now) - self.arrived,
             wall_s=now - self.arrived,
@@ -99,6 +100,7 @@ class Generation(Row):
         self.first = len(session.seq)  # where the output begins in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
         self.num_sent = 0  # output tokens already told to the client
+        self.num_forced = 0  # output tokens that the constraint left no choice about
         self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
         self.output_counts: dict[int, int] = {}  # for the penalties
         self.unsent_logprobs: list[TokenLogprob] = []
@@ -204,9 +206,14 @@ class Batch:
     def num_logits(self) -> int:
         return sum(each.num_logits for each in self.rows)
 
-    def sampled_rows(self) -> list[Generation]:
-        """The generations that get a token in this step, in order."""
-        return [each.row for each in self.rows if each.num_logits and isinstance(each.row, Generation)]
+    def sampled_rows(self) -> list[tuple[int, Generation]]:
+        """The generations that get a token in this step, each with the index of its logits, in order."""
+        found, at = [], 0
+        for each in self.rows:
+            if each.num_logits and isinstance(each.row, Generation):
+                found.append((at, each.row))
+            at += each.num_logits
+        return found
 
     def token_ids(self) -> IntArray:
         """[num_tokens] int32: the new tokens of every row, one row after the other."""

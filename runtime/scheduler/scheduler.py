@@ -19,12 +19,14 @@ from plait.runtime.config import EngineConfig
 from plait.runtime.messages import Abort, FlushCache, Hello, Inspect, Open, Reply, Request, Status, Welcome
 from plait.runtime.model_runner import ModelRunner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
-from plait.runtime.scheduler.generating import Ending, Generating
+from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Row, Scoring
 from plait.runtime.scheduler.session import ClientId
 from plait.runtime.scheduler.sessions import Sessions
+
+NARROW = 1024  # a mask with at most so many tokens: only their logits are computed
 
 
 class Link(Protocol):
@@ -63,8 +65,8 @@ class Scheduler:
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
         self.policy = Policy(self.cache, model_runner.max_batch_tokens, config.max_batch_rows)
-        self.sessions = Sessions(self.policy, compiler, vocabulary, config, welcome.context_length, link.send)
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
+        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
         self.num_steps = self.num_computed_tokens = 0
 
@@ -75,8 +77,9 @@ class Scheduler:
         if batch is None:
             return
         try:
-            logits = self.model_runner.forward(batch)
+            hidden = self.model_runner.forward(batch)
             mask = self.fill_token_mask(batch)
+            logits = self.model_runner.logits(hidden, mask.narrow if mask else {})
             sampled = self.sampler.sample(logits, batch, mask)
         except Exception as error:
             self._fail_batch(batch, error)
@@ -143,16 +146,22 @@ class Scheduler:
 
     def fill_token_mask(self, batch: Batch) -> Mask | None:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
-        rows, masks = [], []
-        for index, gen in enumerate(batch.sampled_rows()):
+        rows, masks, narrow = [], [], {}
+        for index, (at, gen) in enumerate(batch.sampled_rows()):
             words = np.empty(self._mask_words, dtype=np.int32)
             try:
-                if self.generating.fill_mask(gen, words):
-                    rows.append(index)
-                    masks.append(words)
+                if not self.generating.fill_mask(gen, words):
+                    continue
             except Exception as error:  # a matcher that breaks in the middle ends its own call
                 self.sessions.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
-        return Mask(rows, np.stack(masks)) if rows else None
+                continue
+            rows.append(index)
+            masks.append(words)
+            if not (self.config.deterministic or gen.params.logprobs):
+                ids = few_bits(words, NARROW)
+                if ids is not None:
+                    narrow[at] = ids
+        return Mask(rows, np.stack(masks), narrow) if rows else None
 
     def commit(self, batch: Batch, sampled: Sampled) -> None:
         """Hands each row its results; a row that was ended meanwhile is passed over."""

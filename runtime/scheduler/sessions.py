@@ -28,7 +28,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.sampling import check_sampling
 from plait.runtime.scheduler.deadlines import Deadlines
-from plait.runtime.scheduler.generating import Ending
+from plait.runtime.scheduler.generating import Ending, Generating
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
@@ -41,7 +41,7 @@ Send = Callable[[ClientId, Reply], None]
 
 
 class Sessions:
-    """All sessions of one scheduler. `max_length` is the number of tokens a session can hold."""
+    """All sessions of one scheduler."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Sessions:
         compiler: CompilePool,
         vocabulary: Vocabulary,
         config: EngineConfig,
-        max_length: int,
+        generating: Generating,
         send: Send,
     ) -> None:
         self.policy = policy
@@ -57,7 +57,8 @@ class Sessions:
         self.compiler = compiler
         self.vocabulary = vocabulary
         self.config = config
-        self.max_length = max_length
+        self.generating = generating
+        self.max_length = generating.max_length
         self.deadlines = Deadlines()
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
@@ -150,7 +151,7 @@ class Sessions:
 
     def finish_generation(self, gen: Generation, ending: Ending) -> None:
         self.send_tokens(gen, gen.num_output)
-        usage = gen.meter.usage(gen.num_sampled)
+        usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced)
         self._end(gen, Finished(gen.call_id, ending.reason, usage, ending.matched))
 
     def finish_row(self, row: Scoring) -> None:
@@ -293,7 +294,11 @@ class Sessions:
             self.fail(gen, "constraint", str(outcome))
             return
         gen.matcher = outcome.matcher()
-        self.policy.add(gen)
+        ending = self.generating.force(gen)
+        if ending is None:
+            self.policy.add(gen)
+        else:
+            self.finish_generation(gen, ending)
 
     def _name_children(self, parent: Session, message: Fork) -> None:
         for child in message.children:

@@ -72,7 +72,7 @@ def run(runner, rows):
         seq = Sequence(("", ""), tokens)
         seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
         batch.add(Row(None, seq, 0, logits_from), start, count)
-    logits = runner.forward(batch)
+    logits = runner.logits(runner.forward(batch), {})
     ends = list(itertools.accumulate((each.num_logits for each in batch.rows), initial=0))
     return [logits[a:b] for a, b in itertools.pairwise(ends)]
 

@@ -105,7 +105,7 @@ def test_masks_are_applied_bit_by_bit(data):
                            min_size=len(masked), max_size=len(masked))), dtype=np.int32)  # fmt: skip
     logits = torch.randn(batch, VOCAB)
     found = logits.clone()
-    s.Sampler(torch.device("cpu")).apply_mask(found, s.Mask(masked, words))
+    s.Sampler(torch.device("cpu")).apply_mask(found, s.Mask(masked, words, {}))
     for row in range(batch):
         for token in range(VOCAB):
             allowed = row not in masked or words[masked.index(row), token // 32] >> (token % 32) & 1

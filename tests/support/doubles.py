@@ -100,6 +100,14 @@ class ChainRunner:
             rows += [logits_after(self.kv[int(p)]) for p in pages[end - each.num_logits : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
 
+    def logits(self, hidden, narrow):
+        """The chain's hidden states are its logits; a narrow row sees its own tokens only."""
+        for row, ids in narrow.items():
+            only = torch.full((VOCAB,), float("-inf"))
+            only[torch.from_numpy(ids)] = hidden[row][torch.from_numpy(ids)]
+            hidden[row] = only
+        return hidden
+
 
 class ListLink:
     """The scheduler's link: what is in `inbox` is received, what is sent lands in `outbox`."""

@@ -461,6 +461,9 @@ class Counting:
         self.at += 1
         return True
 
+    def forced_tokens(self):
+        return []
+
 
 def test_masks_hold_and_a_matcher_that_breaks_ends_its_own_call():
     text = spell("JSON")
