@@ -119,7 +119,7 @@ class ZmqLink:
         return frames
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it went away again, or there are no file descriptors left
             lifeline, _ = self._listener.accept()
             lifeline.setblocking(False)
             self._greeting[lifeline.fileno()] = lifeline

@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING
 from plait.constrained.specs import Choices, Regex
 from plait.runtime.client.call import Call
 from plait.runtime.errors import InputError
-from plait.runtime.messages import Abort, Append, Close, Fork, Generate, Select, SelectMethod
+from plait.runtime.messages import (
+    MAX_CHOICES,
+    MAX_FORK,
+    Abort,
+    Append,
+    Close,
+    Fork,
+    Generate,
+    Select,
+    SelectMethod,
+)
 from plait.runtime.sampling import SamplingParams, check_sampling
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
-
-MAX_CHOICES = 1024
-MAX_FORK = 4096
 
 
 class Session:
