@@ -60,7 +60,7 @@ class Session:
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         self._flush("gen")
         return self._client.start_call(
-            self.session_id, lambda call: Generate(self.session_id, call, params, constraint)
+            self.session_id, lambda call: Generate(self.session_id, call, params, constraint), params.timeout_s
         )
 
     def select(
@@ -74,7 +74,7 @@ class Session:
         token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
         self._flush("select")
         return self._client.start_call(
-            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s)
+            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
         )
 
     def fork(self, size: int) -> list[Session]:

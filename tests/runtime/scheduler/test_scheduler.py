@@ -770,3 +770,14 @@ def test_a_grammar_that_breaks_as_it_starts_ends_its_own_call():
                   Open(2), Append(2, [1]), gen(2, 2, 3))  # fmt: skip
     assert calls[1].end.kind == "constraint"
     assert calls[2].tokens == greedy([1], 3)
+
+
+def test_a_select_over_logits_that_are_not_finite_fails():
+    scheduler, link, runner = make_scheduler()
+    forward = runner.forward
+    runner.forward = lambda batch: forward(batch) * float("nan")
+    for i, method in enumerate(("token_length_normalized", "greedy_token_selection")):
+        calls = drive(scheduler, link, Open(i), Append(i, [1, 2]), Select(i, i, [[1], [2, 3]], method))
+        assert calls[i].end.kind == "internal"
+        assert "not finite" in calls[i].end.text
+    idle_counts(scheduler)
