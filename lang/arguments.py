@@ -35,10 +35,11 @@ def checked_choices(where: str, choices: object, most: int | None = None) -> Cho
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
         raise InputError(f"{where}: choices must be a list of texts, not {choices!r:.80}")
     try:
-        spec = Choices(tuple(choices))
+        texts = tuple(choices)
+        if most is not None and not 1 <= len(texts) <= most:
+            raise InputError(f"{where}: there must be 1 to {most} choices to score, not {len(texts)}")
+        spec = Choices(texts)
     except GrammarError as error:
         place = "" if error.where is None else f" (choice {error.where})"
         raise InputError(f"{where}: {error.reason}{place}") from None
-    if most is not None and len(spec.choices) > most:
-        raise InputError(f"{where}: there must be at most {most} choices to score, not {len(spec.choices)}")
     return spec

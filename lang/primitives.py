@@ -117,6 +117,7 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    **unknown: object,
 ) -> Expr:
     """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
 
@@ -126,6 +127,8 @@ def select(
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
     """
     where = where_of("select", name)
+    for keyword in unknown:
+        raise unknown_keyword(where, keyword, ("name", "choices", "temperature", "choices_method", "timeout"))
     if choices is None:
         raise InputError(f"{where} needs choices, a list of texts")
     checked = make_options(where, temperature=temperature, timeout=timeout)
