@@ -102,6 +102,7 @@ class Answer(Readable):
 
     def __init__(self, run: Run, name: str | None, call: Call) -> None:
         self.call = call
+        self.siblings: tuple[Answer, ...] = (self,)  # the samples of one gen: the program reads them together
         self._run = run
         self._name = name
 

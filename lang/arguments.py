@@ -6,9 +6,10 @@ Knows: rules of arguments and their sentences. Must not know: nodes, states, ses
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from plait.constrained.specs import Choices, GrammarError, Regex
+from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.errors import InputError
 
 
@@ -35,10 +36,29 @@ def checked_choices(where: str, choices: object, most: int | None = None) -> Cho
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
         raise InputError(f"{where}: choices must be a list of texts, not {choices!r:.80}")
     try:
-        spec = Choices(tuple(choices))
+        texts = tuple(choices)
+        if most is not None and not 1 <= len(texts) <= most:
+            raise InputError(f"{where}: there must be 1 to {most} choices to score, not {len(texts)}")
+        spec = Choices(texts)
     except GrammarError as error:
         place = "" if error.where is None else f" (choice {error.where})"
         raise InputError(f"{where}: {error.reason}{place}") from None
-    if most is not None and len(spec.choices) > most:
-        raise InputError(f"{where}: there must be at most {most} choices to score, not {len(spec.choices)}")
     return spec
+
+
+_FORMS: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
+
+
+def checked_constraint(where: str, **given: object) -> Spec | None:
+    """The one of regex, json_schema, ebnf and lark that is not None. InputError for two, or one that is not sound."""
+    forms = {name: value for name, value in given.items() if value is not None}
+    if len(forms) > 1:
+        raise InputError(f"{where}: {' and '.join(forms)} cannot both hold; give one of them")
+    for name, value in forms.items():
+        if name == "regex":
+            return checked_regex(where, value)
+        try:
+            return _FORMS[name](value)
+        except (GrammarError, TypeError) as error:
+            raise InputError(f"{where}: the {name} cannot be used: {error}") from None
+    return None

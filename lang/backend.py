@@ -29,6 +29,7 @@ Backend: TypeAlias = "HasClient | Client"
 _lock = threading.Lock()
 _default: Client | None = None
 _embedded: Client | None = None
+_others_used = False
 _embedded_settings: dict[str, Any] = {}
 
 
@@ -57,9 +58,16 @@ def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
 
 def resolve(backend: Backend | None = None) -> Client:
     """The client to use; starts the embedded model if there is no other, or raises ModelNotFound."""
-    if backend is not None:
-        return client_of(backend)
-    return _default or _start_embedded()
+    global _others_used
+    if backend is None and _default is None:
+        return _start_embedded()
+    _others_used = True
+    return _default if backend is None and _default is not None else client_of(backend)
+
+
+def settings_ignored() -> bool:
+    """Whether programs ran since `use_embedded`, and all of them on backends of their own."""
+    return _others_used and _embedded is None
 
 
 def client_of(backend: Any) -> Client:
@@ -73,13 +81,15 @@ def client_of(backend: Any) -> Client:
 
 def use_embedded(**settings: Any) -> None:
     """Settings of the default `Runtime(...)`, when it is started: the command line's --model and --device."""
+    global _others_used
+    _others_used = False
     _embedded_settings.update({name: value for name, value in settings.items() if value is not None})
 
 
 def _start_embedded() -> Client:
     global _embedded
     with _lock:  # two threads that need it start one
-        if _embedded is None:
+        if _embedded is None or _embedded.is_gone:  # its process may have died: then another
             from plait.runtime.launch import Runtime
 
             runtime = Runtime(**_embedded_settings)

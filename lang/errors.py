@@ -33,7 +33,7 @@ class ProgramError(PlaitError):
         """The same error to raise once more; raising one object twice would mix its tracebacks."""
         fresh = type(self)(str(self), program=self.program, variable=self.variable)
         fresh.__cause__ = self.__cause__
-        return fresh
+        return fresh.with_traceback(self.__traceback__)  # the line of the body that it came from
 
 
 class MissingVariable(ProgramError, KeyError):

@@ -5,16 +5,14 @@ Knows: the nodes and how they are put together. Must not know: sessions, states,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from plait.constrained.specs import Choices, Regex
+from plait.constrained.specs import Spec
 from plait.lang.options import Options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.state import ProgramState
     from plait.runtime.messages import SelectMethod
 
 Role = Literal["system", "user", "assistant"]
@@ -63,7 +61,7 @@ class Gen(Expr):
 
     name: str | None
     options: Options = field(default_factory=Options)
-    constraint: Regex | Choices | None = None
+    constraint: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,6 @@ class RoleEnd(Expr):
     role: Role
 
 
-@dataclass(frozen=True)
-class Subprogram(Expr):
-    """Another program's body, to be run on the state that this is appended to."""
-
-    program: str
-    body: Callable[[ProgramState], object] = field(repr=False)
-
-
 def as_expr(value: object) -> Expr:
     """`value` as an expression; InputError says what to write instead of a wrong one."""
     if isinstance(value, Expr):
@@ -107,16 +97,18 @@ def as_expr(value: object) -> Expr:
     if value is None:
         raise InputError("None cannot be appended; does a helper function lack its return?")
     if hasattr(value, "run_batch"):
-        raise InputError("a program cannot be appended itself; call it: s += program(...)")
+        raise InputError("a program cannot be appended; to run it on this state, call it: program(s, ...)")
     if hasattr(value, "text_iter"):
-        raise InputError("a state cannot be appended; append one of its values: s += other['name']")
+        raise InputError(
+            "a state cannot be appended; append one of its values, s += state['name'], or "
+            "to continue this text with another program call other(s, ...)"
+        )
     raise InputError(f"only text and expressions can be appended, not {type(value).__name__}; write str(...)")
 
 
-def turn(role: Role, expr: str | Expr | None) -> Expr:
-    """A whole turn of `role`; with None an empty one."""
-    inside = () if expr is None else _parts(as_expr(expr))
-    return Concat((RoleBegin(role), *inside, RoleEnd(role)))
+def turn(role: Role, expr: str | Expr) -> Expr:
+    """A whole turn of `role`."""
+    return Concat((RoleBegin(role), *_parts(as_expr(expr)), RoleEnd(role)))
 
 
 def _parts(expr: Expr) -> tuple[Expr, ...]:

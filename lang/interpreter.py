@@ -11,17 +11,16 @@ import msgspec
 
 from plait.lang.answers import Chosen, Generated, Several
 from plait.lang.errors import program_error
-from plait.lang.expressions import Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Subprogram, Text
+from plait.lang.expressions import Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.strand import Strand
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
-    from plait.lang.state import ProgramState
     from plait.runtime.sampling import SamplingParams
 
 
-def execute(expr: Expr, strand: Strand, state: ProgramState) -> None:
-    """Appends `expr` to `strand`. `state` is the handle that a subprogram's body gets.
+def execute(expr: Expr, strand: Strand) -> None:
+    """Appends `expr` to `strand`.
 
     Raises ProgramError, naming the variable, where a call could not even begin.
     """
@@ -30,15 +29,13 @@ def execute(expr: Expr, strand: Strand, state: ProgramState) -> None:
             strand.write(expr.text)
         case Concat():
             for part in expr.parts:
-                execute(part, strand, state)
+                execute(part, strand)
         case Gen() | Select():
             _begin_call(strand, expr)
         case RoleBegin():
             strand.begin_turn(expr.role)
         case RoleEnd():
             strand.end_turn(expr.role)
-        case Subprogram():
-            expr.body(state)
         case _:
             raise InputError(f"{type(expr).__name__} is no expression that plait can run")
 
@@ -57,13 +54,15 @@ def _generate(strand: Strand, expr: Gen) -> None:
     run, session = strand.run, strand.session()
     params, n = expr.options.over(run.defaults)
     others = session.fork(n - 1) if n > 1 else []
-    answers = []
+    answers: list[Generated] = []
     for index, each in enumerate((session, *others)):
         call = each.generate(_sample(params, index), expr.constraint)
         answers.append(Generated(run, expr.name, call))
         run.add(answers[-1])
     for each in others:
         each.close()
+    for answer in answers:
+        answer.siblings = tuple(answers)
     strand.add(expr.name, answers[0] if n == 1 else Several(answers))
 
 

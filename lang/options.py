@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.errors import InputError
-from plait.runtime.sampling import MAX_TOKENS_LIMIT, SamplingParams, sampling_params
+from plait.runtime.sampling import MAX_TOKENS_LIMIT, SamplingParams, check_sampling, sampling_params
 
 MAX_N = 128
 
@@ -53,6 +53,10 @@ class Options:
         """The parameters of one call, and n. Raises InputError where the two contradict each other."""
         params = _checked({**defaults.fields, **self.fields})
         return params, self.n or defaults.n or 1
+
+    def check_alone(self, vocab_size: int) -> None:
+        """InputError for a default that no gen of a model with this vocabulary can have."""
+        check_sampling(_checked(_alone(self.fields)), vocab_size=vocab_size)
 
 
 def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from plait.constrained.specs import Choices
-from plait.lang.arguments import checked_choices, checked_regex, where_of
+from plait.lang.arguments import checked_choices, checked_constraint, where_of
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.errors import unknown_keyword
 from plait.lang.expressions import Expr, Gen, Select
@@ -21,7 +21,7 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
 
 Stop = str | Collection[str]
-_OWN_KEYWORDS = ("name", "regex", "choices", "choices_method")
+_OWN_KEYWORDS = ("name", "regex", "json_schema", "ebnf", "lark", "choices", "choices_method")
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
 
@@ -46,6 +46,9 @@ def gen(
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
     regex: str | None = None,
+    json_schema: str | dict[str, Any] | type | None = None,
+    ebnf: str | None = None,
+    lark: str | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     **unknown: object,
@@ -55,7 +58,9 @@ def gen(
     - `timeout`: seconds. `seed`: the same seed gives the same text in any batch.
     - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
       goes on with the first, and `get_meta_info` gives one dict for each.
-    - `regex`: the text matches it from end to end (Python's syntax).
+    - `regex`: the text matches it from end to end (Python's syntax). `json_schema` (JSON text, a dict or a Pydantic
+      model): the text is compact JSON that fits it. `ebnf` (GBNF) and `lark`: the text is of that grammar. One of
+      them at a time; a value that `max_tokens` cuts off is not complete (finish_reason "length").
     - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is
       sampled instead, under a mask that admits nothing else.
     - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
@@ -86,11 +91,11 @@ def gen(
         "top_logprobs_num": top_logprobs_num,
         "timeout": timeout,
     }
+    constraint = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
     if choices is not None:
-        return _gen_choices(where, name, choices, choices_method, n, regex, sampling)
+        return _gen_choices(where, name, choices, choices_method, n, constraint, sampling)
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
-    constraint = None if regex is None else checked_regex(where, regex)
     return Gen(name, make_options(where, n=n, **sampling), constraint)
 
 
@@ -117,6 +122,7 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     timeout: float | None = None,
+    **unknown: object,
 ) -> Expr:
     """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
 
@@ -126,6 +132,8 @@ def select(
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
     """
     where = where_of("select", name)
+    for keyword in unknown:
+        raise unknown_keyword(where, keyword, ("name", "choices", "temperature", "choices_method", "timeout"))
     if choices is None:
         raise InputError(f"{where} needs choices, a list of texts")
     checked = make_options(where, temperature=temperature, timeout=timeout)

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all
-from plait.lang.errors import COMING, NOT_NEEDED, unknown_keyword
+from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
-from plait.lang.expressions import Subprogram
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
 from plait.lang.state import ProgramState
 from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+
+OWN_KEYWORDS = ("stream", "backend")
+MISSING_METHODS = {
+    "bind": "write a function that calls run with the fixed arguments, or functools.partial(program.run, ...)",
+    "trace": "state.text() and state.usage show what a run did",
+    "cache": "shared text is cached by itself: what calls have in common is computed once",
+}
 
 
 class Program:
@@ -48,7 +57,9 @@ class Program:
         """
         options, kwargs = self._split("run", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
-        execution = Execution(self.name, self._body, args, kwargs, resolve(backend), options)
+        if not isinstance(stream, bool):
+            raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
+        execution = Execution(self.name, self._body, args, kwargs, self._client("run", backend, options), options)
         return execution.start() if stream else execution.perform()
 
     def run_batch(
@@ -78,24 +89,36 @@ class Program:
         workers = num_workers(num_threads, len(items))
         if not items:
             return []
-        client = resolve(backend)
+        client = self._client("run_batch", backend, options)
         executions = [Execution(self.name, self._body, (), item, client, options) for item in items]
         return run_all(executions, workers, progress_bar)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Uses this program inside another one.
-
-        `program(s, ...)` runs the body on state `s` now and gives what it returns; `s += program(...)` does
-        the same as part of an expression. To run a program on its own, call `program.run(...)`.
+        """`program(...)` is `program.run(...)`. `program(s, ...)`, with the state of another program first, runs
+        the body on that state now, so that its text goes on, and gives what the body returns.
         """
         if args and isinstance(args[0], ProgramState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
             return self._body(*args, **kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs)
-        return Subprogram(self.name, lambda state: self._body(state, *args, **kwargs))
+        return self.run(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Only for names that are not there: those of SGLang's programs say what to use instead."""
+        if name in MISSING_METHODS:
+            raise AttributeError(f"plait's programs have no {name!r} yet; {MISSING_METHODS[name]}")
+        raise AttributeError(f"a plait program has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"<plait program {self.name!r}>"
+
+    def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
+        """The client to use, once the defaults are known to fit its model."""
+        client = resolve(backend)
+        try:
+            options.check_alone(client.model.vocab_size)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        return client
 
     # -- arguments --------------------------------------------------------------------------------
 
@@ -119,11 +142,13 @@ class Program:
             for name in kwargs:
                 if name in COMING or name in NOT_NEEDED:
                     raise unknown_keyword(where, name, names) from None
+            unknown = [name for name in kwargs if name not in names]
+            hint = did_you_mean(unknown[0], (*names, *OWN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""
             said = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
-            raise InputError(f"{where}: {error}; {said}") from None
+            raise InputError(f"{where}: {error}{hint}; {said}") from None
 
     def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if isinstance(batch_kwargs, (str, bytes, Mapping)):
+        if isinstance(batch_kwargs, (str, bytes, Mapping)) or not isinstance(batch_kwargs, Iterable):
             raise InputError("run_batch takes a list of dicts, one dict of keyword arguments for each item")
         items = []
         for index, item in enumerate(batch_kwargs):

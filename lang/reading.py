@@ -61,7 +61,7 @@ class Reading:
             return "".join(segment.text() for segment in list(self._strand.segments))
 
     def messages(self) -> list[dict[str, str]]:
-        """The finished turns as [{"role": ..., "content": ...}]. Waits for the answers in them."""
+        """The turns as [{"role": ..., "content": ...}], one still open included. Waits for the answers in them."""
         self._wait_for_end()
         with self._body_may_handle():
             return [{"role": role, "content": content.text()} for role, content in self._strand.messages()]

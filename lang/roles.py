@@ -8,17 +8,17 @@ from __future__ import annotations
 from plait.lang.expressions import Expr, RoleBegin, RoleEnd, turn
 
 
-def system(expr: str | Expr | None = None) -> Expr:
+def system(expr: str | Expr = "") -> Expr:
     """A system turn: `s += system("You are terse.")`."""
     return turn("system", expr)
 
 
-def user(expr: str | Expr | None = None) -> Expr:
+def user(expr: str | Expr = "") -> Expr:
     """A user turn: `s += user(question)`. The question's text can never close the turn."""
     return turn("user", expr)
 
 
-def assistant(expr: str | Expr | None = None) -> Expr:
+def assistant(expr: str | Expr = "") -> Expr:
     """An assistant turn: `s += assistant(gen("answer"))`."""
     return turn("assistant", expr)
 

@@ -116,8 +116,12 @@ class Run:
         """Waits for every call; raises the first failure that the body has not handled."""
         for answer in self.answers():
             failure = answer.failure()
-            if failure is not None and not any(failure.__cause__ is cause for cause in self._handled):
+            if failure is not None and not any(self._is_handled(each) for each in answer.siblings):
                 raise failure
+
+    def _is_handled(self, answer: Answer) -> bool:
+        failure = answer.failure()
+        return failure is not None and any(failure.__cause__ is cause for cause in self._handled)
 
     def note_handled(self, error: ProgramError) -> None:
         """The body was told of `error`; if it goes on, it has dealt with it."""

@@ -36,11 +36,11 @@ class ProgramState(Turns, Reading):
 
     def __iadd__(self, other: str | Expr) -> ProgramState:
         """Appends text or an expression. Returns at once; calls go on in the runtime."""
-        execute(as_expr(other), self._strand, self)
+        execute(as_expr(other), self._strand)
         return self
 
     def _append(self, expr: Expr) -> None:
-        execute(expr, self._strand, self)
+        execute(expr, self._strand)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:

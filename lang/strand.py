@@ -71,7 +71,9 @@ class Strand:
 
     def begin_turn(self, role: Role) -> None:
         if self._open_turn is not None:
-            raise InputError(f"a {role} turn cannot begin inside the {self._open_turn[0]} turn; end that one first")
+            raise InputError(
+                f"{_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn; end that one first"
+            )
         self.write(self._template().turn_prefix(self._roles(), role), control=True)
         self._open_turn = (role, len(self.segments))
 
@@ -86,8 +88,11 @@ class Strand:
         self.turns.append(turn)
 
     def messages(self) -> list[tuple[Role, Span]]:
-        """The finished turns and their contents."""
-        return [(turn.role, Span(self.segments[turn.start : turn.stop])) for turn in self.turns]
+        """The turns and their contents; the last one may still be open."""
+        turns = list(self.turns)
+        if self._open_turn is not None:
+            turns.append(Turn(*self._open_turn, len(self.segments)))
+        return [(turn.role, Span(self.segments[turn.start : turn.stop])) for turn in turns]
 
     def _roles(self) -> tuple[Role, ...]:
         return tuple(turn.role for turn in self.turns)
@@ -144,3 +149,7 @@ class Strand:
     def __del__(self) -> None:
         if self._session is not None and self._closed_by is None:
             self.run.drop(self._session)
+
+
+def _article(role: Role) -> str:
+    return "an" if role == "assistant" else "a"

@@ -12,6 +12,13 @@ from typing import overload
 from plait.lang.expressions import Expr, Role, RoleBegin, RoleEnd, turn
 
 
+class _Open:
+    """No argument: the turn is opened, for `with`."""
+
+
+_OPEN = _Open()
+
+
 class Turns:
     """The part of `ProgramState` that is about roles."""
 
@@ -19,26 +26,26 @@ class Turns:
         raise NotImplementedError
 
     @overload
-    def system(self, expr: None = None) -> AbstractContextManager[None]: ...
+    def system(self) -> AbstractContextManager[None]: ...
     @overload
     def system(self, expr: str | Expr) -> None: ...
-    def system(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+    def system(self, expr: str | Expr | _Open = _OPEN) -> AbstractContextManager[None] | None:
         """A system turn: `s.system("...")`, or `with s.system(): s += ...`."""
         return self._turn("system", expr)
 
     @overload
-    def user(self, expr: None = None) -> AbstractContextManager[None]: ...
+    def user(self) -> AbstractContextManager[None]: ...
     @overload
     def user(self, expr: str | Expr) -> None: ...
-    def user(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+    def user(self, expr: str | Expr | _Open = _OPEN) -> AbstractContextManager[None] | None:
         """A user turn: `s.user(question)`, or `with s.user(): s += ...`."""
         return self._turn("user", expr)
 
     @overload
-    def assistant(self, expr: None = None) -> AbstractContextManager[None]: ...
+    def assistant(self) -> AbstractContextManager[None]: ...
     @overload
     def assistant(self, expr: str | Expr) -> None: ...
-    def assistant(self, expr: str | Expr | None = None) -> AbstractContextManager[None] | None:
+    def assistant(self, expr: str | Expr | _Open = _OPEN) -> AbstractContextManager[None] | None:
         """An assistant turn: `s.assistant(gen("x"))`, or `with s.assistant(): s += ...`."""
         return self._turn("assistant", expr)
 
@@ -63,8 +70,8 @@ class Turns:
     def assistant_end(self) -> None:
         self._append(RoleEnd("assistant"))
 
-    def _turn(self, role: Role, expr: str | Expr | None) -> AbstractContextManager[None] | None:
-        if expr is None:
+    def _turn(self, role: Role, expr: str | Expr | _Open) -> AbstractContextManager[None] | None:
+        if isinstance(expr, _Open):
             return self._open_turn(role)
         self._append(turn(role, expr))
         return None

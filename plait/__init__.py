@@ -106,6 +106,13 @@ __all__ = [
 ]
 
 
+_LOCAL = "it runs models itself: use Runtime(model) or Engine(model), and set_default_backend(...) for all programs"
+_NOT_HERE = {
+    **dict.fromkeys(("RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
+    "global_config": "give settings to Runtime(...) or Engine(...), sampling defaults to run(...)",
+}
+
+
 def __getattr__(name: str) -> object:
     """The names that cost time to load, when they are first used."""
     if name == "Runtime":
@@ -120,4 +127,6 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("plait")
+    if name in _NOT_HERE:
+        raise AttributeError(f"plait has no {name!r} yet; {_NOT_HERE[name]}")
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

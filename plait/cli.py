@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import re
 import runpy
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import plait
-from plait.lang.backend import use_embedded
+from plait.chat import CHAT_HELP, chat
+from plait.check import check
+from plait.lang.backend import settings_ignored, use_embedded
+from plait.tracebacks import print_traceback
 
-CHAT_HELP = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
-CHAT_MAX_TOKENS = 512
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
+        _check_model_and_device(options)
         code: int = options.command(options)
         return code
     except plait.ModelNotFound as error:
@@ -41,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        sys.stderr.close()
+        with contextlib.suppress(OSError):  # Python's own last flush is to be quiet
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
@@ -56,15 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
     run.set_defaults(command=_run)
 
-    chat = commands.add_parser("chat", help=f"talk to the model; {CHAT_HELP}")
-    _add_model(chat)
-    chat.add_argument("--system", metavar="TEXT", help="the system message")
-    chat.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
-    chat.set_defaults(command=_chat)
+    talk = commands.add_parser("chat", help=f"talk to the model; {CHAT_HELP}")
+    _add_model(talk)
+    talk.add_argument("--system", metavar="TEXT", help="the system message")
+    talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
+    talk.set_defaults(command=_chat)
 
-    check = commands.add_parser("check", help="say what this machine has and which model is found")
-    check.add_argument("--model", help="as for run")
-    check.set_defaults(command=_check)
+    machine = commands.add_parser("check", help="say what this machine has and which model is found")
+    machine.add_argument("--model", help="as for run")
+    machine.set_defaults(command=_check)
     return parser
 
 
@@ -78,7 +81,17 @@ def _fail(message: str) -> int:
     return 1
 
 
-# -- run ------------------------------------------------------------------------------------------
+def _check_model_and_device(options: argparse.Namespace) -> None:
+    """Refuses a wrong --model or --device now: the runtime would do so only when a program first needs it."""
+    device = getattr(options, "device", None)
+    if device is not None and not DEVICE.fullmatch(device):
+        raise plait.InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {device!r:.80}")
+    if options.model is not None:
+        options.model = os.path.expanduser(options.model)
+        if options.command is not _check:
+            from plait.runtime.models.locate import locate_model
+
+            locate_model(options.model)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -91,117 +104,25 @@ def _run(options: argparse.Namespace) -> int:
     sys.argv, sys.path[0] = [options.file, *options.arguments], str(path.resolve().parent)
     try:
         runpy.run_path(str(path), run_name="__main__")
-    except plait.ModelNotFound:
+    except (plait.ModelError, BrokenPipeError):
         raise
     except Exception as error:
-        _print_traceback(error, path)
+        print_traceback(error)
         return _fail(f"{options.file} failed")
     finally:
         sys.argv, sys.path[0] = argv, first
+        if (options.model or options.device) and settings_ignored():
+            print("plait: --model and --device had no effect: the file chose its own backend", file=sys.stderr)
     return 0
-
-
-def _print_traceback(error: Exception, path: Path) -> None:
-    """The traceback from the file's own first line on: how the file was started is not the user's concern."""
-    own: TracebackType | None = error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename != str(path):
-        own = own.tb_next
-    traceback.print_exception(type(error), error, own or error.__traceback__)
-
-
-# -- chat -----------------------------------------------------------------------------------------
-
-
-def _chat(options: argparse.Namespace) -> int:
-    """Conversations one after the other, until the input ends. Each is one program whose session stays open."""
-    use_embedded(model_path=options.model, device=options.device)
-    read = _reader()
-    plait.gen(temperature=options.temperature)  # refuses a wrong value before the model is loaded
-    if sys.stdin.isatty():
-        print(CHAT_HELP)
-    while conversation.run(read, options.system, temperature=options.temperature).ret_value:
-        print("(a new conversation)")
-    return 0
-
-
-@plait.function
-def conversation(s: plait.ProgramState, read: Callable[[], str | None], system: str | None) -> bool:
-    """One conversation. True: the user wants another."""
-    if system is not None:
-        s += plait.system(system)
-    while (line := read()) is not None and line != "/quit":
-        if line == "/reset":
-            return True
-        if not line:
-            continue
-        s += plait.user(line)
-        s += plait.assistant(plait.gen("answer", max_tokens=CHAT_MAX_TOKENS))
-        if not _print_answer(s):
-            return True
-    return False
-
-
-def _print_answer(s: plait.ProgramState) -> bool:
-    """Prints the answer as it comes. False: it failed, and the conversation cannot go on."""
-    try:
-        for piece in s.text_iter("answer"):
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
-        s.abort("answer")
-        with contextlib.suppress(plait.ProgramError):
-            s["answer"]  # waits until it has stopped
-        print(" (stopped)")
-    except plait.ProgramError as error:
-        print()
-        _fail(str(error.__cause__ or error))
-        return False
-    else:
-        print()
-    return True
-
-
-def _reader() -> Callable[[], str | None]:
-    """A function that reads one line, with editing and history on a terminal; None at the end of the input."""
-    if not sys.stdin.isatty():
-        return lambda: next((line.strip() for line in sys.stdin), None)
-    try:
-        import readline
-
-        readline.parse_and_bind("tab: self-insert")
-    except ImportError:  # not on every system; lines come without editing then
-        print("(without line editing)", file=sys.stderr)
-
-    def read() -> str | None:
-        try:
-            return input("> ").strip()
-        except EOFError:
-            print()
-            return None
-        except KeyboardInterrupt:  # at the prompt: this line is dropped, no more
-            print()
-            return ""
-
-    return read
-
-
-# -- check ----------------------------------------------------------------------------------------
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Prints what this machine has, and the model or the command that fetches one."""
-    from plait.runtime.models.locate import locate_model
-    from plait.runtime.report import report
+    return check(options.model)
 
-    lines: dict[str, Any] = report()
-    missing: plait.ModelError | None = None
-    try:
-        lines["model"] = locate_model(options.model)
-    except plait.ModelError as error:
-        missing = error
-    width = max(len(name) for name in lines)
-    for name, value in lines.items():
-        print(f"{name:<{width}}  {value}")
-    return 0 if missing is None else _fail(str(missing))
+
+def _chat(options: argparse.Namespace) -> int:
+    use_embedded(model_path=options.model, device=options.device)
+    return chat(options.system, options.temperature)
 
 
 if __name__ == "__main__":

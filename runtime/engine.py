@@ -1,4 +1,4 @@
-"""`Engine`: the scheduler in this process, stepped by whoever waits.
+"""`Engine`: the scheduler in this process, on a thread of its own.
 
 For notebooks, tests and machines where a second process is unwelcome. Knows: how to build one and hand out a
 client. Must not know: what a client does.

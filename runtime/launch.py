@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from plait.runtime import errors
 from plait.runtime.client.client import Client
-from plait.runtime.client.zmq_channel import DIED, ZmqChannel
+from plait.runtime.client.zmq_channel import DIED, ZmqChannel, weakly
 from plait.runtime.config import engine_config
 from plait.runtime.models.locate import locate_model
 
@@ -34,7 +34,13 @@ QUIET_S = 0.5  # loading that takes longer shows a progress bar
 
 
 class Runtime:
-    """A runtime process of our own. `settings` are those of `EngineConfig`; unknown ones are an error.
+    """A runtime process of our own; `Runtime.connect(runtime.address)` uses it from another process.
+
+    Settings, all optional, an unknown one is an error: model_path (a GGUF, a folder of safetensors, a Hugging Face
+    id; none: the embedded model), device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16",
+    "float16"), kv_memory_bytes or max_pages (one page holds one token's KV), context_length, max_batch_tokens and
+    max_batch_rows (of one step), max_sessions, max_waiting_calls, deterministic, compile_deadline_s,
+    check_integrity. `progress` shows a bar while loading (default: on a terminal).
 
     Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
     process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.
@@ -52,10 +58,15 @@ class Runtime:
         **settings: Any,
     ) -> None:
         config = engine_config(model_path=model_path, **settings)
+        if isinstance(start_timeout_s, bool) or not isinstance(start_timeout_s, (int, float)):
+            raise errors.InputError(f"start_timeout_s must be a number of seconds, not {start_timeout_s!r}")
+        if not 0 < start_timeout_s <= 86_400:
+            raise errors.InputError(f"start_timeout_s must be above 0 to 86400 seconds, not {start_timeout_s!r}")
         found = locate_model(config.model_path or None)
         self.address = tempfile.mkdtemp(prefix="plait-")  # mkdtemp makes it mode 0700
         self._log = Path(self.address) / "runtime.log"
         self._process: subprocess.Popen[bytes] | None = None
+        os.register_at_fork(after_in_child=weakly(self._after_fork))
         try:
             self._process = self._start()
             order = {
@@ -138,6 +149,14 @@ class Runtime:
             watchdog.cancel()
             if bar is not None:
                 bar.close()
+
+    def _after_fork(self) -> None:
+        """In a forked child: the process is the parent's, and so is the pipe whose end would end it."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # not ours to wait for
 
     def _why_it_died(self) -> str:
         code: int | None = None

@@ -33,7 +33,7 @@ class ZmqLink:
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
         self.num_bad_frames = 0
-        self.should_end = False
+        self.should_end = self.owner_is_gone = False
         self._owner_fd = owner_fd
         self._stop_out, self._stop_in = os.pipe()
         self._context = zmq.Context()
@@ -77,8 +77,10 @@ class ZmqLink:
                 self._greet(fd)
             elif fd in self._lifelines:
                 self._watch(fd)
-            elif fd == self._stop_out or (fd == self._owner_fd and not os.read(fd, 1)):
+            elif fd == self._stop_out:
                 self.should_end = True
+            elif fd == self._owner_fd and not os.read(fd, 1):
+                self.should_end = self.owner_is_gone = True
         return self._frames() if self._router in ready else []
 
     def stop(self) -> None:
@@ -119,7 +121,7 @@ class ZmqLink:
         return frames
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # it went away again, or there are no file descriptors left
             lifeline, _ = self._listener.accept()
             lifeline.setblocking(False)
             self._greeting[lifeline.fileno()] = lifeline
@@ -172,6 +174,10 @@ class LocalLink:
     def post(self, request: Request) -> None:
         """From any thread."""
         self._inbox.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends a `receive` that waits. From any thread."""
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
             os.write(self._wake_in, b"!")
 

@@ -20,6 +20,8 @@ from plait.runtime.sampling import SamplingParams
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
+MAX_CHOICES = 1024
+MAX_FORK = 4096
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 FinishReason = Literal["stop", "length"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -55,10 +56,14 @@ def _serve(order: Order) -> int:
     )
     signal.signal(signal.SIGTERM, lambda number, frame: link.stop())
     _say(ready=True)
-    while not link.should_end:
-        scheduler.step(timeout_s=None)
-    scheduler.compiler.close()
-    link.close()
+    try:
+        while not link.should_end:
+            scheduler.step(timeout_s=None)
+    finally:
+        scheduler.compiler.close()
+        link.close()
+        if link.owner_is_gone:  # else the owner removes it, once it has read our last words
+            shutil.rmtree(order.directory, ignore_errors=True)
     return 0
 
 

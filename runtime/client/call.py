@@ -12,10 +12,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
-from plait.runtime.client.channel import Channel
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
+
+GRACE_S = 1.0  # how long after a call's deadline the scheduler may still report it itself
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class Call:
     >>> call.result().usage.cached_tokens                          # doctest: +SKIP
     """
 
-    def __init__(self, call_id: int, channel: Channel, detokenizer: Detokenizer, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, call_id: int, detokenizer: Detokenizer, cancel: Callable[[], None], timeout_s: float | None = None
+    ) -> None:
         self.call_id = call_id
-        self._channel = channel
         self._detokenizer = detokenizer
         self._cancel = cancel
+        self._give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
         self._changed = threading.Condition()
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
@@ -70,9 +73,6 @@ class Call:
 
     def on_finished(self, message: Finished) -> None:
         with self._changed:
-            rest = self._detokenizer.finish()
-            if rest:
-                self._pieces.append(rest)
             self._result = CallResult(
                 text="".join(self._pieces),
                 finish_reason=message.reason,
@@ -104,22 +104,19 @@ class Call:
     def result(self, timeout_s: float | None = None) -> CallResult:
         """Waits for the value. Raises the call's CallFailed, or DeadlineExceeded after `timeout_s` seconds."""
         with self._changed:
-            if not self._channel.wait(self._changed, self.done, timeout_s):
-                raise DeadlineExceeded(f"no answer within {timeout_s} s (the call goes on; abort() ends it)")
+            self._wait(self.done, timeout_s)
             return self._value()
 
     def pieces(self, timeout_s: float | None = None) -> Iterator[str]:
         """The text as it comes, in pieces of whole characters; raises at its end if the call failed."""
-        at, deadline = 0, None if timeout_s is None else time.monotonic() + timeout_s
+        at, until = 0, None if timeout_s is None else time.monotonic() + timeout_s
 
         def news() -> bool:
             return len(self._pieces) > at or self.done()
 
         while True:
             with self._changed:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._channel.wait(self._changed, news, left):
-                    raise DeadlineExceeded(f"no answer within {timeout_s} s (the call goes on; abort() ends it)")
+                self._wait(news, None if until is None else until - time.monotonic())
                 fresh, at = self._pieces[at:], len(self._pieces)
                 ended = self.done()
             yield from fresh
@@ -137,7 +134,6 @@ class Call:
 
         with self._changed:
             self._listeners.append(wake)
-        self._channel.pump()
         try:
             while True:
                 with self._changed:
@@ -149,7 +145,11 @@ class Call:
                 if ended:
                     self._value()
                     return
-                await changed.wait()
+                left = None if self._give_up_at is None else max(0.0, self._give_up_at - time.monotonic())
+                try:
+                    await asyncio.wait_for(changed.wait(), left)
+                except TimeoutError:
+                    self._give_up()
         finally:
             with self._changed:
                 self._listeners.remove(wake)
@@ -164,6 +164,22 @@ class Call:
         """Ends the call at once and frees its pages; a later read raises Aborted."""
         if not self.done():
             self._cancel()
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        """Waits, `_changed` held, for `ready()`, the caller's own `timeout_s`, or the call's deadline."""
+        own = None if self._give_up_at is None else self._give_up_at - time.monotonic()
+        limits = [max(0.0, limit) for limit in (own, timeout_s) if limit is not None]
+        if self._changed.wait_for(ready, min(limits, default=None)):
+            return
+        if own is not None and (timeout_s is None or own <= timeout_s):
+            self._give_up()
+        else:
+            raise DeadlineExceeded("no answer in the time given to this read (the call goes on; abort() ends it)")
+
+    def _give_up(self) -> None:
+        """The deadline is past and the scheduler, which should have said so, is silent."""
+        self._cancel()
+        self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))
 
     def _value(self) -> CallResult:
         if self._error is not None:

@@ -2,12 +2,11 @@
 
 Two exist: `zmq_channel.ZmqChannel` to another process, `local_channel.LocalChannel` to a scheduler in this one.
 
-Knows: the four methods. Must not know: calls, sessions, text.
+Knows: the three methods. Must not know: calls, sessions, text.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,12 +23,6 @@ class Channel(Protocol):
 
     def send(self, request: Request) -> None:
         """Sends without waiting, from any thread. Raises RuntimeGone when the scheduler has ended."""
-
-    def wait(self, condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Waits, or works, until `ready()`; returns what it last said. `condition` is held on entry and exit."""
-
-    def pump(self) -> None:
-        """Makes progress happen without a waiting caller (asyncio users); nothing to do for a process."""
 
     def close(self) -> None:
         """Says goodbye; the scheduler drops this client's sessions. Idempotent."""

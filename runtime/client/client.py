@@ -42,7 +42,7 @@ class Client:
 
     def __init__(self, channel: Channel, tokenizer: Tokenizer | None = None) -> None:
         self.model: Welcome = channel.welcome
-        self.tokenizer = tokenizer or load_tokenizer(Path(self.model.model_path))
+        self.tokenizer = tokenizer or load_tokenizer(Path(self.model.model_path), width=self.model.vocab_size)
         self._channel = channel
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -71,6 +71,11 @@ class Client:
         self._channel.close()
         self._on_gone("this client was closed")
 
+    @property
+    def is_gone(self) -> bool:
+        """True once no call can be answered any more: the runtime ended, or this client was closed."""
+        return self._gone is not None
+
     # -- for sessions -----------------------------------------------------------------------------
 
     def next_id(self) -> int:
@@ -87,11 +92,12 @@ class Client:
             except RuntimeGone:
                 return
 
-    def start_call(self, session_id: int, request: Callable[[int], Request]) -> Call:
-        """Numbers a call, sends `request(call id)` and returns the call to wait on."""
+    def start_call(self, session_id: int, request: Callable[[int], Request], timeout_s: float | None) -> Call:
+        """Numbers a call, sends `request(call id)` and returns the call to wait on, at most `timeout_s` seconds."""
         call_id = self.next_id()
         abort = Abort(session_id, call_id)
-        call = Call(call_id, self._channel, Detokenizer(self.tokenizer.vocabulary), lambda: self.send_if_alive(abort))
+        detokenizer = Detokenizer(self.tokenizer.vocabulary)
+        call = Call(call_id, detokenizer, lambda: self.send_if_alive(abort), timeout_s)
         self._register(call_id, call)
         try:
             self.send(request(call_id))
@@ -141,7 +147,7 @@ class Client:
         self._register(call_id, asked)
         self.send(request(call_id))
         with asked.changed:
-            if not self._channel.wait(asked.changed, asked.done, STATUS_TIMEOUT_S):
+            if not asked.changed.wait_for(asked.done, STATUS_TIMEOUT_S):
                 raise RuntimeGone(f"the runtime did not answer within {STATUS_TIMEOUT_S:.0f} s")
         return asked.value()
 

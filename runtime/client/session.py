@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
 from plait.runtime.errors import InputError
-from plait.runtime.messages import Abort, Append, Close, Fork, Generate, Select, SelectMethod
+from plait.runtime.messages import (
+    MAX_CHOICES,
+    MAX_FORK,
+    Abort,
+    Append,
+    Close,
+    Fork,
+    Generate,
+    Select,
+    SelectMethod,
+)
 from plait.runtime.sampling import SamplingParams, check_sampling
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
-
-MAX_CHOICES = 1024
-MAX_FORK = 4096
 
 
 class Session:
@@ -53,7 +60,7 @@ class Session:
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         self._flush("gen")
         return self._client.start_call(
-            self.session_id, lambda call: Generate(self.session_id, call, params, constraint)
+            self.session_id, lambda call: Generate(self.session_id, call, params, constraint), params.timeout_s
         )
 
     def select(
@@ -67,7 +74,7 @@ class Session:
         token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
         self._flush("select")
         return self._client.start_call(
-            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s)
+            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
         )
 
     def fork(self, size: int) -> list[Session]:

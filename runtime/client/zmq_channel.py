@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from plait.runtime.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL,
     Hello,
+    Inspect,
     Reply,
     Request,
     Welcome,
@@ -35,6 +37,8 @@ from plait.runtime.messages import (
 
 CONNECT_TIMEOUT_S = 30.0
 DIED = "the runtime process ended"
+POLL_S, SILENT_S = 5.0, 120.0  # after a silent poll the scheduler is asked for a sign of life
+NOBODY = 0  # the call id of such a question: its answer is for no call
 
 
 class ZmqChannel:
@@ -58,6 +62,7 @@ class ZmqChannel:
         self._gone: str | None = None
         self._thread: threading.Thread | None = None
         self.welcome = self._shake_hands()
+        os.register_at_fork(after_in_child=weakly(self._after_fork))
 
     def start(self, on_reply: Callable[[Reply], None], on_gone: Callable[[str], None]) -> None:
         self._thread = threading.Thread(target=self._run, args=(on_reply, on_gone), name="plait-client", daemon=True)
@@ -72,12 +77,6 @@ class ZmqChannel:
         self._queue.append(frame)
         self._wake()
 
-    def wait(self, condition: threading.Condition, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        return condition.wait_for(ready, timeout_s)
-
-    def pump(self) -> None:
-        """The channel's thread makes progress by itself."""
-
     def close(self) -> None:
         self._closing = True
         self._wake()
@@ -89,12 +88,18 @@ class ZmqChannel:
     # -- the channel's thread ---------------------------------------------------------------------
 
     def _run(self, on_reply: Callable[[Reply], None], on_gone: Callable[[str], None]) -> None:
+        silent_polls = 0  # counted in polls, not seconds: a process that was stopped has not listened either
         poller = zmq.Poller()
         for watched in (self._dealer, self._wake_out, self._lifeline):
             poller.register(watched, zmq.POLLIN)
         try:
             while not self._closing and self._gone is None:
-                ready = dict(poller.poll())
+                ready = dict(poller.poll(int(POLL_S * 1000)))
+                silent_polls = 0 if self._dealer in ready else silent_polls + (not ready)
+                if silent_polls:
+                    self._dealer.send(encode(Inspect(NOBODY)))
+                if silent_polls * POLL_S >= SILENT_S:
+                    self._gone = f"the runtime has not answered for {SILENT_S} s; its process may be stuck or stopped"
                 if self._wake_out.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_out.recv(4096)
@@ -109,6 +114,11 @@ class ZmqChannel:
         finally:
             self._close_sockets()
             on_gone(self._gone or "this client was closed")
+
+    def _after_fork(self) -> None:
+        """In a forked child: the thread is not here, and the parent's lifeline is not ours to hold open."""
+        self._gone = "this process was forked from one that used the runtime; start or connect a Runtime after the fork"
+        self._lifeline.close()
 
     def _send_queued(self) -> None:
         while self._queue:
@@ -173,3 +183,15 @@ def _has_ended(lifeline: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """`method` without keeping its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call

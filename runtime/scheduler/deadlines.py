@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from plait.runtime.scheduler.session import SessionKey
 
+MAX_S = 1e9
+
 
 class Due(NamedTuple):
     """One deadline: monotonic seconds, and the call it is for."""
@@ -28,7 +30,8 @@ class Deadlines:
         self._heap: list[Due] = []
 
     def add(self, key: SessionKey, call_id: int, timeout_s: float | None) -> None:
-        if timeout_s is not None:
+        """`timeout_s` from now; one that is no positive number is refused with its call and not kept here."""
+        if timeout_s is not None and 0 < timeout_s < MAX_S:
             heapq.heappush(self._heap, Due(time.monotonic() + timeout_s, key, call_id, timeout_s))
 
     def next(self) -> float | None:

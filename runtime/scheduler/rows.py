@@ -164,9 +164,9 @@ class Selection:
     num_left: int = 0
 
     def usage(self) -> Usage:
-        """The prompt once: what one row computed of it counts as cached for the others."""
+        """The prompt once. Every row computes its last token again, for the logits; that counts once as well."""
         first = self.rows[0].meter.usage(0)
-        computed = min(self.num_prompt, sum(row.meter.computed_below(self.num_prompt) for row in self.rows))
+        computed = 1 + sum(row.meter.computed_below(self.num_prompt) - 1 for row in self.rows)
         return msgspec.structs.replace(
             first,
             prompt_tokens=self.num_prompt,

@@ -7,6 +7,7 @@ Knows: the order of a step. Must not know: sockets, how a batch is computed, or 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import traceback
@@ -179,7 +180,11 @@ class Scheduler:
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
         if isinstance(row, Scoring):
-            row.logprobs.update(sampled.scores.get(row, {}))
+            scores = sampled.scores.get(row, {})
+            if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
+                self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
+                return
+            row.logprobs.update(scores)
             if not row.num_pending:
                 self.sessions.finish_row(row)
         elif isinstance(row, Generation) and each.num_logits:

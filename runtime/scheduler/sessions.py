@@ -13,6 +13,8 @@ from plait.constrained import CompilePool, Grammar, GrammarError, Vocabulary
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.messages import (
+    MAX_CHOICES,
+    MAX_FORK,
     Abort,
     Append,
     Close,
@@ -27,7 +29,7 @@ from plait.runtime.messages import (
     Tokens,
 )
 from plait.runtime.sampling import check_sampling
-from plait.runtime.scheduler.deadlines import Deadlines
+from plait.runtime.scheduler.deadlines import MAX_S, Deadlines
 from plait.runtime.scheduler.generating import Ending, Generating
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
@@ -144,8 +146,12 @@ class Sessions:
         """Lets the rows whose grammar is ready, or refused, go on."""
         for ticket, outcome in self.compiler.collect():
             gen = self._compiling.pop(ticket, None)
-            if gen is not None:
+            if gen is None:
+                continue
+            try:
                 self._start_constrained(gen, outcome)
+            except Exception as error:  # a grammar that breaks as it starts ends its own call
+                self.fail(gen, "constraint", f"the constraint could not be started: {error!s:.200}")
 
     # -- ends of calls ----------------------------------------------------------------------------
 
@@ -265,8 +271,10 @@ class Sessions:
             except InputError as error:
                 return Broken("invalid", str(error))
             return self._overflow(session, 1 if message.sampling.max_tokens else 0)
-        if not message.choices or any(not choice for choice in message.choices):
-            return Broken("invalid", "select needs at least one choice, and no empty ones")
+        if message.timeout_s is not None and not 0 < message.timeout_s < MAX_S:
+            return Broken("invalid", f"timeout_s must be a positive number of seconds, not {message.timeout_s}")
+        if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
+            return Broken("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
         if any(not 0 <= token < len(self.vocabulary) for choice in message.choices for token in choice):
             return Broken("invalid", "a choice holds a token id outside the vocabulary")
         return self._overflow(session, max(len(choice) for choice in message.choices))
@@ -301,7 +309,7 @@ class Sessions:
             self.finish_generation(gen, ending)
 
     def _name_children(self, parent: Session, message: Fork) -> None:
-        for child in message.children:
+        for child in message.children[:MAX_FORK]:  # calls in the others are told that they do not exist
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
                 self._add(Session(key, parent.opened, is_born=False))
@@ -309,7 +317,7 @@ class Sessions:
     def _bear(self, parent: Session, message: Fork) -> list[Session]:
         """The children begin with the parent's text and share its pages."""
         born = []
-        for number in message.children:
+        for number in message.children[:MAX_FORK]:
             child = self._sessions.get(SessionKey(parent.key.client, number))
             if child is not None and not child.is_born:
                 child.is_born = True

@@ -15,12 +15,13 @@ from plait.runtime.errors import InputError
 class Detokenizer:
     """One text as it grows.
 
-    All pushes and the finish together are `b"".join(bytes of all tokens).decode("utf-8", "replace")`, however
-    the ids are split. An invalid sequence becomes U+FFFD as soon as no further byte can complete it.
+    All pushes together are `b"".join(bytes of all tokens).decode("utf-8", "replace")`, however the ids are split,
+    less a character at the end that was begun and not completed (max_tokens may cut there). An invalid sequence
+    becomes U+FFFD as soon as no further byte can complete it.
 
     >>> vocabulary = Vocabulary((b"\\xc3", b"\\xa9", b"a"), eos_ids=(), encode=lambda text: [])
     >>> text = Detokenizer(vocabulary)
-    >>> text.push([2, 0]), text.push([1]), text.finish()
+    >>> text.push([2, 0]), text.push([1]), text.push([0])
     ('a', 'é', '')
     """
 
@@ -34,7 +35,3 @@ class Detokenizer:
             if not 0 <= i < len(self._token_bytes):
                 raise InputError(f"the token id {i} is not in 0 to {len(self._token_bytes) - 1}")
         return self._decoder.decode(b"".join([self._token_bytes[i] for i in ids]))
-
-    def finish(self) -> str:
-        """What is left: U+FFFD for a character that was never completed, else nothing."""
-        return self._decoder.decode(b"", final=True)

@@ -220,3 +220,68 @@ def test_starting_fails_with_a_sentence_before_any_work(tmp_path):
     with pytest.raises(RuntimeGone, match="no runtime answers"):
         Runtime.connect(str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.glob("plait-*"))
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "os.kill(os.getpid(), 9)", "os._exit(0)", "1 / 0"])
+def test_a_runtime_nobody_shut_down_leaves_no_directory(tmp_path, end):
+    code = f"import os\nfrom plait.runtime.launch import Runtime\nr = Runtime(progress=False, max_pages=100)\n{end}"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert wait_until(lambda: left_in(tmp_path) == [], 10)
+
+
+def test_a_forked_child_is_told_and_its_parent_goes_on(runtime):
+    code = (
+        "import os, sys\nfrom plait.runtime.launch import Runtime\nfrom plait.runtime.sampling import sampling_params\n"
+        "r = Runtime(progress=False, max_pages=500)\n"
+        "def ask():\n s = r.client.open_session(); s.append('a')\n"
+        " return s.generate(sampling_params(max_tokens=2)).result()\n"
+        "ask()\npid = os.fork()\n"
+        "if not pid:\n"
+        " try: ask()\n"
+        " except Exception as e: print(type(e).__name__, e, flush=True)\n"
+        " r.shutdown(); sys.exit(0)\n"
+        "os.waitpid(pid, 0)\nprint(len(ask().token_ids), os.path.isdir(r.address))\nr.shutdown()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    child, parent = done.stdout.splitlines()
+    assert child.startswith("RuntimeGone this process was forked")
+    assert parent == "2 True"
+
+
+def test_a_stopped_runtime_cannot_hold_a_call_beyond_its_timeout():
+    with Runtime(progress=False, max_pages=500) as runtime:
+        call = opened(runtime).generate(sampling_params(max_tokens=400, ignore_eos=True, timeout_s=0.5))
+        assert next(call.pieces())
+        os.kill(runtime.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DeadlineExceeded, match="did not answer"):
+                call.result()
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+
+
+def test_a_silent_runtime_is_given_up(monkeypatch):
+    monkeypatch.setattr("plait.runtime.client.zmq_channel.POLL_S", 0.1)
+    monkeypatch.setattr("plait.runtime.client.zmq_channel.SILENT_S", 1)
+    with Runtime(progress=False, max_pages=500) as runtime:
+        time.sleep(2)  # idle, but it answers when asked
+        assert opened(runtime).generate(sampling_params(max_tokens=2)).result().token_ids
+        call = opened(runtime).generate(LONG)
+        assert next(call.pieces())
+        os.kill(runtime.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(RuntimeGone, match="has not answered"):
+                call.result()
+        finally:
+            os.kill(runtime.pid, signal.SIGCONT)
+
+
+def test_settings_of_the_start_are_checked():
+    for bad in ("x", -1, float("nan"), True):
+        with pytest.raises(InputError, match="start_timeout_s"):
+            Runtime(start_timeout_s=bad)

@@ -103,6 +103,7 @@ class _Session:
     waiting: deque[Any] = field(default_factory=deque)
     running: Any = None
     aborted: bool = False
+    failed: CallFailed | None = None  # then nothing after it can be computed, as in the real scheduler
 
 
 def default_answer(prompt: str, request: Generate) -> Outcome:
@@ -193,6 +194,9 @@ class ScriptedScheduler:
                 case Close():
                     del self.sessions[number]
                     return
+                case Generate() | Select() if session.failed is not None:
+                    text = f"the session cannot go on: {session.failed}"
+                    self._on_reply(Failed(request.call, session.failed.kind, text))
                 case Generate():
                     session.running = request
                     self._generate(number, session, request)
@@ -205,6 +209,7 @@ class ScriptedScheduler:
             if child is not None:
                 child.token_ids, child.num_computed = list(session.token_ids), session.num_computed
                 child.running = None
+                child.failed = session.failed
                 self._advance(number)
 
     def _generate(self, number: int, session: _Session, request: Generate) -> None:
@@ -225,6 +230,7 @@ class ScriptedScheduler:
     def _finish(self, number: int, session: _Session, request: Generate, outcome: Any, num_sent: int) -> None:
         session.running = None
         if isinstance(outcome, CallFailed):
+            session.failed = outcome
             self._on_reply(Failed(request.call, outcome.kind, str(outcome)))
         else:
             data = outcome.encode()
@@ -249,6 +255,7 @@ class ScriptedScheduler:
         choices = [self.text(ids) for ids in request.choices]
         index = self.pick(self.text(session.token_ids), choices)
         if isinstance(index, CallFailed):
+            session.failed = index
             self._on_reply(Failed(request.call, index.kind, str(index)))
             return
         usage = self._usage(session, 0, 0)

@@ -115,15 +115,18 @@ def test_a_callers_stop_list_is_not_changed(backend):
             "select takes the",
         ),
         (lambda: select("x"), "needs choices"),
-        (lambda: select("x", []), "1 to 10000 choices, not 0"),
+        (lambda: select("x", []), "1 to 1024 choices to score, not 0"),
         (lambda: select("x", ["a", "a"]), r"a choice is given twice \(choice 1\)"),
         (lambda: select("x", ["a", ""]), "a choice is empty"),
         (lambda: select("x", ["a", 1]), "a choice must be a text"),
         (lambda: select("x", "yes"), "choices must be a list of texts"),
         (lambda: select("x", 5), "choices must be a list of texts"),
-        (lambda: select("x", [str(i) for i in range(1025)]), "at most 1024 choices"),
+        (lambda: select("x", [str(i) for i in range(1025)]), "1 to 1024 choices to score, not 1025"),
         (lambda: select("x", ["a"], temperature=0.5), r"gen\('x', choices=\[...\], temperature=0.5\)"),
         (lambda: select("x", ["a"], choices_method="greedy_token_selection"), "the objects, not their names"),
+        (lambda: select("x", ["a"], timout=1), r"select\('x'\) has no keyword 'timout' \(did you mean 'timeout'\?\)"),
+        (lambda: gen("x", bogus=1), r"gen\('x'\) has no keyword 'bogus'"),
+        (lambda: plait.user(None), "None cannot be appended"),
         (lambda: select("x", ["a"], timeout=-1), "timeout must be"),
         (lambda: gen_int("x", regex="a"), r"gen_int\('x'\) has no keyword 'regex'"),
         (lambda: gen_string("x", choices=["a"]), "has no keyword 'choices'"),
@@ -167,6 +170,12 @@ def qa(s, question, mark="?"):
         (lambda: qa.run_batch([{"question": "a"}], num_threads=0), "num_threads must be"),
         (lambda: qa.run_batch([{"question": "a"}], generator_style=True), "'generator_style' is not supported yet"),
         (lambda: qa.run_batch([{"question": "a"}], temprature=1), "did you mean 'temperature'"),
+        (lambda: qa.run("a", temprature=1), "did you mean 'temperature'"),
+        (lambda: qa.run_batch(None), "a list of dicts"),
+        (lambda: qa.run("a", stream="x"), "stream must be True or False"),
+        (lambda: qa.run("a", stop_token_ids=[100_000]), "run: stop_token_ids"),
+        (lambda: qa.run("a", min_tokens=9, max_tokens=3), "run: min_tokens"),
+        (lambda: qa("a", temprature=1), "did you mean 'temperature'"),
         (lambda: plait.function(num_api_spec_tokens=5), "num_api_spec_tokens"),
         (lambda: plait.function(lambda: None), "needs the state as its first parameter"),
         (lambda: plait.function(5), "goes on a function"),
@@ -308,3 +317,47 @@ def test_server_info_and_flush(backend):
     assert info["context_length"] == 1 << 20 and info["total_pages"] == 0
     plait.flush_cache(backend)
     assert type(backend.scheduler.requests[-1]).__name__ == "FlushCache"
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        (lambda: plait.RuntimeEndpoint("http://localhost:30000"), r"no 'RuntimeEndpoint' yet; .*Runtime\(model\)"),
+        (lambda: plait.OpenAI("gpt-4"), "set_default_backend"),
+        (lambda: plait.global_config, "give settings to Runtime"),
+        (lambda: qa.bind(question="a"), "functools.partial"),
+        (lambda: qa.trace(), "no 'trace' yet"),
+        (lambda: qa.cache(), "cached by itself"),
+        (lambda: qa.nothing, "no attribute 'nothing'"),
+    ],
+)
+def test_what_sglang_has_and_plait_has_not_says_what_to_use(missing, said):
+    with pytest.raises(AttributeError, match=said):
+        missing()
+    assert not hasattr(qa, "bind")
+
+
+def test_a_default_runtime_that_died_is_replaced(monkeypatch):
+    from scripted import ScriptedBackend
+
+    import plait.lang.backend as backends
+    from plait.runtime import launch
+
+    started = []
+
+    def runtime(**settings):
+        started.append(ScriptedBackend())
+        return started[-1]
+
+    monkeypatch.setattr(launch, "Runtime", runtime)
+    monkeypatch.setattr(backends, "_embedded", None)
+    plait.set_default_backend(None)
+    qa.run("a")
+    qa.run("a")
+    assert len(started) == 1
+    started[0].scheduler.die("killed")
+    qa.run("a")
+    assert len(started) == 2
+    with pytest.raises(plait.ProgramError, match="killed"):
+        qa.run("a", backend=started[0])
+    assert len(started) == 2

@@ -544,3 +544,42 @@ def test_a_backend_given_to_run_is_used(backend):
     qa.run("q", backend=other)
     qa.run("q", backend=other.client)
     assert len(other.scheduler.sent(Generate)) == 2 and not backend.scheduler.requests
+
+
+def test_a_failure_that_the_body_handled_is_not_raised_again(backend):
+    backend.script(default=plait.DeadlineExceeded("too slow"))
+
+    @plait.function
+    def program(s, samples):
+        s += "p"
+        try:
+            s += gen("y", n=samples, timeout=0.2)
+            s["y"]
+        except plait.ProgramError:
+            return "caught"
+
+    for samples in (1, 3):
+        assert program.run(samples).ret_value == "caught"
+
+
+def test_after_a_failure_the_state_cannot_go_on_but_a_copy_fails_alone(backend):
+    backend.script(("slow", plait.DeadlineExceeded("too slow")))
+
+    @plait.function
+    def program(s, again):
+        s += "p"
+        try:
+            with s.copy() as c:
+                c += "slow" + gen("y")
+                c["y"]
+        except plait.ProgramError:
+            s += "other" + gen("y")
+        if again:
+            s += "slow" + gen("z")
+            assert s.error() is not None
+            s += "more" + gen("z")
+        return s["y"]
+
+    assert program.run(False).ret_value == " fine."
+    with pytest.raises(plait.ProgramError, match="'z': DeadlineExceeded: the session cannot go on"):
+        program.run(True)

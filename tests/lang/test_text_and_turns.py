@@ -237,12 +237,13 @@ def test_what_cannot_be_appended(backend):
     state = other.run()
     mistakes = {
         "None cannot be appended": lambda s: None,
+        "None cannot be appended; does": lambda s: s.user(None),
         "not int; write str": lambda s: 5,
-        "call it": lambda s: other,
-        "a state cannot be appended": lambda s: state,
+        r"call it: program\(s, ...\)": lambda s: other,
+        r"a state cannot be appended.*call other\(s, ...\)": lambda s: state,
         "f-string": lambda s: f"Answer: {gen('x')}",
         "has no value yet": lambda s: gen("x") or "default",
-        r"append it with s \+= ..., then read s\['x'\]": lambda s: other()["x"],
+        r"append it with s \+= ..., then read s\['x'\]": lambda s: gen("x")["x"],
     }
     for said, make in mistakes.items():
 
@@ -277,7 +278,9 @@ def test_subprograms(backend):
 
     @plait.function
     def program(s):
-        s += "a " + ask("x") + " b "
+        s += "a "
+        ask(s, "x")
+        s += " b "
         return ask(s, name="y")
 
     state = program.run()
@@ -285,3 +288,26 @@ def test_subprograms(backend):
     assert (state["x"], state["y"], state.ret_value) == (" sub", " sub", "done")
     with pytest.raises(plait.InputError, match="missing a required argument: 'name'"):
         ask(mark="!")
+
+
+def test_calling_a_program_runs_it(backend):
+    @plait.function
+    def tip(s, topic):
+        s += topic + ":" + gen("tip")
+
+    @plait.function
+    def tips(s):
+        s += "Tips " + tip("food", temperature=0)["tip"]
+
+    assert isinstance(tip(topic="food"), plait.ProgramState)
+    assert tip("food")["tip"] == " fine." and tips.run().text() == "Tips  fine."
+
+
+def test_a_turn_left_open_is_among_the_messages(backend):
+    @plait.function
+    def program(s):
+        s += plait.user("hi")
+        s += plait.assistant_begin()
+        s += gen("a")
+
+    assert program.run().messages()[-1] == {"role": "assistant", "content": " fine."}

@@ -82,13 +82,12 @@ def test_closing_fails_what_still_waits(client):
         client.open_session()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_breaks_tells_its_waiters(client):
-    def broken(timeout_s):
+    def broken():
         raise MemoryError("out of everything")
 
     client._channel._step = broken
     call = ask(client, "waiting")
-    with pytest.raises((MemoryError, RuntimeGone)):
-        call.result(10)
     with pytest.raises(RuntimeGone, match="out of everything"):
         call.result(10)

@@ -727,3 +727,60 @@ def test_logits_that_are_not_finite_fail_their_call_only():
     calls = drive(scheduler, link, Open(1), Append(1, [1]), gen(1, 1, 5), Open(2), Append(2, [1]), gen(2, 2, 5))
     assert (calls[1].end.kind, "not finite" in calls[1].end.text) == ("internal", True)
     assert calls[2].tokens == greedy([1], 5)
+
+
+def test_a_selects_usage_counts_its_prompt_once():
+    scheduler, link, _ = make_scheduler(batch_tokens=64)
+    choices = [[a, b, 7] for a in (1, 2, 3) for b in (1, 2, 3)]
+    calls = drive(scheduler, link, Open(1), Append(1, [5] * 20), Select(1, 1, choices),
+                  Open(2), Append(2, [5] * 20), Select(2, 2, choices))  # fmt: skip
+    cold, warm = calls[1].end.usage, calls[2].end.usage
+    assert (cold.prompt_tokens, cold.computed_tokens, cold.cached_tokens) == (20, 20, 0)
+    assert (warm.prompt_tokens, warm.computed_tokens, warm.cached_tokens) == (20, 1, 19)
+
+
+def test_what_a_hand_made_client_may_send():
+    """Well-formed frames that no client of ours would send: their own calls fail, nobody else's."""
+    scheduler, link, _ = make_scheduler(max_sessions=100)
+    bad = msgspec.structs.replace(sampling_params(), timeout_s=float("nan"))
+    worse = msgspec.structs.replace(sampling_params(), stop=("x",) * 10_000)
+    calls = drive(
+        scheduler, link,
+        Open(1), Append(1, [1]), Generate(1, 1, bad),
+        Open(2), Append(2, [1]), Generate(2, 2, worse),
+        Open(3), Append(3, [1]), Select(3, 3, [[1]], timeout_s=float("inf")),
+        Open(4), Append(4, [1]), Select(4, 4, [[1]] * 2000),
+        Open(5), Append(5, [1]), Fork(5, [5, 5, -1, 2**62, 6, 6]), gen(6, 6, 3), gen(5, 5, 3),
+        Open(5), Close(77), Abort(77), Abort(5, 999),
+        Append(5, [-1]), gen(5, 7, 3),
+        Open(9), Append(9, [1]), gen(9, 9, 500, timeout_s=0.05, ignore_eos=True),
+        Open(8), Append(8, [1]), Fork(8, list(range(1000, 200_000))), gen(8, 8, 3),
+    )  # fmt: skip
+    kinds = {i: getattr(call.end, "kind", "finished") for i, call in calls.items()}
+    assert kinds == {1: "invalid", 2: "invalid", 3: "invalid", 4: "invalid", 5: "finished", 6: "finished",
+                     7: "invalid", 8: "finished", 9: "deadline"}  # fmt: skip
+    assert len(scheduler.sessions) <= 100
+
+
+class Unstartable:
+    def matcher(self):
+        raise RuntimeError("no start")
+
+
+def test_a_grammar_that_breaks_as_it_starts_ends_its_own_call():
+    scheduler, link, _ = make_scheduler(grammars={Regex("x"): Unstartable()})
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), Generate(1, 1, sampling_params(), Regex("x")),
+                  Open(2), Append(2, [1]), gen(2, 2, 3))  # fmt: skip
+    assert calls[1].end.kind == "constraint"
+    assert calls[2].tokens == greedy([1], 3)
+
+
+def test_a_select_over_logits_that_are_not_finite_fails():
+    scheduler, link, runner = make_scheduler()
+    forward = runner.forward
+    runner.forward = lambda batch: forward(batch) * float("nan")
+    for i, method in enumerate(("token_length_normalized", "greedy_token_selection")):
+        calls = drive(scheduler, link, Open(i), Append(i, [1, 2]), Select(i, i, [[1], [2, 3]], method))
+        assert calls[i].end.kind == "internal"
+        assert "not finite" in calls[i].end.text
+    idle_counts(scheduler)

@@ -1,0 +1,1 @@
+../../plait/tracebacks.py

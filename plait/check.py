@@ -1,0 +1,49 @@
+"""`plait check`: what this machine has, and whether the model that is found can run.
+
+Knows: the report and the model's header. Must not know: how programs run; loads no weights.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import plait
+
+
+def check(model: str | None) -> int:
+    """Prints one line for each fact. 1: there is no model, or it cannot run; the error says why."""
+    from plait.runtime.models.locate import locate_model
+    from plait.runtime.report import report
+
+    lines: dict[str, Any] = report()
+    failure: plait.ModelError | None = None
+    try:
+        lines["model"] = path = locate_model(model)
+        lines |= _described(path)
+    except plait.ModelError as error:
+        failure = error
+    width = max(len(name) for name in lines)
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+    if failure is None:
+        return 0
+    print(f"plait: {failure}", file=sys.stderr)
+    return 1
+
+
+def _described(path: Path) -> dict[str, str]:
+    """The model's architecture and sizes, from its header. Raises ModelError for a model that cannot run."""
+    from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
+
+    config = open_checkpoint(path).config
+    parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
+    return {
+        "architecture": f"{config.architecture}, {parameters / 1e6:,.0f} million parameters",
+        "layers": f"{config.num_layers} of {config.hidden_size} wide, {config.num_heads} heads, "
+        f"{config.num_kv_heads} KV heads",
+        "vocabulary": f"{config.vocab_size:,} tokens",
+        "context": f"{config.context_length:,} tokens",
+    }
