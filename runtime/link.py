@@ -13,7 +13,6 @@ import contextlib
 import os
 import select
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from plait.runtime.messages import MAX_FRAME_BYTES, Reply, Request, decode_request, encode
+from plait.runtime.messages import MAX_FRAME_BYTES, Failed, Reply, Request, decode_request, encode
 
 CLIENT_ID_BYTES = 16
 FRAMES, LIFELINE = "frames", "lifeline"
+MAX_WAIT_S = 3600.0  # a poll's milliseconds are a C int
 MAX_FRAMES_PER_RECEIVE = 4096
 
 
@@ -67,7 +67,8 @@ class ZmqLink:
         """Frames that have come; waits up to `timeout_s` seconds for one, or for a fd in `wake_fds`."""
         for fd in wake_fds:
             self._poller.register(fd, zmq.POLLIN)
-        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000) + (timeout_s > 0)))
+        wait_ms = None if timeout_s is None else int(min(timeout_s, MAX_WAIT_S) * 1000) + (timeout_s > 0)
+        ready = dict(self._poller.poll(wait_ms))
         for fd in wake_fds:
             self._poller.unregister(fd)
         for fd in ready:
@@ -117,8 +118,17 @@ class ZmqLink:
                 frames.append((client, decode_request(parts[0])))
             except (msgspec.DecodeError, RecursionError) as error:
                 self.num_bad_frames += 1
-                print(f"plait: dropped a bad frame: {error}", file=sys.stderr)
+                self._refuse(client, parts, str(error))
         return frames
+
+    def _refuse(self, client: bytes, parts: list[bytes], why: str) -> None:
+        """Answers the call of a frame that is well-formed but not valid, so that nobody waits for it."""
+        try:
+            kind, _, call = msgspec.msgpack.decode(parts[0])[:3]
+        except (msgspec.DecodeError, RecursionError, TypeError, ValueError, IndexError):
+            return
+        if kind in ("Generate", "Select") and isinstance(call, int) and 0 <= call < 1 << 63:
+            self.send(client, Failed(call, "invalid", f"the runtime refused this request: {why:.200}"))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it went away again, or there are no file descriptors left
@@ -183,7 +193,10 @@ class LocalLink:
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Request]]:
         if not self._inbox and timeout_s != 0:
-            select.select([self._wake_out, *wake_fds], [], [], timeout_s)
+            poller = select.poll()  # select() itself stops at descriptor 1023
+            for fd in (self._wake_out, *wake_fds):
+                poller.register(fd, select.POLLIN)
+            poller.poll(None if timeout_s is None else min(timeout_s, MAX_WAIT_S) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_out, 4096)
         return [(self.CLIENT, self._inbox.popleft()) for _ in range(len(self._inbox))]

@@ -22,6 +22,8 @@ PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
 MAX_CHOICES = 1024
 MAX_FORK = 4096
+MAX_NAME = 256  # characters of a tenant or cache salt
+MAX_PRIORITY = 1_000_000
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 FinishReason = Literal["stop", "length"]

@@ -119,11 +119,12 @@ def choose(logits: torch.Tensor, generations: list[Generation]) -> list[int]:
     """One token id per row of logits [B, V], NO_TOKEN where every logit is -inf."""
     peaks, best = logits.max(dim=-1)
     tokens: list[int] = best.tolist()
-    drawn = [i for i, gen in enumerate(generations) if not gen.params.is_greedy]
+    finite = torch.isfinite(peaks).tolist()
+    drawn = [i for i, gen in enumerate(generations) if finite[i] and not gen.params.is_greedy]
     plain = [i for i in drawn if not _is_filtered(generations[i])]
     if plain:
-        scaled = logits[plain] / _column(logits, [generations[i].params.temperature for i in plain])
-        probs = torch.softmax(scaled, dim=-1, dtype=torch.float64)
+        scaled = logits[plain].double() - peaks[plain, None]  # the peak at 0, so that no temperature overflows
+        probs = torch.softmax(scaled / _column(scaled, [generations[i].params.temperature for i in plain]), dim=-1)
         for i, token in zip(plain, _draw(probs, [generations[i] for i in plain]), strict=True):
             tokens[i] = token
     for i in drawn:
@@ -162,7 +163,7 @@ def _draw(probs: torch.Tensor, generations: list[Generation]) -> list[int]:
 def _draw_filtered(logits: torch.Tensor, gen: Generation) -> int:
     """Draws from one row [V] under top-k, then top-p of what is left, then min-p; ties in order of token id."""
     params = gen.params
-    probs = torch.softmax(logits / params.temperature, dim=-1, dtype=torch.float64)
+    probs = torch.softmax((logits.double() - logits.max()) / params.temperature, dim=-1)
     count = min(len(probs), NUCLEUS_FIRST if params.top_k < 0 else max(params.top_k, 1))
     values, ids = _largest(probs, count)
     if params.top_k < 0 and count < len(probs) and float(values.sum()) < params.top_p:

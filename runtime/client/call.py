@@ -7,6 +7,7 @@ Must not know: sockets, or what the call is about beyond its name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -129,7 +130,7 @@ class Call:
         at, loop, changed = 0, asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(changed.set)
 
         with self._changed:

@@ -13,8 +13,10 @@ from pathlib import Path
 from plait.runtime.client.call import Call
 from plait.runtime.client.channel import Channel
 from plait.runtime.client.session import Session
-from plait.runtime.errors import CallFailed, PlaitError, RuntimeGone, call_failed
+from plait.runtime.errors import CallFailed, InputError, PlaitError, RuntimeGone, call_failed
 from plait.runtime.messages import (
+    MAX_NAME,
+    MAX_PRIORITY,
     Abort,
     Failed,
     Finished,
@@ -54,6 +56,11 @@ class Client:
         self, *, tenant: str = "", cache_salt: str = "", priority: int = 0, program: int | None = None
     ) -> Session:
         """An empty session. Sessions given one `program` number share a fairness account."""
+        for name in (tenant, cache_salt):
+            if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
+                raise InputError(f"tenant and cache_salt are printable texts of at most {MAX_NAME} characters")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+            raise InputError(f"priority is an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r:.40}")
         session_id = self.next_id()
         self.send(Open(session_id, tenant, cache_salt, priority, session_id if program is None else program))
         return Session(self, session_id)

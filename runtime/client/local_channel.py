@@ -25,6 +25,7 @@ class LocalChannel:
         self._link = link
         self._step = step
         self._closing = False
+        self._why = CLOSED
         self._thread: threading.Thread | None = None
 
     def start(self, on_reply: Callable[[Reply], None], on_gone: Callable[[str], None]) -> None:
@@ -34,7 +35,7 @@ class LocalChannel:
 
     def send(self, request: Request) -> None:
         if self._closing:
-            raise RuntimeGone(CLOSED)
+            raise RuntimeGone(self._why)
         self._link.post(request)
 
     def close(self) -> None:
@@ -44,13 +45,12 @@ class LocalChannel:
             self._thread.join()
 
     def _run(self, on_gone: Callable[[str], None]) -> None:
-        why = CLOSED
         try:
             while not self._closing:
                 self._step()
         except Exception as error:
-            why = f"the engine broke: {type(error).__name__}: {error}"
+            self._why = f"the engine broke: {type(error).__name__}: {error}"
             raise
         finally:
             self._closing = True
-            on_gone(why)
+            on_gone(self._why)

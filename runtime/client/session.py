@@ -9,7 +9,7 @@ Knows: text, tokenizing, and the order of instructions. Must not know: threads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
@@ -25,7 +25,7 @@ from plait.runtime.messages import (
     Select,
     SelectMethod,
 )
-from plait.runtime.sampling import SamplingParams, check_sampling
+from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -58,6 +58,8 @@ class Session:
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled."""
         check_sampling(params, vocab_size=self._client.model.vocab_size)
+        if constraint is not None and not isinstance(constraint, (Regex, Choices)):
+            raise InputError(f"a constraint is a Regex or Choices, not {type(constraint).__name__}")
         self._flush("gen")
         return self._client.start_call(
             self.session_id, lambda call: Generate(self.session_id, call, params, constraint), params.timeout_s
@@ -71,6 +73,10 @@ class Session:
     ) -> Call:
         """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
         self._check_choices(choices)
+        if method not in get_args(SelectMethod):
+            raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
+        if timeout_s is not None:
+            sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
         token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
         self._flush("select")
         return self._client.start_call(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from plait.runtime.scheduler.session import SessionKey
 
-MAX_S = 1e9
+MAX_S = 7 * 24 * 3600.0
 
 
 class Due(NamedTuple):
@@ -31,7 +31,7 @@ class Deadlines:
 
     def add(self, key: SessionKey, call_id: int, timeout_s: float | None) -> None:
         """`timeout_s` from now; one that is no positive number is refused with its call and not kept here."""
-        if timeout_s is not None and 0 < timeout_s < MAX_S:
+        if timeout_s is not None and 0 < timeout_s <= MAX_S:
             heapq.heappush(self._heap, Due(time.monotonic() + timeout_s, key, call_id, timeout_s))
 
     def next(self) -> float | None:

@@ -114,7 +114,7 @@ class Generating:
         keep = 0
         while keep < gen.num_output and gen.byte_ends[keep] <= hit.start:
             keep += 1
-        tail = b"".join(self.vocabulary.token_bytes[t] for t in gen.output_tokens()[keep:])
+        tail = b"".join(self.vocabulary.token_bytes[t] for t in gen.output_tokens(keep, gen.num_output))
         kept_bytes = gen.byte_ends[keep - 1] if keep else 0
         head = self._tokenize(tail[: hit.start - kept_bytes])
         length = gen.first + keep

@@ -3,7 +3,7 @@
 Order among the waiting: the tenant served least so far (virtual token counter, Sheng et al. 2024,
 arXiv 2401.00588), then priority, then the program served least (least attained service in doubling levels, as
 Autellix does, arXiv 2502.13965), then the longest cached prefix, then arrival. A row that has waited long goes
-first whatever its rank. When pages are short, the row admitted last gives its own back and waits again.
+first among its tenant's. When pages are short, the row admitted last gives its own back and waits again.
 
 Knows: rows, the prefix cache, the token budget. Must not know: tensors, messages, sampling.
 """
@@ -34,7 +34,7 @@ class Policy:
         self.waiting: dict[Row, None] = {}  # in order of arrival
         self.running: list[Row] = []  # in order of admission
         self.num_retractions = 0
-        self.new_nodes: list[Node] = []  # published early in this step; void if the forward fails
+        self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
         self._tenant_rows: Counter[str] = Counter()
         self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
         self._program_served: dict[tuple[bytes, int], int] = {}
@@ -104,7 +104,7 @@ class Policy:
                     self.retract(row)
                 return
         if count > 1 and (node := self.cache.publish_early(row.seq)) is not None:
-            self.new_nodes.append(node)
+            self.new_nodes.append((node, len(node.key)))
         row.meter.count_computed(start, start + count)
         self._charge(row, count)
         batch.add(row, start, count)
@@ -142,12 +142,12 @@ class Policy:
         first = heapq.nsmallest(RANKED, self.waiting, key=lambda row: self._fairness(row, now))
         return sorted(first, key=lambda row: (*self._fairness(row, now), -self._cached(row), row.arrival))
 
-    def _fairness(self, row: Row, now: float) -> tuple[bool, int, int, int]:
-        if now - row.meter.arrived > STARVING_S:
-            return (False, 0, 0, row.arrival)
+    def _fairness(self, row: Row, now: float) -> tuple[int, bool, int, int]:
         tenant = self._tenant_served[row.session.opened.tenant] // LEVEL_TOKENS
+        if now - row.meter.arrived > STARVING_S:
+            return (tenant, False, row.arrival, 0)
         served = self._program_served.get(row.session.program, 0)
-        return (True, tenant, -row.session.opened.priority, (served // LEVEL_TOKENS).bit_length())
+        return (tenant, True, -row.session.opened.priority, (served // LEVEL_TOKENS).bit_length())
 
     def _cached(self, row: Row) -> int:
         return self.cache.peek(row.seq, row.logits_from)

@@ -146,18 +146,34 @@ class PrefixCache:
         seq.node, seq.num_in_tree = None, 0
         seq.pages.truncate(0)
 
-    def void(self, node: Node) -> None:
-        """Takes an unlocked node and all below it out of the tree (its KV was never written)."""
-        if node.parent is not None:
-            self.pool.release(self.tree.remove_subtree(node))
+    def void(self, node: Node, num_tokens: int) -> None:
+        """Takes the `num_tokens` that end with an unlocked node, and all below them, out of the tree.
+
+        Their KV was never written. They were one node when they were published; another row of the same step may
+        have split it since.
+        """
+        if node.parent is None:
+            return  # gone already, with one above it
+        while num_tokens > len(node.key) and node.parent is not None:
+            num_tokens -= len(node.key)
+            node = node.parent
+        self.pool.release(self.tree.remove_subtree(node))
 
     def truncate(self, seq: Sequence, num_computed: int) -> None:
-        """Gives back private pages from `num_computed` on (tokens cut off by a stop string, say)."""
-        assert num_computed >= seq.num_in_tree
-        tail = seq.pages.view()[num_computed:].copy()
-        seq.pages.truncate(num_computed)
+        """Forgets the pages from `num_computed` on (tokens cut off by a stop string, say).
+
+        Private ones are freed. Those that a retraction has put into the tree stay there as cache.
+        """
+        tail = seq.pages.view()[max(num_computed, seq.num_in_tree) :].copy()
         self.pool.release(tail)
         self.num_private -= len(tail)
+        seq.pages.truncate(num_computed)
+        if num_computed < seq.num_in_tree:
+            assert seq.is_locked and seq.node is not None
+            node = self.tree.ancestor(seq.node, seq.num_in_tree - num_computed)
+            self.tree.lock_node(node)
+            self.tree.unlock_node(seq.node)
+            seq.node, seq.num_in_tree = node, num_computed
 
     def fork(self, seq: Sequence) -> Sequence:
         """A sequence with the same tokens that shares every page computed so far. `seq` is active or idle."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from plait.constrained import Grammar, Matcher
+from plait.constrained import Matcher
 from plait.runtime.messages import TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.scheduler.page_pool import IntArray
@@ -94,8 +94,8 @@ class Generation(Row):
         super().__init__(session, session.seq, call_id, len(session.seq) - 1)
         self.params = params
         self.seed = seed
-        self.grammar: Grammar | None = None
         self.matcher: Matcher | None = None
+        self.ticket: int | None = None  # of its grammar, while that compiles
         self.stops = StopScanner(params.stop)
         self.first = len(session.seq)  # where the output begins in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
@@ -109,9 +109,10 @@ class Generation(Row):
     def num_output(self) -> int:
         return len(self.byte_ends)
 
-    def output_tokens(self) -> list[int]:
-        """The output's token ids so far."""
-        return [int(t) for t in self.seq.tokens.view()[self.first :]]
+    def output_tokens(self, start: int, end: int) -> list[int]:
+        """Token ids [start, end) of the output."""
+        token_ids: list[int] = self.seq.tokens.view()[self.first + start : self.first + end].tolist()
+        return token_ids
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Adds a sampled token to the text."""
@@ -166,13 +167,14 @@ class Selection:
     def usage(self) -> Usage:
         """The prompt once. Every row computes its last token again, for the logits; that counts once as well."""
         first = self.rows[0].meter.usage(0)
-        computed = 1 + sum(row.meter.computed_below(self.num_prompt) - 1 for row in self.rows)
+        passes = 1 + sum(row.meter.computed_below(self.num_prompt) - 1 for row in self.rows)
+        computed = min(passes, self.num_prompt)  # more where the prompt was evicted between two rows
         return msgspec.structs.replace(
             first,
             prompt_tokens=self.num_prompt,
             computed_tokens=computed,
             cached_tokens=self.num_prompt - computed,
-            recomputed_tokens=sum(row.meter.recomputed for row in self.rows),
+            recomputed_tokens=passes - computed + sum(row.meter.recomputed for row in self.rows),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from plait.constrained import CompilePool, Vocabulary
+from plait.constrained import CompilePool, GrammarError, Vocabulary
 from plait.runtime.config import EngineConfig
 from plait.runtime.messages import Abort, FlushCache, Hello, Inspect, Open, Reply, Request, Status, Welcome
 from plait.runtime.model_runner import ModelRunner
@@ -103,7 +103,10 @@ class Scheduler:
         self.sessions.take_compiled()
         self.sessions.fail_late_calls()
         for client in self.link.gone():
-            self.sessions.drop_client(client)
+            try:
+                self.sessions.drop_client(client)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
         events = [at for at in (self.sessions.deadlines.next(), self.compiler.next_deadline()) if at is not None]
@@ -204,7 +207,7 @@ class Scheduler:
             return
         try:
             ending = self.generating.take(gen, token, sampled.logprobs.get(gen))
-        except RuntimeError as error:
+        except (RuntimeError, GrammarError) as error:
             self.sessions.fail(gen, "constraint", str(error))
             return
         if ending is not None:
@@ -222,8 +225,8 @@ class Scheduler:
         void = list(self.policy.new_nodes)
         for each in batch.rows:
             self.cache.reset(each.row.seq)
-        for node in void:
-            self.cache.void(node)
+        for node, num_tokens in void:
+            self.cache.void(node, num_tokens)
         for each in batch.rows:
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
             self._fail_row(each.row, "internal", text)

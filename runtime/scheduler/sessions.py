@@ -6,6 +6,8 @@ Knows: sessions, calls, which replies they are owed. Must not know: batches, log
 from __future__ import annotations
 
 import secrets
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 
@@ -15,6 +17,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.messages import (
     MAX_CHOICES,
     MAX_FORK,
+    MAX_NAME,
     Abort,
     Append,
     Close,
@@ -38,6 +41,7 @@ from plait.runtime.scheduler.scoring import add_rows, best_choice
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.session import Broken, ClientId, Instruction, Session, SessionKey
 
+MAX_CHOICE_TOKENS = 1 << 15
 Call = Generation | Selection
 Send = Callable[[ClientId, Reply], None]
 
@@ -65,6 +69,7 @@ class Sessions:
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._compiling: dict[int, Generation] = {}
+        self._ready: list[Session] = []  # to be advanced, see `_advance`
         self._programs: Counter[tuple[ClientId, int]] = Counter()
         self._num_calls = 0
 
@@ -84,7 +89,8 @@ class Sessions:
 
     def open(self, client: ClientId, message: Open) -> None:
         key = SessionKey(client, message.session)
-        if key in self._sessions or len(self._sessions) >= self.config.max_sessions:
+        too_long = len(message.tenant) > MAX_NAME or len(message.cache_salt) > MAX_NAME
+        if too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return  # calls in it will be told that it does not exist
         self._add(Session(key, message))
 
@@ -203,7 +209,7 @@ class Sessions:
 
     def send_tokens(self, gen: Generation, upto: int) -> None:
         """Tells the client the output tokens before `upto` that it has not heard of."""
-        token_ids = gen.output_tokens()[gen.num_sent : upto]
+        token_ids = gen.output_tokens(gen.num_sent, upto)
         logprobs = gen.unsent_logprobs or None
         if token_ids or logprobs:
             gen.num_sent = upto
@@ -213,31 +219,52 @@ class Sessions:
     # -- how an instruction runs ------------------------------------------------------------------
 
     def _advance(self, session: Session) -> None:
-        """Runs queued instructions until a call has to be waited for."""
-        ready = [session]
-        while ready:
-            at = ready[-1]
+        """Runs queued instructions until a call has to be waited for; those of sessions set free by them as well.
+
+        What runs may call this again: it then only notes the session, so that no chain of forks grows the stack.
+        """
+        self._ready.append(session)
+        if len(self._ready) > 1:
+            return
+        while self._ready:
+            at = self._ready[-1]
             if not at.queue or at.active is not None or not at.is_born:
-                ready.pop()
+                self._ready.remove(at)
                 continue
             instruction = at.queue.popleft()
-            if isinstance(instruction, Append):
-                self._append(at, instruction)
-            elif isinstance(instruction, Fork):
-                ready.extend(self._bear(at, instruction))
-            elif isinstance(instruction, Close):
-                self._drop(at, "the session was closed")
+            try:
+                self._carry_out(at, instruction)
+            except Exception:  # a fault of ours: its call is answered, and the other sessions go on
+                traceback.print_exc(file=sys.stderr)
+                self._fault(at, instruction)
+
+    def _carry_out(self, session: Session, instruction: Instruction) -> None:
+        if isinstance(instruction, Append):
+            self._append(session, instruction)
+        elif isinstance(instruction, Fork):
+            self._ready.extend(self._bear(session, instruction))
+        elif isinstance(instruction, Close):
+            self._drop(session, "the session was closed")
+        else:
+            self._begin(session, instruction)
+
+    def _fault(self, session: Session, instruction: Instruction) -> None:
+        why = "the runtime failed on this request; see its log"
+        session.broken = session.broken or Broken("internal", why)
+        if isinstance(instruction, (Generate, Select)):
+            if session.active is not None:
+                self.fail(session.active, "internal", why)
             else:
-                self._begin(at, instruction)
+                self._num_calls -= 1
+                self._send(session.key.client, Failed(instruction.call, "internal", why))
 
     def _append(self, session: Session, message: Append) -> None:
-        limit = len(self.vocabulary)
-        if any(not 0 <= token < limit for token in message.token_ids):
-            session.broken = Broken("invalid", f"a token id is outside the vocabulary of {limit}")
-        elif len(session.seq) + len(message.token_ids) > self.max_length:
-            total = len(session.seq) + len(message.token_ids)
+        limit, total = len(self.vocabulary), len(session.seq) + len(message.token_ids)
+        if total > self.max_length:
             text = f"the text has {total} tokens; the context holds {self.max_length}"
             session.broken = session.broken or Broken("context_overflow", text)
+        elif any(not 0 <= token < limit for token in message.token_ids):
+            session.broken = session.broken or Broken("invalid", f"a token id is outside the vocabulary of {limit}")
         elif session.broken is None:
             session.seq.tokens.extend(message.token_ids)
 
@@ -271,10 +298,12 @@ class Sessions:
             except InputError as error:
                 return Broken("invalid", str(error))
             return self._overflow(session, 1 if message.sampling.max_tokens else 0)
-        if message.timeout_s is not None and not 0 < message.timeout_s < MAX_S:
+        if message.timeout_s is not None and not 0 < message.timeout_s <= MAX_S:
             return Broken("invalid", f"timeout_s must be a positive number of seconds, not {message.timeout_s}")
         if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
             return Broken("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
+        if sum(len(choice) for choice in message.choices) > MAX_CHOICE_TOKENS:
+            return Broken("invalid", f"the choices of a select have more than {MAX_CHOICE_TOKENS} tokens in all")
         if any(not 0 <= token < len(self.vocabulary) for choice in message.choices for token in choice):
             return Broken("invalid", "a choice holds a token id outside the vocabulary")
         return self._overflow(session, max(len(choice) for choice in message.choices))
@@ -293,7 +322,8 @@ class Sessions:
         if message.constraint is None:
             self.policy.add(gen)
         else:
-            self._compiling[self.compiler.submit(message.constraint)] = gen
+            gen.ticket = self.compiler.submit(message.constraint)
+            self._compiling[gen.ticket] = gen
 
     def _start_constrained(self, gen: Generation, outcome: Grammar | GrammarError) -> None:
         if gen.session.active is not gen:
@@ -340,7 +370,8 @@ class Sessions:
         if isinstance(call, Generation):
             self.policy.remove(call)
             self.cache.release(call.seq)
-            self._compiling = {t: g for t, g in self._compiling.items() if g is not call}
+            if call.ticket is not None and self._compiling.pop(call.ticket, None) is not None:
+                self.compiler.cancel(call.ticket)
         else:
             for row in (*call.rows, *call.unconditional_rows):
                 self._end_row(row)

@@ -18,6 +18,7 @@ import zmq
 from plait.constrained import Choices, Regex
 from plait.runtime.errors import (
     Aborted,
+    CallRejected,
     ConstraintFailed,
     ContextOverflow,
     DeadlineExceeded,
@@ -27,6 +28,7 @@ from plait.runtime.errors import (
 )
 from plait.runtime.launch import Runtime
 from plait.runtime.link import FRAMES
+from plait.runtime.messages import Select
 from plait.runtime.sampling import sampling_params
 
 LONG = sampling_params(max_tokens=4000, ignore_eos=True)
@@ -285,3 +287,29 @@ def test_settings_of_the_start_are_checked():
     for bad in ("x", -1, float("nan"), True):
         with pytest.raises(InputError, match="start_timeout_s"):
             Runtime(start_timeout_s=bad)
+
+
+def test_a_request_that_does_not_decode_is_answered(runtime):
+    session = opened(runtime)
+    with pytest.raises(InputError, match="select method"):
+        session.select([" a", " b"], method="nope")
+    with pytest.raises(InputError, match="constraint"):
+        session.generate(LONG, "abc")
+    with pytest.raises(InputError, match="timeout_s"):
+        session.select([" a", " b"], timeout_s="5")
+    for wrong in ({"priority": 2**70}, {"priority": 1.5}, {"tenant": "\ud800"}, {"tenant": "x" * 1000}):
+        with pytest.raises(InputError):
+            runtime.client.open_session(**wrong)
+    session._flush("gen")
+    call = runtime.client.start_call(
+        session.session_id, lambda call: Select(session.session_id, call, [[1]], "nope"), None
+    )
+    with pytest.raises(CallRejected, match="refused"):
+        call.result(10)
+
+
+def test_a_far_deadline_does_not_end_an_idle_runtime(runtime):
+    result = opened(runtime).select([" a", " b"], timeout_s=604_000.0).result()
+    assert result.choice is not None
+    time.sleep(0.3)
+    assert runtime.client.status().running_calls == 0

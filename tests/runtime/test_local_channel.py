@@ -88,6 +88,5 @@ def test_an_engine_that_breaks_tells_its_waiters(client):
         raise MemoryError("out of everything")
 
     client._channel._step = broken
-    call = ask(client, "waiting")
     with pytest.raises(RuntimeGone, match="out of everything"):
-        call.result(10)
+        ask(client, "waiting").result(10)

@@ -147,3 +147,9 @@ def test_top_p_looks_further_than_its_first_glance(monkeypatch):
 def test_equal_tokens_at_the_edge_of_top_k_are_taken_by_id():
     logits = torch.zeros(1, VOCAB)
     assert {s.choose(logits, [gen(seed=i, top_k=3)])[0] for i in range(200)} == {0, 1, 2}
+
+
+def test_no_temperature_is_too_small():
+    logits = torch.randn(1, VOCAB)
+    for extra in ({}, {"top_p": 0.9}, {"top_k": 5}):
+        assert s.choose(logits, [gen(temperature=1e-38, **extra)]) == [int(logits.argmax())]

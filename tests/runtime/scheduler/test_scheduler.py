@@ -784,3 +784,90 @@ def test_a_select_over_logits_that_are_not_finite_fails():
         assert calls[i].end.kind == "internal"
         assert "not finite" in calls[i].end.text
     idle_counts(scheduler)
+
+
+# -- faults that a review found -------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 50), st.integers(4, 10), st.integers(50, 70))
+def test_a_stop_string_may_reach_behind_a_retraction(seed, size, pages):
+    prompts = [[1 + (seed + i) % 8, 2, 3] for i in range(4)]
+    requests, expected = [], {}
+    for i, prompt in enumerate(prompts):
+        free = greedy(prompt, 40, ignore_eos=True)
+        at = next((k for k in range(20, 30) if EOS not in free[: k + size]), None)
+        if at is None:
+            return
+        stop = text_of(free[at : at + size])
+        requests += [Open(i), Append(i, prompt), gen(i, i, 40, ignore_eos=True, stop=[stop]), gen(i, 10 + i, 3)]
+        expected[i] = text_of(free).partition(stop)[0]
+    scheduler, link, _ = make_scheduler(pages=pages, batch_tokens=16, rows=4)
+    calls = drive(scheduler, link, *requests)
+    for i, text in expected.items():
+        assert text_of(calls[i].tokens) == text
+        assert calls[10 + i].tokens == greedy(prompts[i] + spell(text), 3)
+    idle_counts(scheduler)
+
+
+def test_a_prefix_shared_in_a_failed_step_is_not_kept():
+    scheduler, link, runner = make_scheduler(batch_tokens=64)
+    runner.explode_when = lambda batch: True
+    drive(scheduler, link, Open(1), Append(1, [1] * 10 + [2] * 5), gen(1, 1), Open(2), Append(2, [1] * 10 + [3] * 5),
+          gen(2, 2))  # fmt: skip
+    runner.explode_when = lambda batch: False
+    calls = drive(scheduler, link, Open(3), Append(3, [1] * 10 + [4]), gen(3, 3, 5))
+    assert calls[3].tokens == greedy([1] * 10 + [4], 5)
+    assert calls[3].end.usage.cached_tokens == 0
+
+
+@pytest.mark.parametrize("end", ["abort", "vanish", "deadline"])
+def test_a_long_chain_of_forks_ends_without_growing_the_stack(end):
+    scheduler, link, _ = make_scheduler()
+    timeout = {"timeout_s": 0.05} if end == "deadline" else {}
+    requests = [Open(1), Append(1, [1]), gen(1, 1, 900, ignore_eos=True, **timeout), Fork(1, [2])]
+    for i in range(2, 1500):
+        requests += [Close(i), Fork(i, [i + 1])]
+    requests += [gen(1500, 777, 1)]
+    link.inbox += [(b"c", r) for r in requests]
+    scheduler.step(0.0)
+    if end == "abort":
+        link.inbox.append((b"c", Abort(1)))
+    elif end == "vanish":
+        link.vanished.append(b"c")
+    calls = drive(scheduler, link)
+    if end != "vanish":
+        assert calls[777].end.kind
+    assert len(scheduler.sessions) <= 2
+    idle_counts(scheduler)
+
+
+def test_an_aborted_compile_is_cancelled():
+    scheduler, link, _ = make_scheduler(grammars={Regex("x"): Counting([1])})
+    link.inbox += [(b"c", r) for r in (Open(1), Append(1, [1]), Generate(1, 1, sampling_params(), Regex("x")),
+                                       Abort(1, 1))]  # fmt: skip
+    scheduler.link.receive(0, [])
+    for request in (Open(1), Append(1, [1]), Generate(1, 1, sampling_params(), Regex("x")), Abort(1, 1)):
+        scheduler._handle(b"c", request)
+    assert scheduler.compiler.done == []
+    assert scheduler.sessions.num_compiling == 0
+
+
+def test_a_mask_without_tokens_and_top_k_fail_their_own_call():
+    scheduler, link, _ = make_scheduler(grammars={Regex("none"): Counting(spell("ab"), empty_at=1)})
+    params = sampling_params(max_tokens=5, top_k=5, temperature=1.0)
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), Generate(1, 1, params, Regex("none")),
+                  Open(2), Append(2, [1]), gen(2, 2, 6))  # fmt: skip
+    assert calls[1].end.kind == "constraint"
+    assert calls[2].tokens == greedy([1], 6)
+
+
+def test_long_waiting_rows_of_one_tenant_do_not_go_before_anothers(monkeypatch):
+    monkeypatch.setattr("plait.runtime.scheduler.policy.STARVING_S", 0.0)
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    requests = []
+    for i in range(12):
+        requests += [Open(i, tenant="greedy"), Append(i, [1 + i] * 50), gen(i, i, 300, ignore_eos=True)]
+    requests += [Open(20, tenant="modest"), Append(20, [40]), gen(20, 20, 3, ignore_eos=True)]
+    drive(scheduler, link, *requests)
+    assert order_of_ends(link).index(20) <= 1
