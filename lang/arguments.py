@@ -5,6 +5,7 @@ Knows: rules of arguments and their sentences. Must not know: nodes, states, ses
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,7 +59,9 @@ def checked_constraint(where: str, **given: object) -> Spec | None:
         if name == "regex":
             return checked_regex(where, value)
         try:
+            if name == "json_schema" and isinstance(value, str):
+                json.loads(value)
             return _FORMS[name](value)
-        except (GrammarError, TypeError) as error:
+        except (GrammarError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: the {name} cannot be used: {error}") from None
     return None

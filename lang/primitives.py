@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from plait.constrained.specs import Choices
+from plait.constrained.specs import Choices, Spec
 from plait.lang.arguments import checked_choices, checked_constraint, where_of
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.errors import unknown_keyword
@@ -166,11 +166,11 @@ def _gen_choices(
     choices: Iterable[str],
     method: ChoicesMethod | None,
     n: int | None,
-    regex: str | None,
+    constraint: Spec | None,
     sampling: dict[str, Any],
 ) -> Expr:
-    if regex is not None:
-        raise InputError(f"{where}: give regex or choices, not both")
+    if constraint is not None:
+        raise InputError(f"{where}: give regex (or json_schema, ebnf, lark) or choices, not both")
     checked = make_options(where, n=n, **sampling)
     given = {keyword for keyword, value in sampling.items() if value is not None}
     if checked.fields.get("temperature") and method is None:

@@ -58,8 +58,10 @@ class Session:
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled."""
         check_sampling(params, vocab_size=self._client.model.vocab_size)
-        if constraint is not None and not isinstance(constraint, (Regex, Choices)):
-            raise InputError(f"a constraint is a Regex or Choices, not {type(constraint).__name__}")
+        if constraint is not None and not isinstance(constraint, Spec):
+            raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
+        if getattr(constraint, "lenient", False):
+            raise InputError("a lenient schema's values are not checked by the runtime yet; leave lenient out")
         self._flush("gen")
         return self._client.start_call(
             self.session_id, lambda call: Generate(self.session_id, call, params, constraint), params.timeout_s

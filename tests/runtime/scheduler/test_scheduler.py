@@ -871,3 +871,51 @@ def test_long_waiting_rows_of_one_tenant_do_not_go_before_anothers(monkeypatch):
     requests += [Open(20, tenant="modest"), Append(20, [40]), gen(20, 20, 3, ignore_eos=True)]
     drive(scheduler, link, *requests)
     assert order_of_ends(link).index(20) <= 1
+
+
+# -- jump-forward ---------------------------------------------------------------------------------
+
+
+class Forcing(Counting):
+    """Some of its tokens are forced: those of `forced_runs`, by where each run begins."""
+
+    def __init__(self, tokens, runs):
+        super().__init__(tokens)
+        self.runs = runs
+
+    def matcher(self):
+        return Forcing(self.tokens, self.runs)
+
+    def forced_tokens(self):
+        return self.tokens[self.at : self.at + self.runs.get(self.at, 0)]
+
+
+@pytest.mark.parametrize("runs", [{}, {0: 3}, {2: 2}, {0: 2, 3: 4, 8: 1}, {0: 9}])
+def test_forced_tokens_change_the_cost_and_nothing_else(runs):
+    text = spell("name JSON")
+    scheduler, link, runner = make_scheduler(grammars={Regex("g"): Forcing(text, runs)})
+    request = Generate(1, 1, sampling_params(max_tokens=20), Regex("g"))
+    calls = drive(scheduler, link, Open(1), Append(1, [1, 2]), request, gen(1, 2, 4))
+    assert calls[1].tokens == text
+    assert calls[1].end.usage.completion_tokens == len(text)
+    assert calls[1].end.usage.forced_tokens == sum(runs.values())
+    assert calls[2].tokens == greedy([1, 2, *text], 4)
+    sampled_alone = {frozenset({}): 9}.get(frozenset(runs), 9 - sum(runs.values()))
+    assert len([b for b in runner.batches if b]) <= sampled_alone + 6
+
+
+def test_forced_tokens_stop_at_max_tokens_and_at_stop_strings():
+    text = spell("name JSON")
+    grammars = {Regex("g"): Forcing(text, {0: 9})}
+    scheduler, link, _ = make_scheduler(grammars=grammars)
+    calls = drive(
+        scheduler, link,
+        Open(1), Append(1, [1]), Generate(1, 1, sampling_params(max_tokens=4), Regex("g")),
+        Open(2), Append(2, [1]), Generate(2, 2, sampling_params(max_tokens=20, stop=[" J"]), Regex("g")), gen(2, 3, 3),
+        Open(4), Append(4, [1]), Generate(4, 4, sampling_params(max_tokens=20, logprobs=True), Regex("g")),
+    )  # fmt: skip
+    assert (text_of(calls[1].tokens), calls[1].end.reason) == ("name", "length")
+    assert (text_of(calls[2].tokens), calls[2].end.matched) == ("name", " J")
+    assert calls[3].tokens == greedy([1, *spell("name")], 3)
+    assert (calls[4].end.usage.forced_tokens, len(calls[4].logprobs)) == (0, 9)
+    idle_counts(scheduler)

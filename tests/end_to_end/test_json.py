@@ -1,0 +1,54 @@
+"""JSON, grammars and jump-forward on the embedded model."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema_rs
+import pytest
+
+import plait
+from plait import assistant, gen, user
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "house": {"enum": ["Gryffindor", "Hufflepuff", "Ravenclaw", "Slytherin"]},
+        "alive": {"type": "boolean"},
+    },
+    "required": ["name", "age", "house", "alive"],
+    "additionalProperties": False,
+}
+
+
+@plait.function
+def character(s, i, **constraint):
+    s += user(f"Describe character number {i} of Harry Potter.")
+    s += assistant(gen("value", max_tokens=100, **constraint))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_json_always_fits_and_most_of_it_is_not_sampled(runtime, temperature):
+    states = [character.run(i, json_schema=SCHEMA, temperature=temperature, backend=runtime) for i in range(6)]
+    for state in states:
+        jsonschema_rs.validate(SCHEMA, json.loads(state["value"]))
+        meta = state.get_meta_info("value")
+        assert meta["finish_reason"]["type"] == "stop"
+        assert meta["forced_tokens"] >= 8
+
+
+def test_grammars_hold(runtime):
+    moves = character.run(
+        1, ebnf='root ::= ("left" | "right") (" " ("left" | "right"))*', backend=runtime, temperature=1
+    )
+    assert set(moves["value"].split()) <= {"left", "right"}
+    dates = character.run(1, lark='start: /[0-9]{4}/ "-" /[0-9]{2}/', backend=runtime)
+    assert len(dates["value"]) == 7
+
+
+def test_a_schema_that_cannot_be_honoured_is_refused_with_its_place(runtime):
+    schema = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}, "contains": {}}}, "required": ["a"]}
+    with pytest.raises(plait.ProgramError, match="/properties/a"):
+        character.run(1, json_schema=schema, backend=runtime)
