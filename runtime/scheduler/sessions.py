@@ -13,9 +13,7 @@ from collections.abc import Callable
 
 from plait.constrained import CompilePool, Grammar, GrammarError, Vocabulary
 from plait.runtime.config import EngineConfig
-from plait.runtime.errors import InputError
 from plait.runtime.messages import (
-    MAX_CHOICES,
     MAX_FORK,
     MAX_NAME,
     Abort,
@@ -31,17 +29,16 @@ from plait.runtime.messages import (
     Select,
     Tokens,
 )
-from plait.runtime.sampling import check_sampling
-from plait.runtime.scheduler.deadlines import MAX_S, Deadlines
+from plait.runtime.scheduler.deadlines import Deadlines
 from plait.runtime.scheduler.generating import Ending, Generating
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
+from plait.runtime.scheduler.refusals import refusal
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
 from plait.runtime.scheduler.scoring import add_rows, best_choice
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.session import Broken, ClientId, Instruction, Session, SessionKey
 
-MAX_CHOICE_TOKENS = 1 << 15
 Call = Generation | Selection
 Send = Callable[[ClientId, Reply], None]
 
@@ -270,11 +267,11 @@ class Sessions:
 
     def _begin(self, session: Session, message: Generate | Select) -> None:
         """Starts a call, or fails it before any work."""
-        refusal = self._refusal(session, message)
-        if refusal is not None:
+        refused = refusal(session, message, len(self.vocabulary), self.max_length)
+        if refused is not None:
             self._num_calls -= 1
-            self._send(session.key.client, Failed(message.call, refusal.kind, refusal.text))
-            session.broken = session.broken or refusal
+            self._send(session.key.client, Failed(message.call, refused.kind, refused.text))
+            session.broken = session.broken or refused
             return
         if isinstance(message, Generate):
             self._begin_generation(session, message)
@@ -285,35 +282,6 @@ class Sessions:
         add_rows(selection, self.cache, int(bos))
         for row in (*selection.rows, *selection.unconditional_rows):
             self.policy.add(row)
-
-    def _refusal(self, session: Session, message: Generate | Select) -> Broken | None:
-        """Why this call cannot run, if it cannot."""
-        if session.broken is not None:
-            return Broken(session.broken.kind, f"the session cannot go on: {session.broken.text}")
-        if not len(session.seq):
-            return Broken("invalid", "the prompt is empty")
-        if isinstance(message, Generate):
-            try:
-                check_sampling(message.sampling, vocab_size=len(self.vocabulary))
-            except InputError as error:
-                return Broken("invalid", str(error))
-            return self._overflow(session, 1 if message.sampling.max_tokens else 0)
-        if message.timeout_s is not None and not 0 < message.timeout_s <= MAX_S:
-            return Broken("invalid", f"timeout_s must be a positive number of seconds, not {message.timeout_s}")
-        if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
-            return Broken("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
-        if sum(len(choice) for choice in message.choices) > MAX_CHOICE_TOKENS:
-            return Broken("invalid", f"the choices of a select have more than {MAX_CHOICE_TOKENS} tokens in all")
-        if any(not 0 <= token < len(self.vocabulary) for choice in message.choices for token in choice):
-            return Broken("invalid", "a choice holds a token id outside the vocabulary")
-        return self._overflow(session, max(len(choice) for choice in message.choices))
-
-    def _overflow(self, session: Session, num_more: int) -> Broken | None:
-        num_prompt = len(session.seq)
-        if num_prompt + num_more <= self.max_length:
-            return None
-        text = f"{num_prompt} prompt tokens and {num_more} more do not fit; the context holds {self.max_length}"
-        return Broken("context_overflow", text)
 
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
@@ -366,6 +334,7 @@ class Sessions:
         """Takes a call out of the batch and answers it; what it computed becomes cache."""
         session = call.session
         session.active = None
+        self.deadlines.drop(session.key, call.call_id)
         self._num_calls -= 1
         if isinstance(call, Generation):
             self.policy.remove(call)

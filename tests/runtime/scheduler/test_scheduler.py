@@ -919,3 +919,13 @@ def test_forced_tokens_stop_at_max_tokens_and_at_stop_strings():
     assert calls[3].tokens == greedy([1, *spell("name")], 3)
     assert (calls[4].end.usage.forced_tokens, len(calls[4].logprobs)) == (0, 9)
     idle_counts(scheduler)
+
+
+def test_deadlines_of_calls_that_are_over_are_forgotten():
+    scheduler, link, _ = make_scheduler()
+    requests = []
+    for i in range(300):
+        requests += [Open(i), Append(i, [1]), gen(i, i, 1, timeout_s=1000.0), Close(i)]
+    drive(scheduler, link, *requests, Open(999), Append(999, [1]), gen(999, 999, 900, timeout_s=0.05, ignore_eos=True))
+    assert len(scheduler.sessions.deadlines) <= 64
+    assert outcomes(link)[999].end.kind == "deadline"
