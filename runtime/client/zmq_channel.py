@@ -58,6 +58,7 @@ class ZmqChannel:
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
+        self._poll_s, self._silent_s = POLL_S, SILENT_S
         self._closing = False
         self._gone: str | None = None
         self._thread: threading.Thread | None = None
@@ -94,12 +95,12 @@ class ZmqChannel:
             poller.register(watched, zmq.POLLIN)
         try:
             while not self._closing and self._gone is None:
-                ready = dict(poller.poll(int(POLL_S * 1000)))
+                ready = dict(poller.poll(int(self._poll_s * 1000)))
                 silent_polls = 0 if self._dealer in ready else silent_polls + (not ready)
                 if silent_polls:
                     self._dealer.send(encode(Inspect(NOBODY)))
-                if silent_polls * POLL_S >= SILENT_S:
-                    self._gone = f"the runtime has not answered for {SILENT_S} s; its process may be stuck or stopped"
+                if silent_polls * self._poll_s >= self._silent_s:
+                    self._gone = f"the runtime has not answered for {self._silent_s:g} s; its process may be stuck or stopped"
                 if self._wake_out.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_out.recv(4096)
