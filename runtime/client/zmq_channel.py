@@ -100,7 +100,8 @@ class ZmqChannel:
                 if silent_polls:
                     self._dealer.send(encode(Inspect(NOBODY)))
                 if silent_polls * self._poll_s >= self._silent_s:
-                    self._gone = f"the runtime has not answered for {self._silent_s:g} s; its process may be stuck or stopped"
+                    silence = f"the runtime has not answered for {self._silent_s:g} s"
+                    self._gone = f"{silence}; its process may be stuck or stopped"
                 if self._wake_out.fileno() in ready:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_out.recv(4096)
