@@ -104,6 +104,9 @@ class Generation(Row):
         self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
         self.output_counts: dict[int, int] = {}  # for the penalties
         self.unsent_logprobs: list[TokenLogprob] = []
+        self.plan: list[int] = []  # with params.complete: tokens that would make the text whole from here
+        self.ahead: list[int] = []  # with params.logprobs: tokens that must come next, to be sampled one by one
+        self.is_closing = False  # `ahead` is the plan, and the text is whole behind it
 
     @property
     def num_output(self) -> int:

@@ -30,7 +30,7 @@ from plait.runtime.messages import (
     Tokens,
 )
 from plait.runtime.scheduler.deadlines import Deadlines
-from plait.runtime.scheduler.generating import Ending, Generating
+from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
@@ -300,7 +300,11 @@ class Sessions:
             self.fail(gen, "constraint", str(outcome))
             return
         gen.matcher = outcome.matcher()
-        ending = self.generating.force(gen)
+        try:
+            ending = self.generating.begin(gen)
+        except Unfinishable as error:
+            self.fail(gen, "constraint", str(error))
+            return
         if ending is None:
             self.policy.add(gen)
         else:
