@@ -24,8 +24,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the next tokens are chosen. Build it with `sampling_params(...)`, which checks every field.
 
     `complete`: the constrained value is whole when the call ends; tokens are chosen so that it can be closed
-    within `max_tokens`. It takes no stop strings or tokens, which would cut the value. Logprobs are natural
-    logarithms of the model's own distribution, before temperature, penalties and masks.
+    within `max_tokens`. It takes no stop strings or tokens, which would cut the value. `prompt_logprobs_from`: the
+    session's tokens from this position on get logprobs too (and `top_logprobs`); the very first has none. They are
+    computed again where they were cached. Logprobs are natural logarithms of the model's own distribution, before
+    temperature, penalties and masks.
     """
 
     max_tokens: int = 128
@@ -45,6 +47,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_logprobs: int = 0
     timeout_s: float | None = None
     complete: bool = False
+    prompt_logprobs_from: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -63,6 +66,7 @@ _RANGES: dict[str, tuple[type, float, float, bool]] = {
     "top_logprobs": (int, 0, MAX_TOP_LOGPROBS, True),
     "seed": (int, -(2**63), 2**63 - 1, True),
     "timeout_s": (float, 0.0, 7 * 24 * 3600.0, False),
+    "prompt_logprobs_from": (int, 0, 1 << 24, True),
 }
 
 
@@ -104,7 +108,7 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> 
             raise InputError(f"{name} must be True or False, not {getattr(params, name)!r}")
     if params.min_tokens > params.max_tokens:
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
-    if params.top_logprobs and not params.logprobs:
+    if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
     if params.complete and (params.stop or params.stop_token_ids):
         raise InputError("complete cannot be had with stop or stop_token_ids, which would cut the value")

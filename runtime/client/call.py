@@ -37,6 +37,7 @@ class CallResult:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     choice: ChoiceScores | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     checked_by: Spec | None = None
 
     @cached_property
@@ -103,6 +104,7 @@ class Call:
                 token_ids=self._token_ids,
                 logprobs=self._logprobs,
                 choice=message.choice,
+                prompt_logprobs=message.prompt_logprobs,
                 checked_by=self._checked_by,
             )
             self._notify()

@@ -161,7 +161,10 @@ class Sessions:
     def finish_generation(self, gen: Generation, ending: Ending) -> None:
         self.send_tokens(gen, gen.num_output)
         usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced)
-        self._end(gen, Finished(gen.call_id, ending.reason, usage, ending.matched))
+        self._end(
+            gen,
+            Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
+        )
 
     def finish_row(self, row: Scoring) -> None:
         """One of a selection's rows is done; after the last the best choice becomes text."""
