@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from plait.constrained import Ebnf, GrammarError, Lark, Structural, Vocabulary, compile_grammar
+from plait.constrained import Choices, Ebnf, GrammarError, Lark, Structural, Vocabulary, compile_grammar
 from plait.constrained.dfa import DfaGrammar
 from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.specs import JsonSchema, Regex, Spec
@@ -156,11 +156,21 @@ def test_a_trigger_with_a_bad_schema_is_named() -> None:
     assert error.where == "/triggers/1/schema/items/uniqueItems"
 
 
-def test_a_lenient_structural_text_never_counts_as_checked() -> None:
-    spec = Structural([("<x>", {"items": {"uniqueItems": True}}, "</x>")], lenient=True)
+def test_a_lenient_structural_text_is_checked_call_by_call() -> None:
+    unique, pair = {"items": {"uniqueItems": True}}, {"type": "array", "items": {"type": "integer"}, "minItems": 2}
+    spec = Structural([("<x>", unique, "</x>"), ("<y>", pair, "</y>")], lenient=True)
     grammar = as_grammar(compile_form(spec, BYTES), BYTES)
     assert grammar.unchecked == ("/triggers/0/schema/items/uniqueItems",)
-    assert "not checked" in str(grammar.check("<x>[]</x>"))
+    for good in ("", "no call", "<x>[]</x>", 'a<x>[["</x>",1]]</x>b<y>[1,1]</y><x>[[1,2]]</x> end'):
+        assert grammar.check(good) is None, good
+    assert "behind the <x> at 1: [1,1] has non-unique" in str(grammar.check("a<x>[[1,1]]</x>"))
+    assert "<x> at 17" in str(grammar.check("<y>[1,2]</y> and <x>[[1,1]]</x>"))
+    assert "<y> at 0" in str(grammar.check("<y>[1]</y>"))
+    assert "not JSON" in str(grammar.check("<x>[1,"))
+    assert "no </x> follows" in str(grammar.check("<x>[] </x>"))
+    strict = as_grammar(compile_form(Structural([("<y>", pair, "</y>")], lenient=True), BYTES), BYTES)
+    assert strict.unchecked == ()
+    assert strict.check("<y>[1]</y>") is None, "what the masks hold is not checked again"
 
 
 def nested(depth: int, one: str, end: str, middle: str) -> str:
@@ -192,6 +202,11 @@ BOMBS: dict[str, object] = {
     "regex_one": lambda: Regex("(a{1,1000}){1,1000}"),
     "regex_two": lambda: Regex("((a{0,100}){0,100}){0,100}"),
     "regex_three": lambda: Regex(".*a.{25}"),
+    "regex_wide": lambda: Regex(".{1,100}"),
+    "wrong": lambda: Regex("(a"),
+    "wrong_inside": lambda: JsonSchema({"properties": {"a": {"pattern": "[b-a]"}}}),
+    "choice": lambda: Choices(("a" * 1_000_000,)),
+    "constant": lambda: JsonSchema({"const": "a" * 1_000_000}),
     "literal": lambda: Ebnf('root ::= "' + "a" * 250_000 + '"'),
     "ebnf": lambda: Ebnf("\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)) + '\nr60 ::= "a"\nroot ::= r0'),
     "lark": lambda: Lark('start: "a" start start | "a" | "b"{1,100000}'),

@@ -364,7 +364,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "object", "minProperties": 3}, "/minProperties", "more than one"),
     ({"type": "object", "patternProperties": {"a": {"const": 1}, "b": {"const": 2}}}, "/patternProperties", "exclude"),
     ({"const": "\u0001"}, "/enum", "control character"),
-    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "", "no value|Unsatisfiable"),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "/allOf", "no value|Unsatisfiable"),
     (False, "", "no value"),
     ({"enum": []}, "", "no value"),
     ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema", "draft"),
