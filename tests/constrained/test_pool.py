@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ from time import monotonic, sleep
 
 import psutil
 import pytest
+from bombs import BOMBS
 
 from plait.constrained import (
     Choices,
@@ -27,7 +29,7 @@ from plait.constrained import (
     compile_grammar,
 )
 from plait.constrained.llg import LlgGrammar
-from plait.constrained.pool import _grammar
+from plait.constrained.pool import GROWN_BYTES, _grammar
 
 LONG_AUTOMATA = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]
 BOMB = JsonSchema({"oneOf": LONG_AUTOMATA})  # whether they exclude each other takes hours and gigabytes to tell
@@ -227,6 +229,23 @@ def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypat
         assert psutil.Process(second).memory_info().rss < 150 << 20
         wait_for(pool, [pool.submit(Regex("c"))])
         assert pids(pool) == [second]
+    finally:
+        pool.close()
+
+
+def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
+    """The bound: 128 MiB beyond what a child holds when it is ready (GROWN_BYTES), and 64 MiB in this process."""
+    pool = CompilePool(small, deadline_s=0.5, cache_bytes=8 << 20)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("warm"))])
+        (child,) = pool._children
+        fresh, own = child.resident_bytes(), psutil.Process().memory_info().rss
+        for name, make in BOMBS.items():
+            with contextlib.suppress(GrammarError):
+                wait_for(pool, [pool.submit(make())])
+            assert all(child.resident_bytes() <= fresh + GROWN_BYTES + (8 << 20) for child in pool._children), name
+        assert psutil.Process().memory_info().rss <= own + (64 << 20)
     finally:
         pool.close()
 
