@@ -23,19 +23,19 @@ import numpy as np
 import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
-import constraints_bombs
-from drawn_schemas import judge
-from models import PYDANTIC
-from real_schemas import REAL
-from regex_oracles import PATTERNS, held_against_oracles
-from schema_table import REFUSED, ROWS, variants
+import constraints_bombs  # noqa: E402
+from drawn_schemas import judge  # noqa: E402
+from models import PYDANTIC  # noqa: E402
+from real_schemas import REAL  # noqa: E402
+from regex_oracles import PATTERNS, held_against_oracles  # noqa: E402
+from schema_table import REFUSED, ROWS, variants  # noqa: E402
 
-from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words
-from plait.constrained.rewrite.document import subschemas
-from plait.constrained.rewrite.keywords import ASSERTIONS
-from plait.runtime.models.locate import locate_model
-from plait.runtime.sampler import Mask, Sampler
-from plait.runtime.tokenizer.tokenizer import load_tokenizer
+from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words  # noqa: E402
+from plait.constrained.rewrite.document import subschemas  # noqa: E402
+from plait.constrained.rewrite.keywords import ASSERTIONS  # noqa: E402
+from plait.runtime.models.locate import locate_model  # noqa: E402
+from plait.runtime.sampler import Mask, Sampler  # noqa: E402
+from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
 
 STEPS, BATCH = 40, 16
 
@@ -96,9 +96,8 @@ def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:
     met = {name for schema, _ in taken for _, part in subschemas(schema, "") for name in part} & ASSERTIONS
     share = f"{len(taken) / len(listed):.1%}"
     print(f"schemas: {len(listed)}, taken {len(taken)} ({share}), the rest refused with a reason")
-    print(
-        f"keywords in those taken: {len(met)} of {len(ASSERTIONS)}; missing: {', '.join(sorted(ASSERTIONS - met)) or '-'}"
-    )
+    missing = ", ".join(sorted(ASSERTIONS - met)) or "none"
+    print(f"keywords in those taken: {len(met)} of {len(ASSERTIONS)}, missing: {missing}")
     show("compile, by the child's clock", [1e3 * spent for spent in pool.compile_s], "ms")
     return taken
 
