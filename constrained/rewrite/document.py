@@ -36,6 +36,7 @@ _ONE: tuple[str, ...] = (
 _ONE += ("unevaluatedItems", "unevaluatedProperties")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+HOLDING = frozenset((*_ONE, *_MANY, *_NAMED))
 _DRAFTS = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
 _VALIDATORS = {
     4: jsonschema_rs.Draft4Validator,
@@ -140,22 +141,27 @@ class Document:
 
 def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(pointer, schema) of `schema` and all schemas in it that are objects, itself first."""
-    todo = [(at, schema)]
+    todo: list[tuple[str, Any]] = [(at, schema)]
     while todo:
         at, part = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        yield at, part
-        for keyword in _ONE:
-            todo.append((f"{at}/{keyword}", part.get(keyword)))
-        for keyword in _MANY:
-            listed = part.get(keyword)
-            if isinstance(listed, list):
-                todo += [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(listed)]
-        for keyword in _NAMED:
-            named = part.get(keyword)
-            if isinstance(named, dict):
-                todo += [(f"{at}/{keyword}/{escaped(name)}", item) for name, item in named.items()]
+        if isinstance(part, dict):
+            yield at, part
+            for keyword in part.keys() & HOLDING:
+                todo += inner_schemas(part, keyword, at)
+
+
+def inner_schemas(part: dict[str, Any], keyword: str, at: str) -> list[tuple[str, Any]]:
+    """(pointer, schema) of each schema that one keyword of `part` holds.
+
+    >>> inner_schemas({"items": [True, {}]}, "items", "/a")
+    [('/a/items/0', True), ('/a/items/1', {})]
+    """
+    held = part.get(keyword)
+    if isinstance(held, list) and keyword in _MANY:
+        return [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(held)]
+    if isinstance(held, dict) and keyword in _NAMED:
+        return [(f"{at}/{keyword}/{escaped(name)}", item) for name, item in held.items()]
+    return [(f"{at}/{keyword}", held)] if keyword in _ONE and isinstance(held, dict | bool) else []
 
 
 def escaped(name: str) -> str:
