@@ -42,7 +42,7 @@ class Child:
             stdout=pipe,
             bufsize=0,
             env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,
+            process_group=0,  # no session of its own: Linux weighs those against each other, whatever the niceness
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -24,6 +24,7 @@ from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
 MAX_REASON = 200
+MAX_LITERAL = 16_384  # llguidance splits all that is forced anew at each step: 0.4 us a byte
 SPELLED_OUT = 64  # tokens that a way may take less once it is spelled as the tokenizer does
 _STUCK = "the constraint cannot be met from here on"
 _NOTHING = "the constraint matches nothing that the vocabulary can spell"
@@ -66,7 +67,12 @@ class LlgGrammar(Grammar):
         self._segments = grammar.segments
         self._first = self._compiled()
         try:
-            LlgMatcher(self).fill_mask(np.zeros(self.num_words, np.int32))
+            matcher = LlgMatcher(self)
+            if len(matcher.forced_bytes()) > MAX_LITERAL:
+                raise GrammarError(
+                    f"it forces more than {MAX_LITERAL} bytes at once, which each token would go through"
+                )
+            matcher.fill_mask(np.zeros(self.num_words, np.int32))
         except GrammarError as error:
             raise GrammarError(_NOTHING if error.reason == _STUCK else error.reason) from None
 

@@ -27,7 +27,7 @@ from plait.constrained.syntax import plain_pattern
 from plait.constrained.vocabulary import Vocabulary
 from plait.constrained.wire import Arrays, Done, FromChild, Hello, Job, Ready, Refused, ToChild, framed, packed
 
-NICENESS = 10
+NICENESS = 15
 
 
 def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:

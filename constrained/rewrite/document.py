@@ -20,6 +20,7 @@ Schema: TypeAlias = dict[str, Any] | bool
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
+MAX_TEXT = 16_384  # of a text that is forced: every token of it would go through all that is left
 ROOT = "plait:root"  # the name under which a part's validator finds the whole
 
 _ONE: tuple[str, ...] = (
@@ -109,6 +110,9 @@ class Document:
 
     def _enter(self, at: str, part: dict[str, Any]) -> None:
         self._places[id(part)] = at
+        for keyword in ("const", "enum"):
+            if keyword in part and _longest(part[keyword]) > MAX_TEXT:
+                raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
         anchor, nested = part.get("$anchor"), part.get("$id")
         if isinstance(anchor, str):
             self._targets[f"{ROOT}#{anchor}"] = part
@@ -233,3 +237,12 @@ def _draft(schema: Schema) -> int:
 
 def _fetch_nothing(address: str) -> NoReturn:
     raise ValueError("nothing is fetched")
+
+
+def _longest(value: object) -> int:
+    """Characters of the longest text in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((max(len(name), _longest(each)) for name, each in value.items()), default=0)
+    return max(map(_longest, value), default=0) if isinstance(value, list) else 0

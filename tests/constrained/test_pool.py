@@ -349,3 +349,27 @@ def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
     assert caught.value.where == 1
     with pytest.raises(GrammarError, match="took longer than 2 s"):
         compile_grammar(BOMB, smollm)
+
+
+def test_children_give_way_to_their_parent(small: Vocabulary) -> None:
+    """In a session of their own Linux would give them as much as their parent, however nice they are."""
+    with contextlib.closing(CompilePool(small)) as pool:
+        wait_for(pool, [pool.submit(Regex("[a-z]+"))])
+        for pid in pids(pool):
+            assert os.getsid(pid) == os.getsid(0)
+            assert os.getpgid(pid) == pid  # Ctrl-C at the terminal is not for them
+            assert psutil.Process(pid).nice() > psutil.Process().nice()
+
+
+def test_text_that_is_forced_at_length_is_refused(small: Vocabulary) -> None:
+    long = "x" * 20_000
+    for spec, where in (
+        (JsonSchema({"properties": {"a": {"const": long}}}), "/properties/a/const"),
+        (JsonSchema({"enum": ["a", [{"b": long}]]}), "/enum"),
+        (Ebnf(f'root ::= "{long}"+ root?'), None),
+    ):
+        with pytest.raises(GrammarError, match=r"more than 16384") as caught:
+            compile_grammar(spec, small)
+        assert caught.value.where == where
+    described = JsonSchema({"type": "integer", "description": long})
+    assert isinstance(compile_grammar(described, small), Grammar)
