@@ -45,7 +45,9 @@ class SharedPrefixes:
         down to SHARED_ALIGN; None if no group of two rows or more is left.
         """
         firsts, lengths = _exclusive_sums(q_lens), [0] * len(q_lens)
-        starts, tokens, leaders = [0], [], []
+        starts: list[int] = [0]
+        tokens: list[int] = []
+        leaders: list[int] = []
         for rows, shared in groups:
             narrow = [row for row in rows if 0 < q_lens[row] <= max_q_len]
             aligned = shared // SHARED_ALIGN * SHARED_ALIGN
@@ -97,9 +99,9 @@ class AttentionPlan:
 class AttentionLayout:
     """All tensors int32 on the KV cache's device; R rows, T new tokens in all.
 
-    `page_starts` may be left out with pages of one token: it is kv_starts then. `min_q_len` and `max_q_len`,
-    if the caller knows them, spare kernels that would find nothing to do. Rows with no tokens at all (q_len and kv_len 0) pad a batch
-    to a fixed size, and a write page below 0 writes nothing.
+    `page_starts` may be left out with pages of one token: it is kv_starts then. `min_q_len` and `max_q_len`, if the
+    caller knows them, spare kernels that would find nothing to do. Rows with no tokens at all (q_len and kv_len 0)
+    pad a batch to a fixed size, and a write page below 0 writes nothing.
     """
 
     q_starts: torch.Tensor  # [R + 1]

@@ -126,13 +126,13 @@ def rotary_write_kv(
     written too. Tokens whose write page is below 0 are not written.
     """
     groups = k_cache.shape[-2]
-    parts = qkv.float().split([qkv.shape[1] - 2 * groups, groups, groups], dim=1)
+    queries, keys = qkv[:, : -2 * groups].float(), qkv[:, -2 * groups : -groups].float()
     turned = []
-    for x, weight in ((parts[0], q_norm), (parts[1], k_norm)):
+    for x, weight in ((queries, q_norm), (keys, k_norm)):
         if weight is not None:
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
-        turning, still = x.split([2 * cos.shape[1], x.shape[2] - 2 * cos.shape[1]], dim=2)
-        turning = rotary(turning, cos[layout.positions.long()], sin[layout.positions.long()])
+        still = x[..., 2 * cos.shape[1] :]
+        turning = rotary(x[..., : 2 * cos.shape[1]], cos[layout.positions.long()], sin[layout.positions.long()])
         turned.append(torch.cat([turning, still], dim=2).to(qkv.dtype))
     kept = layout.write_pages >= 0
     slots = layout.write_pages[kept].long()

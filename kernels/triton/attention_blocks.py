@@ -56,10 +56,7 @@ def spread(slots, stride, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def read_tile(pointers, mask, MASKED: tl.constexpr):
-    if MASKED:
-        tile = tl.load(pointers, mask=mask, other=0)
-    else:
-        tile = tl.load(pointers)
+    tile = tl.load(pointers, mask=mask, other=0) if MASKED else tl.load(pointers)
     return tile
 
 

@@ -126,7 +126,7 @@ def _rotary_write_kernel(
     dtype = q_out.dtype.element_ty
     first, second, rest = first.to(dtype), second.to(dtype), rest.to(dtype)
     _put(q_out + (token * NUM_HEADS + h) * D, is_q, first, second, rest, (i, j), HALF, D)
-    slot = tl.load(write_pages + token).to(tl.int64)
+    slot = tl.load(write_pages + token + h * 0).to(tl.int64)  # [HEADS, 1]
     kept = real & (slot >= 0)
     is_k = kept & (h >= NUM_HEADS) & (h < NUM_HEADS + NUM_KV_HEADS)
     is_v = kept & is_v
@@ -170,7 +170,7 @@ def rotary_write_kv(
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.rotary_write_kv`; `out` [T, H, D] contiguous takes the queries. ValueError for what does not fit."""
+    """As `reference.rotary_write_kv`; the queries go to `out` [T, H, D], contiguous. ValueError for what does not fit."""
     k, v = slots_view(k_cache), slots_view(v_cache)
     tokens, heads, dim = qkv.shape
     groups, half = k.shape[1], cos.shape[1]

@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +35,6 @@ from plait.kernels.triton import (
     kv_write,
 )
 
-KEEP = os.environ.get("KEEP")
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of a block, CUDA C++ Programming Guide, compute capabilities
 CHIPS = {80: attention_config.Chip(80, 108), 90: attention_config.Chip(90, 132)}
 MATRIX_KERNELS = {"_decode_kernel", "_extend_kernel", "_prefix_kernel"}
@@ -73,6 +70,8 @@ class Report:
     spilled: int  # bytes
     shared: int  # bytes
     tensor_core: str  # "wgmma", "mma" or ""
+    copies_of_16: int  # asynchronous copies in the PTX, by their bytes
+    copies_of_less: int
 
     def faults(self) -> list[str]:
         found = []
@@ -185,10 +184,19 @@ def report(case: str, launch: Launch, arch: int) -> Report:
     registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
     assert registers and spills, f"ptxas said nothing of registers: {text}"
     cores = next((kind for kind in ("wgmma", "mma") if re.search(rf"\b{kind}(\.mma_async)?\.sync", ptx)), "")
-    if KEEP:
-        Path(KEEP, f"{case}{launch.kernel.__name__}.{arch}.ptx".replace(" ", "_")).write_text(ptx)
-        Path(KEEP, f"{case}{launch.kernel.__name__}.{arch}.ttgir".replace(" ", "_")).write_text(binary.asm["ttgir"])
-    return Report(case, launch.kernel.__name__, arch, int(registers[1]), int(spills[1]), binary.metadata.shared, cores)
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
+    wide = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
+    return Report(
+        case,
+        launch.kernel.__name__,
+        arch,
+        int(registers[1]),
+        int(spills[1]),
+        binary.metadata.shared,
+        cores,
+        wide,
+        len(sizes) - wide,
+    )
 
 
 BF16, F16, F32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
@@ -246,7 +254,8 @@ def jobs() -> list[tuple[str, Launch, int]]:
 def main(part: int, parts: int) -> None:
     triton.knobs.nvidia.dump_ptxas_log = True
     for name, launch, arch in jobs()[part::parts]:
-        print(json.dumps(asdict(report(name, launch, arch))), flush=True)
+        found = report(name, launch, arch)
+        print(json.dumps({**asdict(found), "faults": found.faults()}), flush=True)
 
 
 if __name__ == "__main__":
