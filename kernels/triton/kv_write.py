@@ -170,7 +170,10 @@ def rotary_write_kv(
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.rotary_write_kv`; the queries go to `out` [T, H, D], contiguous. ValueError for what does not fit."""
+    """As `reference.rotary_write_kv`; the queries go to `out` [T, H, D], contiguous, if it is given.
+
+    ValueError for what does not fit together.
+    """
     k, v = slots_view(k_cache), slots_view(v_cache)
     tokens, heads, dim = qkv.shape
     groups, half = k.shape[1], cos.shape[1]

@@ -66,7 +66,7 @@ def test_three_decoding_programs_share_a_hopper_multiprocessor(reports):
 
 
 def test_loads_run_ahead_of_products(reports):
-    """Tiles come by asynchronous copies of 16 bytes, and the pages of the next block are read before they are needed."""
+    """Tiles come by asynchronous copies, 16 bytes at a time."""
     matrix = [r for r in reports if r["kernel"] in ("_decode_kernel", "_extend_kernel", "_prefix_kernel")]
     assert matrix and all(r["copies_of_16"] for r in matrix)
     assert not [r["case"] for r in matrix if r["copies_of_less"] > 0]
