@@ -18,7 +18,7 @@ from plait.kernels.triton.attention_config import chip_of, group_size, padded_di
 from plait.kernels.triton.attention_inputs import Inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups", "num_tokens", "window"])
 def _prefix_kernel(
     q,
     prefix_out,  # [pieces, T, H, D]

@@ -19,7 +19,7 @@ from plait.kernels.triton.attention_config import chip_of, decode_blocks, group_
 from plait.kernels.triton.attention_inputs import Inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "window"])
 def _decode_kernel(
     q,
     out,
@@ -112,7 +112,7 @@ def _decode_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "max_pieces"])
 def _merge_kernel(
     out,
     partial_out,
@@ -243,6 +243,6 @@ def _merge(layout: AttentionLayout, plan: AttentionPlan, out: torch.Tensor) -> N
         BLOCK_M=plan.block_rows,
         SHARED=shared is not None,
         ALIGN=SHARED_ALIGN,
-        PIECES=max(8, 8192 // dim),
+        PIECES=16 if dim > 128 else 8192 // max(dim, 128),
         num_warps=4,
     )

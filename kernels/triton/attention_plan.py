@@ -31,7 +31,7 @@ from plait.kernels.triton.attention_config import (
 MAX_ROWS = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "spare", "narrow", "window"])
 def _plan_kernel(
     q_starts,
     kv_starts,

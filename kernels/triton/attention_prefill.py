@@ -19,7 +19,7 @@ from plait.kernels.triton.attention_config import Blocks, group_size, padded_dim
 from plait.kernels.triton.attention_inputs import Inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "narrow", "window"])
 def _extend_kernel(
     q,
     out,

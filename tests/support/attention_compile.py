@@ -141,14 +141,15 @@ def launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lau
     launch = Launch(kernel, {}, {}, {}, options)
     for i, param in enumerate(kernel.params):
         value = bound[param.name]
-        if param.is_constexpr or (type(value) is int and value == 1):
+        special = not param.do_not_specialize
+        if param.is_constexpr or (special and type(value) is int and value == 1):
             launch.signature[param.name], launch.constants[param.name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             launch.signature[param.name] = "*" + TYPES[str(value.dtype).removeprefix("torch.")]
             launch.attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             launch.signature[param.name] = "i32" if isinstance(value, int) else "fp32"
-            if isinstance(value, int) and value % 16 == 0:
+            if special and isinstance(value, int) and value % 16 == 0:
                 launch.attributes[(i,)] = [["tt.divisibility", 16]]
     return launch
 
