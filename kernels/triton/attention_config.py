@@ -96,7 +96,9 @@ def extend_blocks(chip: Chip, shape: AttentionShape, max_q_len: int) -> Blocks:
         return Blocks(rows, 64 if hopper and item == 2 else 32, warps=8, stages=2)
     if rows == 64:
         return Blocks(64, 64, warps=4, stages=2)
-    return Blocks(128, 128 if hopper and item == 2 else 64, warps=8, stages=3 if not hopper and item == 2 else 2)
+    if hopper:
+        return Blocks(128, 128 if item == 2 else 64, warps=8, stages=2)
+    return Blocks(128, 64, warps=8, stages=3) if item == 2 else Blocks(64, 64, warps=8, stages=2)
 
 
 def prefix_blocks(chip: Chip, shape: AttentionShape, num_tokens: int) -> Blocks:
