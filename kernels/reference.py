@@ -46,25 +46,103 @@ def paged_attention(
     layout: AttentionLayout,
     scale: float,
     window: int | None = None,
+    *,
+    softcap: float | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of q [T, H, D] over each row's pages of the caches [P, G, D]; returns [T, H, D] in q's dtype.
+    """Causal attention of q [T, H, D] over each row's pages; returns [T, H, D] in q's dtype.
 
-    `window`: each token sees at most that many positions, its own included (sliding window).
+    Caches [P * page_size, G, D] or [P, page_size, G, D]: floats, or float8_e4m3fn with one float32 scale for keys and
+    one for values, or int8 with float32 scales [P * page_size, G] or [P, page_size, G]. `window`: each token sees at
+    most that many positions, its own included (sliding window). `softcap`: scores become softcap * tanh(scores /
+    softcap) (Gemma 2, arXiv 2408.00118).
     """
     out = torch.empty_like(q)
-    q_starts, kv_starts = layout.q_starts.tolist(), layout.kv_starts.tolist()
-    group = q.shape[1] // k_cache.shape[1]
+    q_starts = layout.q_starts.tolist()
+    group = q.shape[1] // k_cache.shape[-2]
     for row in range(layout.num_rows):
-        new = slice(q_starts[row], q_starts[row + 1])
-        pages = layout.kv_pages[kv_starts[row] : kv_starts[row + 1]].long()
-        k = k_cache[pages].float().repeat_interleave(group, dim=1)  # [kv, H, D]
-        v = v_cache[pages].float().repeat_interleave(group, dim=1)
+        new, slots = slice(q_starts[row], q_starts[row + 1]), layout.slots(row)
+        k = cached(k_cache, slots, k_scale).repeat_interleave(group, dim=1)  # [kv, H, D]
+        v = cached(v_cache, slots, v_scale).repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[new].float(), k) * scale  # [H, q, kv]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         at = layout.positions[new, None]  # [q, 1]
-        seen = torch.arange(len(pages), device=q.device)[None]  # [1, kv]
+        seen = torch.arange(len(slots), device=q.device)[None]  # [1, kv]
         hidden = seen > at
         if window is not None:
             hidden |= seen <= at - window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         out[new] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out
+
+
+def cached(cache: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """[n, G, D] float32: what the cache holds in slots [n], times its scale."""
+    flat = cache.view(-1, *cache.shape[-2:])
+    narrow = flat.dtype.itemsize == 1  # torch gathers bytes of any kind, but not every kind of byte
+    flat = flat.view(torch.uint8)[slots].view(cache.dtype).float() if narrow else flat[slots].float()
+    if scale is None:
+        return flat
+    return flat * (scale if scale.numel() == 1 else scale.view(-1, cache.shape[-2])[slots, :, None])
+
+
+FP8_LARGEST = 448.0  # of float8_e4m3fn
+
+
+def quantize_kv(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, G, D] as a cache of that dtype holds it, and its scales.
+
+    float8_e4m3fn: x / scale (the one given), cut off at 448. int8: rounded to 127 steps of each token's and head's
+    own largest magnitude, whose scales [T, G] float32 are found here.
+    """
+    wide = x.float()
+    if dtype == torch.int8:
+        largest = wide.abs().amax(-1).clamp_min(1e-20)
+        return (wide * (127.0 / largest)[..., None]).round().to(dtype), largest / 127.0
+    return (wide * (1.0 / scale)).clamp(-FP8_LARGEST, FP8_LARGEST).to(dtype), scale
+
+
+def rotary_write_kv(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    layout: AttentionLayout,
+    *,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Turns queries and keys, and puts keys and values into the caches; returns the queries [T, H, D].
+
+    qkv [T, H + 2 G, D]; cos and sin [context, R // 2] float32, looked up at layout.positions: the first R <= D
+    channels turn, half-split (Su et al. 2021), the rest stays. q_norm and k_norm [D]: RMSNorm of each head before
+    (Qwen 3, Gemma 3), everything in float32. Caches and scales as in `paged_attention`; an int8 cache's scales are
+    written too. Tokens whose write page is below 0 are not written.
+    """
+    groups = k_cache.shape[-2]
+    queries, keys = qkv[:, : -2 * groups].float(), qkv[:, -2 * groups : -groups].float()
+    turned = []
+    for x, weight in ((queries, q_norm), (keys, k_norm)):
+        if weight is not None:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.float()
+        still = x[..., 2 * cos.shape[1] :]
+        turning = rotary(x[..., : 2 * cos.shape[1]], cos[layout.positions.long()], sin[layout.positions.long()])
+        turned.append(torch.cat([turning, still], dim=2).to(qkv.dtype))
+    kept = layout.write_pages >= 0
+    slots = layout.write_pages[kept].long()
+    for x, cache, scale in ((turned[1], k_cache, k_scale), (qkv[:, -groups:], v_cache, v_scale)):
+        flat = cache.view(-1, *cache.shape[-2:])
+        if scale is None:
+            flat[slots] = x[kept].to(cache.dtype)
+            continue
+        numbers, scales = quantize_kv(x[kept], cache.dtype, scale)
+        flat.view(torch.uint8)[slots] = numbers.view(torch.uint8)
+        if cache.dtype == torch.int8:
+            scale.view(-1, groups)[slots] = scales
+    return turned[0]
