@@ -1,4 +1,4 @@
-"""Our Llama against transformers' on tiny random checkpoints: whole, chunked, cached, batched; float32, 1e-4."""
+"""Every family against transformers' on tiny random checkpoints: whole, chunked, cached, batched; float32, 1e-4."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    Phi3ForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 
 from plait.runtime.config import engine_config
 from plait.runtime.model_runner import ModelRunner
@@ -16,8 +24,15 @@ from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=128)
+HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+QWEN3 = SHAPE | HEADS | dict(head_dim=24)
+GEMMA = SHAPE | HEADS | dict(head_dim=32, query_pre_attn_scalar=20, sliding_window=7, pad_token_id=0)
+EXPERTS = QWEN3 | dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40)
+WINDOW = dict(use_sliding_window=True, sliding_window=9, max_window_layers=1)
+PHI3 = SHAPE | HEADS | dict(sliding_window=11, pad_token_id=0, eos_token_id=1)
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5000.0, "original_max_position_embeddings": 32}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -26,27 +41,59 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+TWO_BASES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "short_factor": [1.0 + i / 10 for i in range(8)],
+    "long_factor": [1.0 + i for i in range(8)],
+}
+
+
+def model(kind, settings, **more):
+    return lambda: kind(kind.config_class(**settings, **more))
+
+
 MODELS = {
-    "GQA, tied": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            **SHAPE,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-            rope_parameters=ROPE,
-        )
+    "Llama, GQA, tied": model(LlamaForCausalLM, SHAPE | HEADS, tie_word_embeddings=True, rope_parameters=ROPE),
+    "Llama, MHA, untied, biases": model(
+        LlamaForCausalLM, SHAPE, num_attention_heads=4, num_key_value_heads=4, attention_bias=True, mlp_bias=True
     ),
-    "MHA, untied, biases": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=4, attention_bias=True, mlp_bias=True)
+    "Llama, wide heads, linear rope": model(
+        LlamaForCausalLM, SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=32, rope_parameters=LINEAR
     ),
-    "wide heads, linear rope": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=32, rope_parameters=LINEAR)
+    "Llama, llama3 rope": model(
+        LlamaForCausalLM, SHAPE, num_attention_heads=2, num_key_value_heads=1, rope_parameters=LLAMA3
     ),
-    "llama3 rope": lambda: LlamaForCausalLM(
-        LlamaConfig(**SHAPE, num_attention_heads=2, num_key_value_heads=1, rope_parameters=LLAMA3)
+    "Mistral, sliding window": model(MistralForCausalLM, SHAPE | HEADS, sliding_window=7),
+    "Qwen 2": model(Qwen2ForCausalLM, SHAPE | HEADS, tie_word_embeddings=True),
+    "Qwen 2, window above, YaRN": model(Qwen2ForCausalLM, SHAPE | HEADS | WINDOW, rope_parameters=YARN),
+    "Qwen 3": model(Qwen3ForCausalLM, QWEN3, tie_word_embeddings=True),
+    "Qwen 3, biases, window, YaRN": model(
+        Qwen3ForCausalLM, QWEN3 | WINDOW, attention_bias=True, rope_parameters=YARN | {"attention_factor": 1.3}
     ),
-    "Mistral, sliding window": lambda: MistralForCausalLM(
-        MistralConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=2, sliding_window=7)
+    "Qwen 3, experts": model(Qwen3MoeForCausalLM, EXPERTS, norm_topk_prob=True),
+    "Qwen 3, experts in some layers": model(
+        Qwen3MoeForCausalLM, EXPERTS | dict(num_hidden_layers=5), decoder_sparse_step=2, mlp_only_layers=[1]
+    ),
+    "Gemma 3": model(Gemma3ForCausalLM, GEMMA | dict(num_hidden_layers=7)),
+    "Gemma 3, layers named, two bases, untied": model(
+        Gemma3ForCausalLM,
+        GEMMA,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters=TWO_BASES,
+        tie_word_embeddings=False,
+        attention_bias=True,
+    ),
+    "Phi-3": model(Phi3ForCausalLM, PHI3),
+    "Phi-3, LongRoPE, short": model(
+        Phi3ForCausalLM, PHI3, rope_parameters=LONGROPE | {"factor": 3.0}, original_max_position_embeddings=128
+    ),
+    "Phi-3, a part of each head turns": model(
+        Phi3ForCausalLM, PHI3 | dict(tie_word_embeddings=True), rope_parameters=ROPE | {"partial_rotary_factor": 0.75}
     ),
 }
 
@@ -58,7 +105,9 @@ def pair(request, tmp_path_factory):
     model = MODELS[request.param]().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.5 if "norm" in name else 0.15) + ("norm" in name))
+            norm = "norm" in name
+            middle = float(norm and not isinstance(model, Gemma3ForCausalLM))  # Gemma's norms multiply by 1 + weight
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if norm else 0.15) + middle)
     folder = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(folder)
     config = engine_config(device="cpu", dtype="float32", max_pages=256, max_batch_tokens=128)
