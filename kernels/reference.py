@@ -70,21 +70,31 @@ def experts(
 
     x [T, C]; weights [T, K] float32; chosen [T, K] int64, no expert twice in a row; gate_up [E, 2 F, C]; down
     [E, C, F]. Each token's answers are added in float32 in the order of the experts, so its bits do not depend on
-    its neighbours if those of `linear` do not. On a CPU each expert gets its own tokens; elsewhere every expert
-    computes all tokens, E / K times the work, because to know which are its own the host would have to wait.
+    its neighbours if those of `linear` do not. Reads `chosen` on the host.
     """
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    if x.device.type != "cpu":
-        shares = torch.zeros(len(x), len(down), device=x.device).scatter_(1, chosen, weights.float())  # [T, E]
-        for i in range(len(down)):
-            answer = linear(silu_and_multiply(linear(x, gate_up[i], None)), down[i], None).float()
-            share = shares[:, i : i + 1]
-            out += torch.where(share > 0, answer * share, 0.0)
-        return out.to(x.dtype)
     for i in sorted(set(chosen.flatten().tolist())):
         rows, place = torch.where(chosen == i)
         answer = linear(silu_and_multiply(linear(x[rows], gate_up[i], None)), down[i], None).float()
         out[rows] += answer * weights[rows, place, None].float()
+    return out.to(x.dtype)
+
+
+def experts_dense(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    linear: Linear = functional.linear,
+) -> torch.Tensor:
+    """As `experts`, for a device whose host must not wait: every expert computes all tokens, E / K times the work."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    shares = torch.zeros(len(x), len(down), device=x.device).scatter_(1, chosen, weights.float())  # [T, E]
+    for i in range(len(down)):
+        answer = linear(silu_and_multiply(linear(x, gate_up[i], None)), down[i], None).float()
+        share = shares[:, i : i + 1]
+        out += torch.where(share > 0, answer * share, 0.0)  # no other's infinity, which 0 does not cancel
     return out.to(x.dtype)
 
 

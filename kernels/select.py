@@ -62,7 +62,7 @@ def select_kernels(device: torch.device, dtype: torch.dtype, deterministic: bool
         write_kv=reference.write_kv,
         silu_and_multiply=reference.silu_and_multiply,
         gelu_tanh_and_multiply=reference.gelu_tanh_and_multiply,
-        experts=partial(reference.experts, linear=linear),
+        experts=partial(reference.experts if device.type == "cpu" else reference.experts_dense, linear=linear),
         paged_attention=attention,
         names={
             "attention": chosen,

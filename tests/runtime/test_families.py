@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
 from transformers import (
     Gemma3ForCausalLM,
     LlamaForCausalLM,
@@ -18,10 +19,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from plait.runtime.config import engine_config
-from plait.runtime.model_runner import ModelRunner
-from plait.runtime.scheduler.rows import Batch, Row
-from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.errors import InputError
+from plait.runtime.models.registry import FAMILIES, from_gguf
+from plait.runtime.weights.checkpoint import open_checkpoint
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=128)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
@@ -100,39 +100,11 @@ MODELS = {
 
 @pytest.fixture(params=MODELS, scope="module")
 def pair(request, tmp_path_factory):
-    """(transformers' model, our runner) on one checkpoint with weights large enough to matter."""
-    torch.manual_seed(7)
-    model = MODELS[request.param]().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = "norm" in name
-            middle = float(norm and not isinstance(model, Gemma3ForCausalLM))  # Gemma's norms multiply by 1 + weight
-            parameter.copy_(torch.randn_like(parameter) * (0.3 if norm else 0.15) + middle)
+    """(transformers' model, our runner) on one checkpoint."""
+    model = randomized(MODELS[request.param]())
     folder = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(folder)
-    config = engine_config(device="cpu", dtype="float32", max_pages=256, max_batch_tokens=128)
-    return SimpleNamespace(theirs=model, ours=ModelRunner(config, folder))
-
-
-def run(runner, rows):
-    """rows: (tokens, pages, start, count, logits from). Logits of each, [num_logits, V]."""
-    batch = Batch(10_000)
-    for tokens, pages, start, count, logits_from in rows:
-        seq = Sequence(("", ""), tokens)
-        seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
-        batch.add(Row(None, seq, 0, logits_from), start, count)
-    logits = runner.logits(runner.forward(batch), {})
-    ends = list(itertools.accumulate((each.num_logits for each in batch.rows), initial=0))
-    return [logits[a:b] for a, b in itertools.pairwise(ends)]
-
-
-def their_logits(model, tokens):
-    with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0]
-
-
-def text(length, seed):
-    return np.random.default_rng(seed).integers(0, 97, length).tolist()
+    return SimpleNamespace(theirs=model, ours=runner(folder))
 
 
 def test_prefill_equals_transformers(pair):
@@ -171,3 +143,98 @@ def test_a_row_may_read_what_its_neighbour_writes_in_the_same_step(pair):
     rows = [(prefix, range(20), 0, 20, 19), (tokens, range(25), 20, 5, 24)]
     together = run(pair.ours, rows)[1]
     torch.testing.assert_close(together, their_logits(pair.theirs, tokens)[-1:], atol=1e-4, rtol=1e-4)
+
+
+# What GGUF cannot say: windows of Qwen (llama.cpp has none), layers without experts, other patterns of Gemma's.
+IN_GGUF = [
+    "Llama, GQA, tied",
+    "Llama, MHA, untied, biases",
+    "Llama, wide heads, linear rope",
+    "Mistral, sliding window",
+    "Qwen 2",
+    "Qwen 3",
+    "Qwen 3, experts",
+    "Gemma 3",
+    "Phi-3",
+    "Phi-3, LongRoPE, short",
+    "Phi-3, a part of each head turns",
+]
+
+
+@pytest.mark.parametrize("name", IN_GGUF)
+def test_a_gguf_of_each_family_equals_transformers(name, tmp_path):
+    model = randomized(MODELS[name]())
+    write_gguf(model, tmp_path / "m.gguf")
+    tokens = text(60, 0)
+    ours = whole_logits(runner(tmp_path / "m.gguf"), tokens)
+    torch.testing.assert_close(ours, their_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_yarn_in_a_gguf(tmp_path):
+    model = randomized(Qwen2ForCausalLM(Qwen2ForCausalLM.config_class(**SHAPE, **HEADS, rope_parameters=YARN)))
+    write_gguf(model, tmp_path / "m.gguf")
+    tokens = text(60, 0)
+    ours = whole_logits(runner(tmp_path / "m.gguf"), tokens)
+    torch.testing.assert_close(ours, their_logits(model, tokens), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("container", ["safetensors", "gguf"])
+def test_longrope_takes_the_set_of_the_longest_text_it_will_see(container, tmp_path):
+    settings = PHI3 | dict(original_max_position_embeddings=32, rope_parameters=LONGROPE)
+    model = randomized(Phi3ForCausalLM(Phi3ForCausalLM.config_class(**settings)))
+    path = tmp_path if container == "safetensors" else tmp_path / "m.gguf"
+    model.save_pretrained(path) if container == "safetensors" else write_gguf(model, path)
+    long, short = text(60, 0), text(30, 1)
+    ours = runner(path)
+    torch.testing.assert_close(whole_logits(ours, long), their_logits(model, long), atol=1e-4, rtol=1e-4)
+    # In chunks too, the first of which is short: what is cached fits what comes.
+    run(ours, [(long, range(60), 0, 20, 19)])
+    (rest,) = run(ours, [(long, range(60), 20, 40, 20)])
+    torch.testing.assert_close(rest, their_logits(model, long)[20:], atol=1e-4, rtol=1e-4)
+    limited = runner(path, context_length=32)
+    torch.testing.assert_close(whole_logits(limited, short), their_logits(model, short), atol=1e-4, rtol=1e-4)
+
+
+def test_gemmas_list_of_local_layers_in_a_gguf(tmp_path):
+    kinds = ["full_attention", "sliding_attention", "sliding_attention"]
+    model = randomized(Gemma3ForCausalLM(Gemma3ForCausalLM.config_class(**GEMMA | dict(layer_types=kinds))))
+    write_gguf(model, tmp_path / "m.gguf")
+    metadata = dict(open_checkpoint(tmp_path / "m.gguf").file.metadata)
+    pattern = "gemma3.attention.sliding_window_pattern"
+    assert from_gguf(metadata).sliding_layers == (True,) * 3  # every sixth is not
+    assert from_gguf(metadata | {pattern: 2}).sliding_layers == (True, False, True)
+    assert from_gguf(metadata | {pattern: np.array([False, True, True])}).sliding_layers == (False, True, True)
+
+
+def test_gemma_refuses_float16(tmp_path):
+    randomized(MODELS["Gemma 3"]()).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="float16"):
+        runner(tmp_path, dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["Qwen 3, experts", "Gemma 3", "Phi-3"])
+def test_bfloat16_stays_near_float32(name, tmp_path):
+    """Where a norm or a weight is rounded shows in the size of the error."""
+    model = randomized(MODELS[name]())
+    model.save_pretrained(tmp_path)
+    tokens = text(40, 2)
+    exact = their_logits(model, tokens)
+    ours = whole_logits(runner(tmp_path, dtype="bfloat16"), tokens)
+    theirs = their_logits(model.to(torch.bfloat16), tokens).float()
+    assert (ours - exact).norm() < 1.2 * (theirs - exact).norm() + 1e-3
+
+
+@pytest.mark.parametrize("name", ["Qwen 3, experts", "Gemma 3"])
+def test_deterministic_bits_do_not_depend_on_company(name, tmp_path):
+    randomized(MODELS[name]()).save_pretrained(tmp_path)
+    ours = runner(tmp_path, deterministic=True)
+    tokens, other = text(30, 5), text(25, 6)
+    alone = whole_logits(ours, tokens)
+    pages, others = range(30), range(100, 125)
+    run(ours, [(tokens, pages, 0, 11, 10), (other, others, 0, 25, 24)])
+    (pieces, _) = run(ours, [(tokens, pages, 11, 19, 11), (other, others, 0, 25, 24)])
+    assert torch.equal(pieces, alone[11:])
+
+
+def test_every_family_has_its_models_here():
+    assert {type(build()).__name__ for build in MODELS.values()} == {family.hf for family in FAMILIES}
