@@ -1,21 +1,34 @@
 """The operators in plain torch: what every fast kernel is held against, and what runs where there is none.
 
-Shapes: T new tokens, H query heads, G key/value heads (H a multiple of G), D head size, P pages, C channels.
+Shapes: T new tokens, H query heads, G key/value heads (H a multiple of G), D head size, P pages, C channels,
+E experts of F channels, K of them for a token.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
 from plait.kernels.layout import AttentionLayout
 
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, C] over its root mean square, times weight [C]; computed in float32, returned in x's dtype."""
+    """x [T, C] over its root mean square, times weight [C]; computed in float32, returned in x's dtype.
+
+    A weight in float32 multiplies before the result is rounded to x's dtype (Gemma), one in x's dtype after (Llama).
+    """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return scaled.to(x.dtype) * weight
+    return (scaled.to(weight.dtype) * weight).to(x.dtype)
+
+
+def head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`rms_norm` of each head by itself: x [T, H, D] (rows may be strided), weight [H, D]. Returns [T, H, D]."""
+    return rms_norm(x, weight, eps)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -37,6 +50,52 @@ def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for gate_up [T, 2 C] (SwiGLU, Shazeer 2020). Returns [T, C]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+def gelu_tanh_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up for gate_up [T, 2 C], GELU by its tanh approximation (GEGLU, Shazeer 2020). Returns [T, C]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    linear: Linear = functional.linear,
+) -> torch.Tensor:
+    """A mixture of SwiGLU experts: the sum over k of weights[t, k] * expert[chosen[t, k]](x[t]); [T, C] in x's dtype.
+
+    x [T, C]; weights [T, K] float32; chosen [T, K] int64, no expert twice in a row; gate_up [E, 2 F, C]; down
+    [E, C, F]. Each token's answers are added in float32 in the order of the experts, so its bits do not depend on
+    its neighbours if those of `linear` do not. Reads `chosen` on the host.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for i in sorted(set(chosen.flatten().tolist())):
+        rows, place = torch.where(chosen == i)
+        answer = linear(silu_and_multiply(linear(x[rows], gate_up[i], None)), down[i], None).float()
+        out[rows] += answer * weights[rows, place, None].float()
+    return out.to(x.dtype)
+
+
+def experts_dense(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    linear: Linear = functional.linear,
+) -> torch.Tensor:
+    """As `experts`, for a device whose host must not wait: every expert computes all tokens, E / K times the work."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    shares = torch.zeros(len(x), len(down), device=x.device).scatter_(1, chosen, weights.float())  # [T, E]
+    for i in range(len(down)):
+        answer = linear(silu_and_multiply(linear(x, gate_up[i], None)), down[i], None).float()
+        share = shares[:, i : i + 1]
+        out += torch.where(share > 0, answer * share, 0.0)  # no other's infinity, which 0 does not cancel
+    return out.to(x.dtype)
 
 
 def paged_attention(
