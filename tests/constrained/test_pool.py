@@ -354,6 +354,7 @@ def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
 def test_children_give_way_to_their_parent(small: Vocabulary) -> None:
     """In a session of their own Linux would give them as much as their parent, however nice they are."""
     with contextlib.closing(CompilePool(small)) as pool:
+        pool.start()
         wait_for(pool, [pool.submit(Regex("[a-z]+"))])
         for pid in pids(pool):
             assert os.getsid(pid) == os.getsid(0)
