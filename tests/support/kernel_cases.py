@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from triton_compile import Case
 
+from plait.kernels.quantized import Int4Weight, Int8Weight
 from plait.kernels.sampling_inputs import LogitShaping, Penalties, RowBias, RowMasks, SamplingInputs
-from plait.kernels.triton import activation, logprobs, mask, norm, sampling
+from plait.kernels.triton import activation, grouped_matmul, logprobs, mask, norm, quantized_matmul, sampling
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -40,6 +41,30 @@ def sample(rows: int, vocab: int, dtype: torch.dtype, shaped: bool) -> None:
     sampling.sample(empty(rows, vocab, dtype=dtype), sampling_inputs(rows), **extra)
 
 
+def int4(out_features: int, in_features: int, group: int, minima: bool = False) -> Int4Weight:
+    spans = -(-in_features // 128) * 2
+    scales = empty(spans * 64 // group, out_features, dtype=F16)
+    packed = empty(spans, out_features, 32, dtype=torch.uint8)
+    return Int4Weight(packed, scales, scales if minima else None, group, in_features)
+
+
+def int8(out_features: int, in_features: int) -> Int8Weight:
+    return Int8Weight(empty(out_features, in_features, dtype=torch.int8), empty(out_features, dtype=F32))
+
+
+def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+    """A whole mixture-of-experts layer."""
+    ids = i32(tokens, top_k)
+    routing = grouped_matmul.route(ids, num_experts, grouped_matmul.routing_block(ids.numel(), num_experts))
+    x = empty(tokens, hidden, dtype=dtype)
+    both = grouped_matmul.grouped_matmul(x, empty(num_experts, 2 * inner, hidden, dtype=dtype), routing, top_k)
+    gated = activation.silu_and_multiply(both)
+    results = grouped_matmul.grouped_matmul(gated, empty(num_experts, hidden, inner, dtype=dtype), routing, 1)
+    grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
+
+
+ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
+
 CASES = {
     "norm of rows": Case(lambda: norm.rms_norm(empty(64, 4096), empty(4096), 1e-6)),
     "norm of heads": Case(lambda: norm.rms_norm(empty(64, 48, 128)[:, :32], empty(128), 1e-6)),
@@ -62,4 +87,27 @@ CASES = {
     "counts": Case(lambda: mask.count_tokens(i32(64, 128_256), i32(64), i32(64))),
     "logprobs of pairs": Case(lambda: logprobs.gather_logprobs(empty(64, 128_256), i32(200), i32(200))),
     "likeliest tokens": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20)),
+    "int4, one row": Case(
+        lambda: quantized_matmul.int4_matmul(empty(1, 4096), int4(4096, 4096, 32)), True, ("_join_splits",)
+    ),
+    "int4 with minima and bias, 16 rows": Case(
+        lambda: quantized_matmul.int4_matmul(
+            empty(16, 2048, dtype=F16), int4(6144, 2048, 128, True), empty(6144, dtype=F16)
+        ),
+        True,
+        ("_join_splits",),
+    ),
+    "int4, 48 rows of odd width": Case(
+        lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True
+    ),
+    "int4, many rows": Case(lambda: quantized_matmul.int4_matmul(empty(4096, 4096), int4(28672, 4096, 128)), True),
+    "int8, one row": Case(
+        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_join_splits",)
+    ),
+    "int8, many rows": Case(
+        lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True
+    ),
+    "experts, decode": Case(lambda: experts(64, 8, 128, 2048, 768, BF16), True, ROUTING),
+    "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING),
+    "experts, prefill": Case(lambda: experts(4096, 2, 8, 4096, 14336, F16), True, ROUTING),
 }
