@@ -7,8 +7,6 @@
     choose     [rows]          finds the exact edges among them and the token
 
 Weights are integers, so sums come out the same in any order and any split: a token depends on its row alone.
-The edges (k-th token, top-p's share, the draw) are each the smallest logit above which the weight, or the count,
-does not exceed a target, and are found by narrowing the range of float32 keys ninefold per pass.
 A row with more than CANDIDATES survivors (a flat nucleus) is searched where it stands, which is slower.
 Knows: numbers in arrays. Must not know: requests. The rule itself is in reference_sampling's header.
 """
@@ -25,13 +23,13 @@ from plait.kernels.sampling_inputs import UNSHAPED, LogitShaping, SamplingInputs
 from plait.kernels.triton.chunks import (
     check_logits,
     chunk_size,
-    from_order_key,
     inverse_temperature,
     order_key,
     relative_power,
     weight_of,
 )
 from plait.kernels.triton.mask import launch_shape, row_peak
+from plait.kernels.triton.weight_search import crossing, draw_word, kept_weight, share, weight_at
 
 CANDIDATES = 4096
 BINS = 256
@@ -211,88 +209,6 @@ def _collect(
 
 
 @triton.jit
-def _draw_word(seed, step):
-    """reference_sampling.hash_word, uint64."""
-    word = seed.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
-    word += step.to(tl.uint64, bitcast=True) * 0xD1B54A32D192ED03
-    word += 0x632BE59BD9B4E019
-    for _ in tl.static_range(2):
-        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
-        word = (word ^ (word >> 27)) * 0x94D049BB133111EB
-        word = word ^ (word >> 31)
-    return (word >> 11) << 11
-
-
-@triton.jit
-def _share(total, word):
-    """floor(total * word / 2^64), int64."""
-    return tl.umulhi(total.to(tl.uint64, bitcast=True), word).to(tl.int64, bitcast=True)
-
-
-@triton.jit
-def _crossing(source, count, peak, inverse, target, by_count, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
-    """(key, above): the smallest key whose greater elements weigh (or number) at most target, and their weight."""
-    low = tl.full((), -2147483649, tl.int64)  # below every key
-    high = order_key(peak).to(tl.int64)
-    above = tl.full((), 0, tl.int64)
-    while high - low > 1:
-        step = tl.maximum((high - low) // (PIVOTS + 1), 1)
-        pivots = tl.minimum(low + step * (1 + tl.arange(0, PIVOTS)), high)
-        heavier = tl.zeros((PIVOTS,), tl.int64)
-        for start in range(0, count, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            x = tl.load(source + at, mask=at < count, other=float("-inf"))
-            weight = weight_of(relative_power(x, peak, inverse))
-            weight = tl.where(by_count, tl.minimum(weight, 1), weight)
-            greater = order_key(x).to(tl.int64)[None, :] > pivots[:, None]  # [PIVOTS, BLOCK]
-            heavier += tl.sum(tl.where(greater, weight[None, :], 0), axis=1)
-        fits = heavier <= target  # false up to some pivot, then true
-        above = tl.maximum(tl.max(tl.where(fits & (pivots < high), heavier, -1), axis=0), above)
-        low = tl.max(tl.where(fits, low, pivots), axis=0)
-        high = tl.min(tl.where(fits, pivots, high), axis=0)
-    return high.to(tl.int32), above
-
-
-@triton.jit
-def _weight_at(key, peak, inverse):
-    return weight_of(relative_power(from_order_key(key), peak, inverse))
-
-
-@triton.jit
-def _kept_weight(
-    source, count, total, num_weighty, peak, inverse, top_k, top_p, min_p, BLOCK: tl.constexpr, PIVOTS: tl.constexpr
-):
-    """The weight of the tokens that top-k, then top-p of those, then min-p leave."""
-    kept = total
-    if (top_k > 0) & (top_k < num_weighty):
-        target = tl.zeros((), tl.int64) + top_k - 1
-        key, above = _crossing(source, count, peak, inverse, target, True, BLOCK, PIVOTS)
-        kept = tl.zeros((), tl.int64)
-        for start in range(0, count, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            x = tl.load(source + at, mask=at < count, other=float("-inf"))
-            kept += tl.sum(tl.where(order_key(x) > key, weight_of(relative_power(x, peak, inverse)), 0), axis=0)
-        kept += (top_k - above) * _weight_at(key, peak, inverse)
-    if top_p < 1.0:
-        share = (top_p * 9223372036854775808.0).to(tl.int64).to(tl.uint64, bitcast=True)  # top_p * 2^63, exact
-        doubled = (kept * 2).to(tl.uint64, bitcast=True)
-        limit = tl.umulhi(doubled, share).to(tl.int64, bitcast=True) + (doubled * share != 0).to(tl.int64)
-        key, above = _crossing(source, count, peak, inverse, limit - 1, False, BLOCK, PIVOTS)
-        weight = _weight_at(key, peak, inverse)
-        kept = above + (limit - above + weight - 1) // weight * weight
-    if min_p > 0.0:
-        likely = tl.zeros((), tl.int64)
-        floor = (min_p * 1099511627776.0).to(tl.float32)
-        for start in range(0, count, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            x = tl.load(source + at, mask=at < count, other=float("-inf"))
-            weight = weight_of(relative_power(x, peak, inverse))
-            likely += tl.sum(tl.where(weight.to(tl.float32) >= floor, weight, 0), axis=0)
-        kept = tl.minimum(kept, likely)
-    return kept
-
-
-@triton.jit
 def _choose(
     shaped_ptr,
     peaks_ptr,
@@ -330,7 +246,7 @@ def _choose(
             best = tl.load(best_ptr + row * num_chunks + chunk, mask=there, other=0x7FFFFFFF)
             token = tl.min(tl.where(peaks == peak, best, 0x7FFFFFFF), axis=0)
         else:
-            word = _draw_word(tl.load(seed_ptr + row), tl.load(step_ptr + row))
+            word = draw_word(tl.load(seed_ptr + row), tl.load(step_ptr + row))
             totals = tl.load(totals_ptr + row * num_chunks + chunk, mask=there, other=0)
             total = tl.sum(totals, axis=0)
             if _is_filtered(top_k, top_p, min_p):
@@ -339,12 +255,10 @@ def _choose(
                 if found <= CANDIDATES:
                     source, count = values_ptr + row * CANDIDATES, found
                 num_weighty = tl.load(summary_ptr + row * 3 + 2)
-                kept = _kept_weight(
-                    source, count, total, num_weighty, peak, inverse, top_k, top_p, min_p, BLOCK, PIVOTS
-                )
-                target = _share(kept, word)
-                key, above = _crossing(source, count, peak, inverse, target, False, BLOCK, PIVOTS)
-                wanted = (target - above) // _weight_at(key, peak, inverse)  # which of the ties
+                kept = kept_weight(source, count, total, num_weighty, peak, inverse, top_k, top_p, min_p, BLOCK, PIVOTS)
+                target = share(kept, word)
+                key, above = crossing(source, count, peak, inverse, target, False, BLOCK, PIVOTS)
+                wanted = (target - above) // weight_at(key, peak, inverse)  # which of the ties
                 seen = tl.zeros((), tl.int64)
                 place = tl.zeros((), tl.int32)
                 for start in range(0, count, BLOCK):
@@ -358,7 +272,7 @@ def _choose(
                 if found <= CANDIDATES:
                     token = tl.load(ids_ptr + row * CANDIDATES + place)
             else:
-                target = _share(total, word)
+                target = share(total, word)
                 here = tl.sum((tl.cumsum(totals, axis=0) <= target).to(tl.int32), axis=0)
                 running = tl.sum(tl.where(chunk < here, totals, 0), axis=0)
                 token = here * CHUNK
@@ -410,7 +324,7 @@ def sample(
     )  # fmt: skip
     _collect[(chunks, rows)](
         work.shaped, work.peaks, work.starts, work.summary, work.values, work.ids, *filters, vocab, chunks, stride,
-        BINS=BINS, CANDIDATES=CANDIDATES, **sizes, num_warps=8,
+        BINS=BINS, CANDIDATES=CANDIDATES, **sizes, num_warps=16,
     )  # fmt: skip
     _choose[(rows,)](
         work.shaped, work.peaks, work.best, work.totals, work.summary, work.values, work.ids, out,

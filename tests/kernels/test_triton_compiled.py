@@ -9,7 +9,17 @@ import pytest
 from triton_compile import ARCHITECTURES, Report, compile_file
 
 ROOT = Path(__file__).parents[2]
-FILES = ["norm", "activation", "chunks", "mask", "sampling", "logprobs", "quantized_matmul", "grouped_matmul"]
+FILES = [
+    "norm",
+    "activation",
+    "chunks",
+    "mask",
+    "sampling",
+    "weight_search",
+    "logprobs",
+    "quantized_matmul",
+    "grouped_matmul",
+]
 
 
 @pytest.fixture(scope="module")
