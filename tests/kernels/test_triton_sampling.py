@@ -87,6 +87,16 @@ def test_a_flat_nucleus_is_searched_where_it_stands(top):
     assert found.tolist() == reference.sample(logits, inputs_of(rows)).tolist()
 
 
+def test_the_kth_token_counts_though_it_has_a_bin_of_its_own():
+    """Logits so far apart that no two tokens share a bin of likelihood."""
+    logits = (-0.2 * torch.arange(60, device=DEVICE)).expand(12, -1).contiguous()
+    rows = [(1.0, 5, 1.0, 0.0, seed, 0) for seed in range(12)]
+    work = sampling.SamplingWorkspace.allocate(12, 60, DEVICE)
+    found = sampling.sample(logits, inputs_of(rows), workspace=work).tolist()
+    assert work.summary[:, 0].tolist() == [5] * 12
+    assert found == reference.sample(logits, inputs_of(rows)).tolist()
+
+
 def test_rows_do_not_see_their_neighbours_and_a_seed_repeats():
     rows = [(1.0, -1, 0.9, 0.0, 5, 1), (0.0, -1, 1.0, 0.0, 1, 0), (1.3, 40, 1.0, 0.1, 7, 9), (1.0, -1, 1.0, 0.0, 3, 2)]
     rows = [(t, k, f32(p), f32(m), s, n) for t, k, p, m, s, n in rows]
