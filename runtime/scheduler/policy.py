@@ -20,6 +20,7 @@ from plait.runtime.scheduler.rows import Batch, Row
 
 RANKED = 64  # how many of the waiting are compared by cached prefix in one step
 STARVING_S = 10.0
+MAX_AWAY = 4096  # tenants without rows whose service is remembered
 MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
 RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
@@ -39,6 +40,7 @@ class Policy:
         self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
         self._tenant_rows: Counter[str] = Counter()
         self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
+        self._tenants_away: dict[str, int] = {}  # what those without rows were served, the longest away first
         self._program_served: dict[tuple[bytes, int], int] = {}
         self._arrivals = 0
 
@@ -49,8 +51,9 @@ class Policy:
         self._arrivals += 1
         row.arrival = self._arrivals
         tenant = row.session.opened.tenant
-        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away
-            self._tenant_served[tenant] = min(self._tenant_served.values(), default=0)
+        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away, and owes
+            least = min(self._tenant_served.values(), default=0)
+            self._tenant_served[tenant] = max(least, self._tenants_away.pop(tenant, 0))
         self._tenant_rows[tenant] += 1
         self.waiting[row] = None
 
@@ -65,7 +68,10 @@ class Policy:
         tenant = row.session.opened.tenant
         self._tenant_rows[tenant] -= 1
         if not self._tenant_rows[tenant]:
-            del self._tenant_rows[tenant], self._tenant_served[tenant]
+            del self._tenant_rows[tenant]
+            self._tenants_away[tenant] = self._tenant_served.pop(tenant)
+            if len(self._tenants_away) > MAX_AWAY:
+                del self._tenants_away[next(iter(self._tenants_away))]
 
     def forget_program(self, program: tuple[bytes, int]) -> None:
         """The program's last session is gone."""
