@@ -55,6 +55,16 @@ class Session:
         if text:
             self._parts.append((text, control))
 
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Adds tokens as they are, control tokens too, and no BOS: for a caller who has tokenized the text itself."""
+        self._flush(None)
+        width = self._client.model.vocab_size
+        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < width for token in token_ids):
+            raise InputError(f"token ids are integers from 0 to {width - 1}")
+        if token_ids:
+            self._client.send(Append(self.session_id, list(token_ids)))
+            self._is_empty = False
+
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled."""
         check_sampling(params, vocab_size=self._client.model.vocab_size)

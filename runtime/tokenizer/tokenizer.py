@@ -55,6 +55,11 @@ class Tokenizer:
         """The number of logits: ids are below it."""
         return len(self._definition.token_bytes)
 
+    @property
+    def added_pattern(self) -> re.Pattern[str] | None:
+        """What is taken for an added token in a chat template's own text; None when there is none."""
+        return self._added_pattern
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokens as constraints see them."""

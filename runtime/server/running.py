@@ -1,0 +1,128 @@
+"""A checked request as sessions and calls: opened, followed, and ended, whatever happens.
+
+One `Work` is one prompt and its n answers: the prompt goes into one session, which is forked n times, so it is
+computed once. Used as `async with running(client, works) as run:`; leaving the block early aborts what still runs.
+
+Knows: sessions, calls, sampling. Must not know: HTTP, chat templates, protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from plait.constrained.specs import Spec
+from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.client import Client
+from plait.runtime.client.following import Progress, follow
+from plait.runtime.client.session import Session
+from plait.runtime.messages import Usage
+from plait.runtime.sampling import SamplingParams
+
+LONG_TEXT = 20_000  # characters; tokenizing more would hold the event loop up for milliseconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """One prompt (token ids, whole, BOS included), how to go on from it, and how many times.
+
+    `tenant` and `cache_salt` name the prefix cache, `priority` the rank among waiting calls.
+    """
+
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    constraint: Spec | None = None
+    n: int = 1
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass
+class Run:
+    """The calls of some works; `calls[i]` belongs to `works[i // n]` when all have the same n."""
+
+    calls: list[Call] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # of calls, per work
+
+    async def results(self) -> list[CallResult]:
+        """Every call's result, in order. Raises the first failure as soon as it is known."""
+        async for batch in follow(self.calls, only_ends=True):
+            for index, _ in batch:
+                self.calls[index].result(0)
+        return [call.result(0) for call in self.calls]
+
+    async def progress(self) -> AsyncIterator[list[tuple[int, Progress]]]:
+        """`follow` of all calls; raises a call's failure when it comes to its end."""
+        async for batch in follow(self.calls):
+            for index, news in batch:
+                if news.ended:
+                    self.calls[index].result(0)
+            yield batch
+
+    def usage(self) -> Usage:
+        """Of all calls that are done; a prompt counts once, however many answers it has."""
+        prompt = cached = completion = at = 0
+        for count in self.counts:
+            usages = [call.result(0).usage for call in self.calls[at : at + count]]
+            at += count
+            prompt += usages[0].prompt_tokens
+            cached += min(usage.cached_tokens for usage in usages)
+            completion += sum(usage.completion_tokens for usage in usages)
+        return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
+
+
+@contextlib.asynccontextmanager
+async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
+    """Starts every work; on the way out closes its sessions, or aborts those whose calls are not done."""
+    run = Run()
+    try:
+        for work in works:
+            _start(client, work, run)
+        yield run
+    finally:
+        finished = all(call.done() for call in run.calls)
+        for session in run.sessions:
+            session.close() if finished else session.abort()
+
+
+def _start(client: Client, work: Work, run: Run) -> None:
+    session = client.open_session(tenant=work.tenant, cache_salt=work.cache_salt, priority=work.priority)
+    run.sessions.append(session)
+    session.append_tokens(work.prompt_ids)
+    run.works.append(work)
+    run.counts.append(work.n)
+    if work.n == 1:
+        run.calls.append(session.generate(work.sampling, work.constraint))
+        return
+    children = session.fork(work.n)
+    run.sessions += children
+    for index, child in enumerate(children):
+        run.calls.append(child.generate(_seeded(work.sampling, index), work.constraint))
+
+
+def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The n answers of one seed differ, and are the same answers each time."""
+    if not index or sampling.seed is None:
+        return sampling
+    seed = sampling.seed + index
+    return msgspec.structs.replace(sampling, seed=seed if seed < 2**63 else seed - 2**64)
+
+
+async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:
+    """The ids of a whole prompt of (text, is the template's own) parts, BOS included if the model wants one."""
+    tokenizer = client.tokenizer
+    if sum(len(text) for text, _ in parts) > LONG_TEXT:
+        ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
+    else:
+        ids = tokenizer.encode(parts, at_start=True)
+    bos = tokenizer.bos_id if tokenizer.add_bos else None
+    if bos is not None and ids[:1] != [bos]:
+        ids.insert(0, bos)
+    return ids
