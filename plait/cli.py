@@ -71,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    server.add_argument(
+        "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
+    )
     server.set_defaults(command=_serve)
 
     machine = commands.add_parser("check", help="say what this machine has and which model is found")
@@ -133,8 +136,8 @@ def _serve(options: argparse.Namespace) -> int:
     from plait.runtime.server.settings import server_settings
 
     settings = server_settings(host=options.host, port=options.port, model_name=options.model_name)
-    engine = {} if options.device is None else {"device": options.device}
-    return serve(options.model, settings, **engine)
+    device = {} if options.device is None else {"device": options.device}
+    return serve(options.model, settings, deterministic=options.deterministic, **device)
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from plait.runtime.client.bell import Bell, wait_for_event
@@ -43,7 +43,9 @@ class Followed(Protocol):
     def give_up(self) -> None: ...
 
 
-async def follow(calls: Sequence[Followed], *, only_ends: bool = False) -> AsyncIterator[list[tuple[int, Progress]]]:
+async def follow(
+    calls: Sequence[Followed], *, only_ends: bool = False
+) -> AsyncGenerator[list[tuple[int, Progress]], None]:
     """Each time something is new: (index of the call, what is new). Every call has one last Progress that `ended`.
 
     Whether a call failed is for its own `result()` to say. With `only_ends` a call is told of once, whole.

@@ -16,15 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
 from plait.runtime.server import openapi
 from plait.runtime.server.answering import ClientGone, json_answer
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
-from plait.runtime.server.openai import completions, models
+from plait.runtime.server.openai import chat, completions, models
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.state import State
 
-ROUTERS = (models.router, completions.router)
+ROUTERS = (models.router, completions.router, chat.router)
 
 log = logging.getLogger("plait.server")
 
@@ -45,7 +46,7 @@ def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes)
-    for kind in (Exception, HTTPException, ClientGone):
+    for kind in (ApiError, PlaitError, HTTPException, ClientGone):
         app.add_exception_handler(kind, _on_error)
     openapi.install(app)
     return app
@@ -60,5 +61,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
         )
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     if answer.status == 500:
-        log.error("%s failed", request.state.request_id, exc_info=error)
+        log.error("%s failed", request.state.request_id, exc_info=error.__cause__ or error)
     return json_answer(answer.body(), answer.status, answer.headers)

@@ -1,4 +1,5 @@
-"""Before any route: every request gets an id of ours, and a body above the limit is refused while it comes.
+"""Before any route: every request gets an id of ours, a body above the limit is refused while it comes, and a fault
+that nobody caught is an answer too.
 
 Plain ASGI, so that nothing stands between a route and its client's disconnect.
 
@@ -7,12 +8,15 @@ Knows: ASGI messages. Must not know: routes, JSON.
 
 from __future__ import annotations
 
+import logging
 import secrets
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.runtime.server.errors import ApiError
+from plait.runtime.server.errors import ApiError, as_api_error
+
+log = logging.getLogger("plait.server")
 
 
 class Guard:
@@ -45,20 +49,25 @@ class Guard:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
-        if _declared_length(scope) > self.max_body_bytes:
-            await self._refuse(named)
-            return
         try:
+            if _declared_length(scope) > self.max_body_bytes:
+                raise _TooLarge
             await self.app(scope, limited, named)
         except _TooLarge:
+            text = f"the body is larger than {self.max_body_bytes} bytes"
             if not started:
-                await self._refuse(named)
+                await _refuse(ApiError(413, text, code="body_too_large"), named)
+        except Exception as error:
+            log.error("%s failed", request_id, exc_info=error)
+            if started:
+                raise  # too late for an answer: the connection is cut
+            await _refuse(as_api_error(error), named)
 
-    async def _refuse(self, send: Send) -> None:
-        error = ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": msgspec.json.encode(error.body())})
+
+async def _refuse(error: ApiError, send: Send) -> None:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body())})
 
 
 class _TooLarge(Exception):

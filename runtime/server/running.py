@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -58,13 +58,14 @@ class Run:
                 self.calls[index].result(0)
         return [call.result(0) for call in self.calls]
 
-    async def progress(self) -> AsyncIterator[list[tuple[int, Progress]]]:
+    async def progress(self) -> AsyncGenerator[list[tuple[int, Progress]], None]:
         """`follow` of all calls; raises a call's failure when it comes to its end."""
-        async for batch in follow(self.calls):
-            for index, news in batch:
-                if news.ended:
-                    self.calls[index].result(0)
-            yield batch
+        async with contextlib.aclosing(follow(self.calls)) as batches:
+            async for batch in batches:
+                for index, news in batch:
+                    if news.ended:
+                        self.calls[index].result(0)
+                yield batch
 
     def usage(self) -> Usage:
         """Of all calls that are done; a prompt counts once, however many answers it has."""

@@ -56,9 +56,9 @@ class Tokenizer:
         return len(self._definition.token_bytes)
 
     @property
-    def added_pattern(self) -> re.Pattern[str] | None:
-        """What is taken for an added token in a chat template's own text; None when there is none."""
-        return self._added_pattern
+    def added_texts(self) -> frozenset[str]:
+        """What stands for one token in a chat template's own text, such as "<|im_end|>"."""
+        return frozenset(self._definition.added)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
