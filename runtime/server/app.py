@@ -21,11 +21,11 @@ from plait.runtime.server import openapi
 from plait.runtime.server.answering import ClientGone, json_answer
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
-from plait.runtime.server.openai import chat, completions, models
+from plait.runtime.server.openai import chat, completions, embeddings, models, responses
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.state import State
 
-ROUTERS = (models.router, completions.router, chat.router)
+ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router)
 
 log = logging.getLogger("plait.server")
 

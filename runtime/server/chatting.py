@@ -1,6 +1,6 @@
-"""A conversation made ready to run: its prompt's tokens, its constraint, and a reader for the answer.
+"""A conversation made ready to run, and its answer taken apart: what every chat protocol goes through.
 
-Every chat protocol goes through `prepare`.
+`prepare` gives the prompt's tokens and the constraint; an `Answer` reads one call as it comes.
 
 Knows: templates, formats, constraints. Must not know: protocols, HTTP.
 """
@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from plait.constrained.specs import Spec
+from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
+from plait.runtime.client.following import Progress
+from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat_prompt import Parts, chat_parts
 from plait.runtime.server.conversation import Conversation
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.formats import ReasoningFormat, reasoning_format, tool_constraint, tool_format
-from plait.runtime.server.reading import Reader
+from plait.runtime.server.logprobs import LogprobFeed
+from plait.runtime.server.reading import Part, Reader
 from plait.runtime.server.running import LONG_TEXT, tokenize
 
 MAX_TOOLS = 128
@@ -31,6 +36,36 @@ class Prepared:
     constraint: Spec | None
     constraint_param: str | None
     new_reader: Callable[[], Reader]
+
+
+class Answer:
+    """One call as it comes: its parts, its logprobs, and how it ended.
+
+    `finish_reason` is "tool_calls" where the model called one and was not cut off. `logprobs` collects what `read` has
+    come to; a protocol takes them from there.
+    """
+
+    def __init__(self, prepared: Prepared, client: Client, call: Call) -> None:
+        self.call = call
+        self._reader = prepared.new_reader()
+        self._feed = LogprobFeed(client.tokenizer.vocabulary.token_bytes)
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+
+    def read(self, news: Progress) -> list[Part]:
+        """The parts that are certain now."""
+        parts = self._reader.push(news.text) if news.text else []
+        if news.logprobs or self._feed.is_behind:
+            self.logprobs += self._feed.push(news)
+        if news.ended:
+            parts += self._reader.finish()
+            reason = self.call.result(0).finish_reason
+            self.finish_reason = "tool_calls" if reason == "stop" and self._reader.num_calls else reason
+        return parts
+
+    def read_whole(self, result: CallResult) -> list[Part]:
+        """The parts of a call that is over."""
+        return self.read(Progress(result.text, result.token_ids, result.logprobs or [], True))
 
 
 async def prepare(client: Client, asked: Conversation) -> Prepared:

@@ -47,10 +47,15 @@ def parse(body: bytes, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         raise invalid(f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
     _check_nesting_and_keys(body, value)
+    return fitted(value, kind)
+
+
+def fitted(value: Any, kind: type[T], at: str = "") -> T:
+    """`value`, JSON that stands at the path `at` of a body, as a `kind`. ApiError names the place that does not fit."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from None
+        raise _misfit(str(error), at) from None
 
 
 def _check_nesting_and_keys(body: bytes, value: Any) -> None:
@@ -88,10 +93,10 @@ def _too_deep() -> ApiError:
     return invalid(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
-def _misfit(text: str) -> ApiError:
+def _misfit(text: str, at: str) -> ApiError:
     """msgspec's sentence, its path as a client would write it: "... - at `$.messages[0].content`"."""
     what, _, path = text.partition(" - at `")
-    param = path.rstrip("`").removeprefix("$").removeprefix(".")
+    param = (at + path.rstrip("`").removeprefix("$")).removeprefix(".")
     for pattern, sentence, code in (
         (_UNKNOWN, "unknown parameter", "unknown_parameter"),
         (_MISSING, "missing required parameter", "missing_required_parameter"),

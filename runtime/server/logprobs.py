@@ -23,6 +23,11 @@ class LogprobFeed:
         self._waiting: deque[TokenLogprob] = deque()
         self._text_end = self._entry_start = 0  # in bytes
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether entries wait for their text."""
+        return bool(self._waiting)
+
     def push(self, news: Progress) -> list[TokenLogprob]:
         self._waiting.extend(news.logprobs)
         self._text_end += sum(len(self._token_bytes[token]) for token in news.token_ids)

@@ -19,17 +19,16 @@ from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
-from plait.runtime.server.chatting import Prepared, prepare
+from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
-from plait.runtime.server.logprobs import LogprobFeed
 from plait.runtime.server.openai.chat_answers import ChatCompletion, token_logprobs
 from plait.runtime.server.openai.chat_request import conversation_of, max_tokens_of, top_logprobs_of
 from plait.runtime.server.openai.chat_types import REFUSED, ChatRequest
 from plait.runtime.server.openai.common import count_of, refuse, room_for_answer, sampling_of, usage_body
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
-from plait.runtime.server.running import Run, Work, running
+from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
 
 router = APIRouter()
@@ -70,7 +69,7 @@ async def _plan(body: ChatRequest, state: State, tenant: str, answer_id: str) ->
     top_logprobs = top_logprobs_of(body)
     sampling_of(body, max_tokens=max_tokens_of(body) or 1 << 20)  # refuses wrong values before any work
     prepared = await prepare(state.client, asked)
-    room = room_for_answer(state.client.model.context_length, prepared.prompt_ids)
+    room = room_for_answer(state.client.model.context_length, prepared.prompt_ids, "messages")
     most = max_tokens_of(body)
     sampling = sampling_of(
         body,
@@ -85,33 +84,12 @@ async def _plan(body: ChatRequest, state: State, tenant: str, answer_id: str) ->
     return Plan(work, prepared, head, bool(body.logprobs), bool(options and options.include_usage))
 
 
-class _Answer:
-    """One answer as it comes: its parts, its logprobs, and how it ended."""
-
-    def __init__(self, plan: Plan, client: Client, call: Call) -> None:
-        self.call = call
-        self._reader = plan.prepared.new_reader()
-        self._client = client
-        self._feed = LogprobFeed(client.tokenizer.vocabulary.token_bytes) if plan.with_logprobs else None
-        self.logprobs: list[dict[str, Any]] = []  # not told yet
-        self.finish_reason: str | None = None
-
-    def read(self, news: Progress) -> list[Part]:
-        parts = self._reader.push(news.text) if news.text else []
-        if self._feed is not None:
-            self.logprobs += token_logprobs(self._client, self._feed.push(news))
-        if news.ended:
-            parts += self._reader.finish()
-            reason = self.call.result(0).finish_reason
-            self.finish_reason = "tool_calls" if reason == "stop" and self._reader.num_calls else reason
-        return parts
-
-    def take_logprobs(self) -> dict[str, Any] | None:
-        """What was not told yet, in OpenAI's shape; None when logprobs were not asked for."""
-        if self._feed is None:
-            return None
-        taken, self.logprobs = self.logprobs, []
-        return {"content": taken, "refusal": None}
+def _take_logprobs(plan: Plan, client: Client, answer: Answer) -> dict[str, Any] | None:
+    """What was not told yet, in OpenAI's shape; None when logprobs were not asked for."""
+    if not plan.with_logprobs:
+        return None
+    taken, answer.logprobs = answer.logprobs, []
+    return {"content": token_logprobs(client, taken), "refusal": None}
 
 
 # -- whole answers --------------------------------------------------------------------------------
@@ -156,62 +134,63 @@ async def _whole(client: Client, plan: Plan) -> dict[str, Any]:
         results = await run.results()
         choices = []
         for index, (call, result) in enumerate(zip(run.calls, results, strict=True)):
-            answer, message = _Answer(plan, client, call), _Message()
-            for part in answer.read(Progress(result.text, result.token_ids, result.logprobs or [], True)):
+            answer, message = Answer(plan.prepared, client, call), _Message()
+            for part in answer.read_whole(result):
                 message.add(part)
-            logprobs = answer.take_logprobs()
-            choices.append(
-                {
-                    "index": index,
-                    "message": message.body(),
-                    "logprobs": logprobs,
-                    "finish_reason": answer.finish_reason,
-                }
-            )
+            logprobs = _take_logprobs(plan, client, answer)
+            told = {"message": message.body(), "logprobs": logprobs, "finish_reason": answer.finish_reason}
+            choices.append({"index": index, **told})
         return {**plan.head, "object": "chat.completion", "choices": choices, "usage": usage_body(run.usage())}
 
 
 # -- streams --------------------------------------------------------------------------------------
 
 
+class _Stream:
+    """The chunks of one answer."""
+
+    def __init__(self, plan: Plan, client: Client, call: Call, index: int) -> None:
+        self._plan, self._client, self._index = plan, client, index
+        self._answer = Answer(plan.prepared, client, call)
+        self._head = {**plan.head, "object": "chat.completion.chunk"} | ({"usage": None} if plan.include_usage else {})
+        self.has_begun = False
+
+    def chunks(self, news: Progress) -> bytes:
+        """What is new; the logprobs so far go with the last chunk that has text, else with the very last."""
+        deltas = [_delta(part) for part in self._answer.read(news)]
+        if not deltas and not news.ended:
+            return b""
+        if not self.has_begun:
+            self.has_begun = True
+            deltas.insert(0, {"role": "assistant", "content": ""})
+        logprobs = _take_logprobs(self._plan, self._client, self._answer)
+        chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
+        chunks += [self._chunk(delta, logprobs, None) for delta in deltas[-1:]]
+        if news.ended:
+            chunks.append(self._chunk({}, None if deltas else logprobs, self._answer.finish_reason))
+        return b"".join(chunks)
+
+    def _chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None, reason: str | None) -> bytes:
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return sse({**self._head, "choices": [choice]})
+
+
 async def _events(client: Client, plan: Plan) -> AsyncGenerator[bytes, None]:
-    head = {**plan.head, "object": "chat.completion.chunk"}
-    if plan.include_usage:
-        head["usage"] = None
     async with running(client, [plan.work]) as run:
-        answers = [_Answer(plan, client, call) for call in run.calls]
-        told = [False] * len(answers)
+        streams = [_Stream(plan, client, call, index) for index, call in enumerate(run.calls)]
         try:
             async with contextlib.aclosing(run.progress()) as batches:
                 async for batch in batches:
-                    chunks = b"".join(_chunks(head, index, answers[index], news, told) for index, news in batch)
-                    if chunks:
+                    if chunks := b"".join([streams[index].chunks(news) for index, news in batch]):
                         yield chunks
-            yield _ending(run, plan, head)
+            if plan.include_usage:
+                head = {**plan.head, "object": "chat.completion.chunk"}
+                yield sse({**head, "choices": [], "usage": usage_body(run.usage())})
+            yield DONE
         except Exception as error:
-            if not any(told):
+            if not any(stream.has_begun for stream in streams):
                 raise
             yield sse(as_api_error(error, constraint_param=plan.prepared.constraint_param).body())
-
-
-def _chunks(head: dict[str, Any], index: int, answer: _Answer, news: Progress, told: list[bool]) -> bytes:
-    """The chunks for what is new in one answer."""
-    deltas = [_delta(part) for part in answer.read(news)]
-    if not deltas and not news.ended:
-        return b""
-    if not told[index]:
-        told[index] = True
-        deltas.insert(0, {"role": "assistant", "content": ""})
-    if news.ended:
-        deltas.append({})
-    chunks = []
-    for at, delta in enumerate(deltas):
-        is_last = at == len(deltas) - 1
-        logprobs = answer.take_logprobs() if at == len(deltas) - 1 - news.ended or is_last else None
-        reason = answer.finish_reason if is_last else None
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        chunks.append(sse({**head, "choices": [choice]}))
-    return b"".join(chunks)
 
 
 def _delta(part: Part) -> dict[str, Any]:
@@ -222,9 +201,3 @@ def _delta(part: Part) -> dict[str, Any]:
     if part.kind == "call":
         return {"tool_calls": [{"index": part.number, **_call(part.text, "")}]}
     return {"tool_calls": [{"index": part.number, "function": {"arguments": part.text}}]}
-
-
-def _ending(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
-    if not plan.include_usage:
-        return DONE
-    return sse({**head, "choices": [], "usage": usage_body(run.usage())}) + DONE

@@ -21,7 +21,7 @@ from plait.runtime.server.openai.chat_types import (
     TextPart,
     ToolMessage,
 )
-from plait.runtime.server.openai.common import constraint_of
+from plait.runtime.server.openai.common import constraint_of, known_names
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -128,18 +128,9 @@ def _choice(body: ChatRequest, tools: Sequence[Tool]) -> tuple[frozenset[str] | 
             return frozenset(), False, False
         raise invalid("'tool_choice' needs 'tools'", "tool_choice")
     if isinstance(choice, NamedChoice):
-        return _known([choice.function.name], tools, "tool_choice.function.name"), True, True
+        return known_names([choice.function.name], tools, "tool_choice.function.name"), True, True
     if isinstance(choice, AllowedChoice):
         allowed = choice.allowed_tools
-        names = _known([tool.function.name for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools")
+        names = known_names([tool.function.name for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools")
         return names, allowed.mode == "required", False
     return frozenset() if choice == "none" else None, choice == "required", False
-
-
-def _known(names: Sequence[str], tools: Sequence[Tool], param: str) -> frozenset[str]:
-    for name in names:
-        if all(tool.name != name for tool in tools):
-            raise invalid(f"'{param}' names '{name[:100]}', which is none of the tools", param)
-    if not names:
-        raise invalid(f"'{param}' is empty", param)
-    return frozenset(names)

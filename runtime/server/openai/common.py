@@ -22,6 +22,7 @@ from plait.constrained.specs import (
 )
 from plait.runtime import messages
 from plait.runtime.sampling import SamplingParams, sampling_params
+from plait.runtime.server.conversation import Tool
 from plait.runtime.server.errors import ApiError, invalid, unsupported
 
 
@@ -137,20 +138,21 @@ def constraint_of(body: Sampled) -> tuple[Spec | None, str | None]:
     for name, kind in (("regex", Regex), ("ebnf", Ebnf), ("lark", Lark)):
         text = getattr(body, name)
         if text is not None:
-            found.append((name, made(name, kind, text)))
+            found.append((name, constrain(name, kind, text)))
     if body.choices is not None:
-        found.append(("choices", made("choices", Choices, tuple(body.choices))))
+        found.append(("choices", constrain("choices", Choices, tuple(body.choices))))
     if isinstance(body.response_format, JsonObjectFormat):
         found.append(("response_format", JsonObject()))
     elif isinstance(body.response_format, JsonSchemaFormat):
         param = "response_format.json_schema.schema"
-        found.append((param, made(param, JsonSchema, body.response_format.json_schema.schema or {})))
+        asked = body.response_format.json_schema
+        found.append((param, constrain(param, JsonSchema, asked.schema or {}, annotations=not asked.strict)))
     if len(found) > 1:
         raise invalid(f"'{found[0][0]}' and '{found[1][0]}' cannot both constrain the answer", found[1][0])
     return (found[0][1], found[0][0]) if found else (None, None)
 
 
-def made(param: str, kind: Any, *arguments: Any, **named: Any) -> Any:
+def constrain(param: str, kind: Any, *arguments: Any, **named: Any) -> Any:
     """`kind(...)`, a constraint; what it refuses is a 400 that names `param`."""
     try:
         return kind(*arguments, **named)
@@ -158,15 +160,24 @@ def made(param: str, kind: Any, *arguments: Any, **named: Any) -> Any:
         raise invalid(f"'{param}': {error}", param, "invalid_constraint") from None
 
 
-def refuse(
-    body: msgspec.Struct, allowed: dict[str, tuple[Any, ...]], why: str = "is not supported by this server"
-) -> None:
+def known_names(names: Sequence[str], tools: Sequence[Tool], param: str) -> frozenset[str]:
+    """The names, if each is one of the tools'."""
+    for name in names:
+        if all(tool.name != name for tool in tools):
+            raise invalid(f"'{param}' names '{name[:100]}', which is none of the tools", param)
+    if not names:
+        raise invalid(f"'{param}' is empty", param)
+    return frozenset(names)
+
+
+def refuse(body: msgspec.Struct, allowed: dict[str, tuple[Any, ...]]) -> None:
     """Raises for a documented field that has a value other than null and those in `allowed`."""
     for name, values in allowed.items():
         value = getattr(body, name)
         if value is not None and value not in values:
+            said = " or ".join(msgspec.json.encode(each).decode() for each in values)
             raise unsupported(
-                name, why if not values else f"can only be {' or '.join(map(repr, values))} on this server"
+                name, f"can only be {said} on this server" if values else "is not supported by this server"
             )
 
 
@@ -180,11 +191,11 @@ def usage_body(usage: messages.Usage) -> dict[str, Any]:
     }
 
 
-def room_for_answer(context_length: int, prompt: Sequence[int]) -> int:
+def room_for_answer(context_length: int, prompt: Sequence[int], param: str) -> int:
     """The tokens an answer can have. ApiError when the prompt alone fills the context."""
     if len(prompt) >= context_length:
         text = f"the prompt has {len(prompt)} tokens; the context holds {context_length}, the answer included"
-        raise ApiError(400, text, param="messages", code="context_length_exceeded")
+        raise ApiError(400, text, param=param, code="context_length_exceeded")
     return context_length - len(prompt)
 
 

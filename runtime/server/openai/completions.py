@@ -132,7 +132,7 @@ async def _plan(body: CompletionRequest, state: State, tenant: str) -> Plan:
     with_logprobs = body.logprobs is not None or best_of > n
     works = []
     for ids, _ in prompts:
-        room = room_for_answer(state.client.model.context_length, ids)
+        room = room_for_answer(state.client.model.context_length, ids, "prompt")
         most = min(DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         sampling = sampling_of(body, max_tokens=most, logprobs=with_logprobs, top_logprobs=body.logprobs or 0)
         salt, priority = body.cache_salt or "", body.priority or 0
