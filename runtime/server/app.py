@@ -8,7 +8,6 @@ Knows: which routers there are. Must not know: what they answer, processes, sock
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from fastapi import FastAPI, Request
@@ -26,8 +25,6 @@ from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.state import State
 
 ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router)
-
-log = logging.getLogger("plait.server")
 
 
 class Backend(Protocol):
@@ -60,6 +57,4 @@ async def _on_error(request: Request, error: Exception) -> Response:
             error.status_code, str(error.detail), type=NOT_FOUND, code=None, headers=dict(error.headers or {})
         )
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
-    if answer.status == 500:
-        log.error("%s failed", request.state.request_id, exc_info=error.__cause__ or error)
     return json_answer(answer.body(), answer.status, answer.headers)
