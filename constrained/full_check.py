@@ -11,7 +11,24 @@ from typing import Any
 
 import jsonschema_rs
 
+from plait.constrained.specs import JsonSchema, Spec, Structural
+
 MAX_REASON = 200
+
+
+def why_not(spec: Spec, text: str) -> str | None:
+    """Why the finished `text` is not what `spec` asks for, in one line; None where it is.
+
+    Only lenient specs leave anything to be checked here.
+
+    >>> why_not(JsonSchema({"uniqueItems": True}, lenient=True), "[1,1]")
+    '[1,1] has non-unique elements (at the top)'
+    """
+    if isinstance(spec, JsonSchema):
+        return full_check(spec.text, text)
+    if isinstance(spec, Structural):
+        return "what was left out of a structural text's schemas is not checked"
+    return None
 
 
 def full_check(schema: str, text: str) -> str | None:

@@ -24,6 +24,7 @@ from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
 MAX_REASON = 200
+SPELLED_OUT = 64  # tokens that a way may take less once it is spelled as the tokenizer does
 _STUCK = "the constraint cannot be met from here on"
 _NOTHING = "the constraint matches nothing that the vocabulary can spell"
 ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
@@ -157,9 +158,11 @@ class LlgMatcher(Matcher):
         if self._plan is None or len(self._plan) > limit:
             vocabulary = self._grammar.vocabulary
             ends = self._grammar.end_ids
-            found = vocabulary.seeker.seek(lambda: _Walker(self._inner.deep_copy(), vocabulary, ends), limit)
+            found = vocabulary.seeker.seek(
+                lambda: _Walker(self._inner.deep_copy(), vocabulary, ends), limit + SPELLED_OUT
+            )
             self._plan = None if found is None else self._respelled(found)
-        return None if self._plan is None else list(self._plan)
+        return None if self._plan is None or len(self._plan) > limit else list(self._plan)
 
     def _respelled(self, tokens: list[int]) -> list[int]:
         """The same text as the tokenizer splits it, where that is shorter and allowed."""

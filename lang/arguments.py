@@ -51,13 +51,15 @@ _FORMS: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": E
 
 
 def checked_constraint(where: str, **given: object) -> Spec | None:
-    """The one of regex, json_schema, ebnf and lark that is not None. InputError for two, or one that is not sound."""
+    """The one of regex, json_schema, ebnf, lark and constraint that is given. InputError for two, or an unsound one."""
     forms = {name: value for name, value in given.items() if value is not None}
     if len(forms) > 1:
         raise InputError(f"{where}: {' and '.join(forms)} cannot both hold; give one of them")
     for name, value in forms.items():
         if name == "regex":
             return checked_regex(where, value)
+        if name == "constraint":
+            return _checked_spec(where, value)
         try:
             if name == "json_schema" and isinstance(value, str):
                 json.loads(value)
@@ -65,3 +67,11 @@ def checked_constraint(where: str, **given: object) -> Spec | None:
         except (GrammarError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{where}: the {name} cannot be used: {error}") from None
     return None
+
+
+def _checked_spec(where: str, value: object) -> Spec:
+    if not isinstance(value, Spec):
+        raise InputError(
+            f"{where}: constraint takes a spec of plait.constrained, such as JsonObject(), not {type(value).__name__}"
+        )
+    return value

@@ -85,8 +85,10 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
 
 
 # What SGLang's users may write and plait does not do yet.
-COMING = frozenset({"stop_regex", "logprob_start_len", "dtype", "json_schema", "ebnf", "generator_style"})
+COMING = frozenset({"stop_regex", "logprob_start_len", "dtype", "generator_style"})
+_OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
 NOT_NEEDED = {
+    **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),
     "use_thread": "the body runs in the caller's thread, or with stream=True in one of its own",
     "num_api_spec_tokens": "it speculates on API models that plait does not call",
 }

@@ -20,12 +20,15 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
     """The meta info of a gen.
 
     `output_token_logprobs` (one `Logprob` for each sampled token) and `output_top_logprobs` (a list of them
-    for each) are there when `return_logprob` asked for them.
+    for each) are there when `return_logprob` asked for them. `violation` is there for a lenient constraint: why the
+    text is not valid, or None.
     """
     meta = _common(result)
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [_said(tokenizer, each.token_id, each.logprob) for each in result.logprobs]
         meta["output_top_logprobs"] = [_top(tokenizer, each) for each in result.logprobs]
+    if result.checked_by is not None:
+        meta["violation"] = result.violation
     return meta
 
 

@@ -32,9 +32,10 @@ _WIRE = {
     "return_logprob": "logprobs",
     "top_logprobs_num": "top_logprobs",
     "timeout": "timeout_s",
+    "complete": "complete",
 }
-SAMPLING_KEYWORDS = (*_WIRE, "n", "return_text_in_logprobs")
-"""What `run` takes as defaults; a gen takes the same, but for max_new_tokens."""
+SAMPLING_KEYWORDS = (*(name for name in _WIRE if name != "complete"), "n", "return_text_in_logprobs")
+"""What `run` takes as defaults; a gen takes the same, but for max_new_tokens, and `complete`."""
 
 _SAID = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
 

@@ -21,7 +21,10 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
 
 Stop = str | Collection[str]
-_OWN_KEYWORDS = ("name", "regex", "json_schema", "ebnf", "lark", "choices", "choices_method")
+_OWN_KEYWORDS = (
+    *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
+    *("choices", "choices_method"),
+)
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
 
@@ -49,6 +52,8 @@ def gen(
     json_schema: str | dict[str, Any] | type | None = None,
     ebnf: str | None = None,
     lark: str | None = None,
+    constraint: Spec | None = None,
+    complete: bool | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     **unknown: object,
@@ -59,8 +64,11 @@ def gen(
     - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
       goes on with the first, and `get_meta_info` gives one dict for each.
     - `regex`: the text matches it from end to end (Python's syntax). `json_schema` (JSON text, a dict or a Pydantic
-      model): the text is compact JSON that fits it. `ebnf` (GBNF) and `lark`: the text is of that grammar. One of
+      model): the text is compact JSON that fits it. `ebnf` (GBNF) and `lark`: the text is of that grammar.
+      `constraint`: any spec of plait.constrained, such as JsonObject() or JsonSchema(schema, lenient=True). One of
       them at a time; a value that `max_tokens` cuts off is not complete (finish_reason "length").
+    - `complete`: the constrained value is whole whatever `max_tokens` is: when room gets short, only what leads to
+      its end is allowed. The call fails where no whole value fits.
     - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is
       sampled instead, under a mask that admits nothing else.
     - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
@@ -90,13 +98,16 @@ def gen(
         "return_logprob": return_logprob,
         "top_logprobs_num": top_logprobs_num,
         "timeout": timeout,
+        "complete": complete,
     }
-    constraint = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark)
+    spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if choices is not None:
-        return _gen_choices(where, name, choices, choices_method, n, constraint, sampling)
+        return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
+    if complete and spec is None:
+        raise InputError(f"{where}: complete needs a constraint, such as regex or json_schema")
     if choices_method is not None:
         raise InputError(f"{where}: choices_method needs choices")
-    return Gen(name, make_options(where, n=n, **sampling), constraint)
+    return Gen(name, make_options(where, n=n, **sampling), spec)
 
 
 def gen_int(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
@@ -170,7 +181,7 @@ def _gen_choices(
     sampling: dict[str, Any],
 ) -> Expr:
     if constraint is not None:
-        raise InputError(f"{where}: give regex (or json_schema, ebnf, lark) or choices, not both")
+        raise InputError(f"{where}: give regex (or json_schema, ebnf, lark, constraint) or choices, not both")
     checked = make_options(where, n=n, **sampling)
     given = {keyword for keyword, value in sampling.items() if value is not None}
     if checked.fields.get("temperature") and method is None:
@@ -192,7 +203,7 @@ def _gen_choices(
 
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
     """Sampling under the mask, with room for the longest choice: a token is at least one byte."""
-    for keyword in ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos"):
+    for keyword in ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "complete"):
         if sampling[keyword] is not None:
             raise InputError(f"{where}: {keyword} has no effect with choices, which end themselves; leave it out")
     longest = max(len(choice.encode()) for choice in choices.choices)

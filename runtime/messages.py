@@ -164,13 +164,17 @@ class Tokens(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The call ended with a value. `matched` is the stop string or stop token that ended it."""
+    """The call ended with a value. `matched` is the stop string or stop token that ended it.
+
+    `prompt_logprobs`: one for each token from `SamplingParams.prompt_logprobs_from` on, where that was asked for.
+    """
 
     call: int
     reason: FinishReason
     usage: Usage
     matched: str | int | None = None
     choice: ChoiceScores | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
 
 class Failed(Message, frozen=True):

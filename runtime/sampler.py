@@ -19,7 +19,7 @@ import torch
 
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.scheduler.page_pool import IntArray
-from plait.runtime.scheduler.rows import Batch, Generation, Scoring
+from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Scoring
 
 NO_TOKEN = -1  # the mask and the parameters leave no token
 NOT_FINITE = -2  # the logits hold NaN or +inf
@@ -44,6 +44,7 @@ class Sampled:
     tokens: dict[Generation, int] = field(default_factory=dict)
     logprobs: dict[Generation, TokenLogprob] = field(default_factory=dict)
     scores: dict[Scoring, dict[tuple[int, int], float]] = field(default_factory=dict)
+    prompt_logprobs: dict[Generation, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class Sampler:
@@ -62,6 +63,8 @@ class Sampler:
             if isinstance(each.row, Scoring) and each.num_logits:
                 first = each.start + each.count - each.num_logits
                 sampled.scores[each.row] = score(logits[at : at + each.num_logits], first, each.row.targets)
+            elif isinstance(each.row, Generation) and each.num_logits - each.is_sampled > 0:
+                sampled.prompt_logprobs[each.row] = prompt_logprobs(logits[at : at + each.num_logits], each)
             at += each.num_logits
         places = batch.sampled_rows()
         if places:
@@ -200,6 +203,17 @@ def score(logits: torch.Tensor, first: int, targets: dict[int, tuple[int, ...]])
             for token, value in zip(wanted, logprobs[list(wanted)].tolist(), strict=True):
                 found[first + offset, token] = value
     return found
+
+
+def prompt_logprobs(logits: torch.Tensor, each: BatchRow) -> list[TokenLogprob]:
+    """Those of the tokens that follow the positions of logits [n, V], as far as the row's text goes."""
+    assert isinstance(each.row, Generation)
+    end = each.start + each.count
+    tokens = each.row.seq.tokens.view()[end - len(logits) + 1 : end + 1].tolist()
+    top = each.row.params.top_logprobs
+    return [
+        token_logprob(torch.log_softmax(row, dim=-1), token, top) for row, token in zip(logits, tokens, strict=False)
+    ]
 
 
 def token_logprob(logprobs: torch.Tensor, token: int, num_top: int) -> TokenLogprob:

@@ -23,7 +23,11 @@ MAX_TOP_LOGPROBS = 128
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next tokens are chosen. Build it with `sampling_params(...)`, which checks every field.
 
-    Logprobs are natural logarithms of the model's own distribution, before temperature, penalties and masks.
+    `complete`: the constrained value is whole when the call ends; tokens are chosen so that it can be closed
+    within `max_tokens`. It takes no stop strings or tokens, which would cut the value. `prompt_logprobs_from`: the
+    session's tokens from this position on get logprobs too (and `top_logprobs`); the very first has none. They are
+    computed again where they were cached. Logprobs are natural logarithms of the model's own distribution, before
+    temperature, penalties and masks.
     """
 
     max_tokens: int = 128
@@ -42,6 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: bool = False
     top_logprobs: int = 0
     timeout_s: float | None = None
+    complete: bool = False
+    prompt_logprobs_from: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -60,6 +66,7 @@ _RANGES: dict[str, tuple[type, float, float, bool]] = {
     "top_logprobs": (int, 0, MAX_TOP_LOGPROBS, True),
     "seed": (int, -(2**63), 2**63 - 1, True),
     "timeout_s": (float, 0.0, 7 * 24 * 3600.0, False),
+    "prompt_logprobs_from": (int, 0, 1 << 24, True),
 }
 
 
@@ -96,13 +103,15 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> 
         if value is not None:
             _number(name, value)
     _check_top_k(params.top_k)
-    for name in ("ignore_eos", "logprobs"):
+    for name in ("ignore_eos", "logprobs", "complete"):
         if not isinstance(getattr(params, name), bool):
             raise InputError(f"{name} must be True or False, not {getattr(params, name)!r}")
     if params.min_tokens > params.max_tokens:
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
-    if params.top_logprobs and not params.logprobs:
+    if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
+    if params.complete and (params.stop or params.stop_token_ids):
+        raise InputError("complete cannot be had with stop or stop_token_ids, which would cut the value")
     _check_stops(params.stop)
     _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     _check_bias(params.logit_bias, vocab_size)

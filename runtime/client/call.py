@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from plait.constrained.specs import Spec
 from plait.runtime.client.following import Place, Progress, follow
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
@@ -24,7 +26,7 @@ class CallResult:
     """What a finished call gives. `text` never holds the stop string that ended it.
 
     `token_ids` are the tokens that stand in the session's text; `logprobs` those that were sampled, which are
-    more where a stop string was cut off.
+    more where a stop string was cut off. `checked_by` is the lenient constraint that the value was sampled under.
     """
 
     text: str
@@ -34,6 +36,20 @@ class CallResult:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     choice: ChoiceScores | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    checked_by: Spec | None = None
+
+    @cached_property
+    def violation(self) -> str | None:
+        """Why the text is not what a lenient constraint asks for, in one line; None where it is, or none was given.
+
+        A full validator reads the text when this is first asked for.
+        """
+        if self.checked_by is None:
+            return None
+        from plait.constrained.full_check import why_not  # a validator that few programs need
+
+        return why_not(self.checked_by, self.text)
 
 
 class Call:
@@ -45,11 +61,17 @@ class Call:
     """
 
     def __init__(
-        self, call_id: int, detokenizer: Detokenizer, cancel: Callable[[], None], timeout_s: float | None = None
+        self,
+        call_id: int,
+        detokenizer: Detokenizer,
+        cancel: Callable[[], None],
+        timeout_s: float | None = None,
+        checked_by: Spec | None = None,
     ) -> None:
         self.call_id = call_id
         self._detokenizer = detokenizer
         self._cancel = cancel
+        self._checked_by = checked_by
         self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
         self._changed = threading.Condition()
         self._pieces: list[str] = []
@@ -82,6 +104,8 @@ class Call:
                 token_ids=self._token_ids,
                 logprobs=self._logprobs,
                 choice=message.choice,
+                prompt_logprobs=message.prompt_logprobs,
+                checked_by=self._checked_by,
             )
             self._notify()
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
 from plait.runtime.client.channel import Channel
 from plait.runtime.client.session import Session
@@ -99,12 +100,18 @@ class Client:
             except RuntimeGone:
                 return
 
-    def start_call(self, session_id: int, request: Callable[[int], Request], timeout_s: float | None) -> Call:
+    def start_call(
+        self,
+        session_id: int,
+        request: Callable[[int], Request],
+        timeout_s: float | None,
+        checked_by: Spec | None = None,
+    ) -> Call:
         """Numbers a call, sends `request(call id)` and returns the call to wait on, at most `timeout_s` seconds."""
         call_id = self.next_id()
         abort = Abort(session_id, call_id)
         detokenizer = Detokenizer(self.tokenizer.vocabulary)
-        call = Call(call_id, detokenizer, lambda: self.send_if_alive(abort), timeout_s)
+        call = Call(call_id, detokenizer, lambda: self.send_if_alive(abort), timeout_s, checked_by)
         self._register(call_id, call)
         try:
             self.send(request(call_id))

@@ -66,15 +66,21 @@ class Session:
             self._is_empty = False
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
-        """Samples after the text so far. The text goes on with what was sampled."""
+        """Samples after the text so far. The text goes on with what was sampled.
+
+        What a lenient constraint leaves open is checked when the result is read: `result().violation`.
+        """
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
-        if getattr(constraint, "lenient", False):
-            raise InputError("a lenient schema's values are not checked by the runtime yet; leave lenient out")
+        if params.complete and constraint is None:
+            raise InputError("complete needs a constraint: only that says when a value is whole")
         self._flush("gen")
         return self._client.start_call(
-            self.session_id, lambda call: Generate(self.session_id, call, params, constraint), params.timeout_s
+            self.session_id,
+            lambda call: Generate(self.session_id, call, params, constraint),
+            params.timeout_s,
+            constraint if getattr(constraint, "lenient", False) else None,
         )
 
     def select(

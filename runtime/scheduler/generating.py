@@ -25,6 +25,10 @@ class Ending(NamedTuple):
     matched: str | int | None = None
 
 
+class Unfinishable(Exception):
+    """A value that has to be whole does not fit into the tokens there are."""
+
+
 class Generating:
     """Advances generations token by token."""
 
@@ -38,6 +42,19 @@ class Generating:
         self._not_eos: IntArray = np.full(self._mask_words, -1, dtype=np.int32)
         _clear_bits(self._not_eos, vocabulary.eos_ids)
 
+    def begin(self, gen: Generation) -> Ending | None:
+        """Starts a generation that has a matcher: what is forced from the beginning is text already.
+
+        Raises Unfinishable when `complete` was asked for and no whole value fits.
+        """
+        assert gen.matcher is not None
+        if gen.params.complete:
+            plan = gen.matcher.completion(self._room(gen))
+            if plan is None:
+                raise Unfinishable(f"found no whole value of this constraint that fits into {self._room(gen)} tokens")
+            gen.plan = plan
+        return self._extend(gen, [])
+
     def take(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> Ending | None:
         """Adds the sampled token to the text; an Ending when the call is over. A token that ends the text is
         not part of it. Raises RuntimeError when the matcher refuses what its own mask allowed."""
@@ -46,36 +63,93 @@ class Generating:
             gen.unsent_logprobs.append(logprob)
         if gen.matcher is not None and not gen.matcher.accept(token):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
-        return self._ending_token(gen, token) or self._add(gen, token) or self.force(gen)
+        del gen.ahead[:1]
+        return self._ending_token(gen, token) or self._extend(gen, [token])
 
-    def force(self, gen: Generation) -> Ending | None:
-        """Jump-forward: adds the tokens that the constraint leaves no choice about, without sampling them.
-
-        They are computed together in the next step. A call that asks for logprobs samples every token.
-        """
-        if gen.matcher is None or gen.params.logprobs or not gen.params.max_tokens:
-            return None
-        for token in gen.matcher.forced_tokens():
-            if not gen.matcher.accept(token):
-                raise RuntimeError(f"the constraint refused token {token}, which it had forced")
-            gen.num_forced += 1
-            ending = self._add(gen, token)
+    def _extend(self, gen: Generation, sampled: list[int]) -> Ending | None:
+        """The sampled token, if there is one, and those that it leaves no choice about, become text."""
+        tokens = sampled + self._forced(gen)
+        if gen.params.complete and tokens and not self._can_be_closed(gen, len(tokens)):
+            return self._close(gen, len(tokens), bool(sampled))
+        gen.num_forced += len(tokens) - len(sampled)
+        for index, token in enumerate(tokens):
+            ending = self._add(gen, token, is_last=index == len(tokens) - 1)
             if ending is not None:
                 return ending
         return None
 
-    def _add(self, gen: Generation, token: int) -> Ending | None:
-        """The token becomes text; an Ending when that completes a stop string, the constraint or the budget."""
+    def _forced(self, gen: Generation) -> list[int]:
+        """Jump-forward: the tokens that the constraint leaves no choice about, which the matcher has accepted. They
+        are computed together in the next step; but where logprobs are asked for, the same tokens are sampled."""
+        if gen.matcher is None or not gen.params.max_tokens:
+            return []
+        if gen.params.logprobs:
+            gen.ahead = gen.ahead or gen.matcher.forced_tokens()
+            return []
+        tokens = gen.matcher.forced_tokens()
+        for token in tokens:
+            if not gen.matcher.accept(token):
+                raise RuntimeError(f"the constraint refused token {token}, which it had forced")
+        return tokens
+
+    # -- closing a value in time ------------------------------------------------------------------
+
+    def _room(self, gen: Generation) -> int:
+        """Tokens that the output can still take."""
+        return min(gen.params.max_tokens - gen.num_output, self.max_length - len(gen.seq))
+
+    def _can_be_closed(self, gen: Generation, num_new: int) -> bool:
+        """Whether a whole value still fits once `num_new` tokens, which the matcher has accepted, are added."""
+        assert gen.matcher is not None
+        if gen.is_closing:
+            return True
+        plan = gen.matcher.completion(self._room(gen) - num_new) if num_new <= self._room(gen) else None
+        if plan is None:
+            return False
+        gen.plan = plan
+        return True
+
+    def _close(self, gen: Generation, num_new: int, was_sampled: bool) -> Ending | None:
+        """Takes back the tokens that would leave too little room and follows the last plan that was known to fit.
+
+        Where logprobs are asked for, the plan's tokens are sampled one by one, each the only one allowed; the last
+        token before them goes through the model again, for its logits.
+        """
+        assert gen.matcher is not None
+        gen.matcher.rollback(num_new)
+        if was_sampled:
+            gen.num_sampled -= 1
+        if gen.params.logprobs:
+            del gen.unsent_logprobs[-1:]
+            gen.ahead, gen.is_closing = list(gen.plan), True
+            self.cache.truncate(gen.seq, len(gen.seq) - 1)
+            return None if gen.ahead else Ending("stop")
+        for token in gen.plan:
+            if not gen.matcher.accept(token):
+                raise RuntimeError(f"the constraint refused token {token}, which was part of its own completion")
+            gen.num_forced += 1
+            self._add(gen, token, is_last=False)
+        return Ending("stop")
+
+    # -- one token --------------------------------------------------------------------------------
+
+    def _add(self, gen: Generation, token: int, *, is_last: bool) -> Ending | None:
+        """The token becomes text; an Ending when that completes a stop string, the constraint or the budget.
+
+        `is_last`: the matcher stands right behind this token.
+        """
         token_bytes = self.vocabulary.token_bytes[token]
         gen.append(token, token_bytes)
         hit = gen.stops.push(token_bytes)
         if hit is not None:
             self._cut(gen, hit)
             return Ending("stop", hit.text)
-        if gen.matcher is not None and self._only_end_left(gen):
+        if gen.is_closing and not gen.ahead:
             return Ending("stop")
-        if gen.num_output >= gen.params.max_tokens or len(gen.seq) >= self.max_length:
-            return Ending("length")
+        if gen.matcher is not None and is_last and self._only_end_left(gen):
+            return Ending("stop")
+        if self._room(gen) <= 0:
+            return Ending("stop" if gen.params.complete else "length")
         return None
 
     def fill_mask(self, gen: Generation, row: IntArray) -> bool:
@@ -83,6 +157,10 @@ class Generating:
         held_back = gen.num_output < gen.params.min_tokens
         if gen.matcher is None and not held_back:
             return False
+        if gen.ahead:
+            row.fill(0)
+            _set_bit(row, gen.ahead[0])
+            return True
         if gen.matcher is None:
             row.fill(-1)
         else:
@@ -154,6 +232,10 @@ def _clear_bits(row: IntArray, ids: tuple[int, ...]) -> None:
     words = row.view(np.uint32)
     for token in ids:
         words[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
+
+
+def _set_bit(row: IntArray, token: int) -> None:
+    row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
 
 
 def few_bits(row: IntArray, most: int) -> npt.NDArray[np.int64] | None:

@@ -20,6 +20,7 @@ from plait.runtime.scheduler.rows import Batch, Row
 
 RANKED = 64  # how many of the waiting are compared by cached prefix in one step
 STARVING_S = 10.0
+MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
 RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
 
@@ -31,6 +32,7 @@ class Policy:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_rows = max_batch_rows
+        self.max_logits = max(MAX_LOGITS, max_batch_rows)
         self.waiting: dict[Row, None] = {}  # in order of arrival
         self.running: list[Row] = []  # in order of admission
         self.num_retractions = 0
@@ -77,7 +79,7 @@ class Policy:
 
     def next_batch(self) -> Batch | None:
         """Rows for the next forward, their pages allocated; None when there is nothing to run."""
-        batch = Batch(self.max_batch_tokens)
+        batch = Batch(self.max_batch_tokens, self.max_logits)
         self.new_nodes.clear()
         chosen: set[Row] = set()
         decodes_first = sorted(self.running, key=lambda row: row.num_pending > 1)
@@ -92,7 +94,9 @@ class Policy:
         self.cache.extend_from_cache(row.seq, row.logits_from)
         start = row.seq.num_computed
         row.meter.count_cached(start)
-        count = min(row.num_pending, batch.budget)
+        count = min(row.num_pending, batch.room_for(row, start))
+        if count <= 0:
+            return
         while not self.cache.allocate(row.seq, count):
             victim = next((r for r in reversed(self.running) if r not in chosen and r is not row), None)
             if victim is not None and victim.arrival > row.arrival:

@@ -12,6 +12,7 @@ from plait.runtime.scheduler.deadlines import MAX_S
 from plait.runtime.scheduler.session import Broken, Session
 
 MAX_CHOICE_TOKENS = 1 << 15
+NOT_CONSTRAINED = "complete needs a constraint: only that says when a value is whole"
 
 
 def refusal(session: Session, message: Generate | Select, vocab_size: int, max_length: int) -> Broken | None:
@@ -30,6 +31,8 @@ def refusal(session: Session, message: Generate | Select, vocab_size: int, max_l
         check_sampling(message.sampling, vocab_size=vocab_size)
     except InputError as error:
         return Broken("invalid", str(error))
+    if message.sampling.complete and message.constraint is None:
+        return Broken("invalid", NOT_CONSTRAINED)
     return _overflow(session, 1 if message.sampling.max_tokens else 0, max_length)
 
 

@@ -92,6 +92,10 @@ class Generation(Row):
 
     def __init__(self, session: Session, call_id: int, params: SamplingParams, seed: int) -> None:
         super().__init__(session, session.seq, call_id, len(session.seq) - 1)
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        if params.prompt_logprobs_from is not None:
+            self.prompt_logprobs = []
+            self.logits_from = min(self.logits_from, max(0, params.prompt_logprobs_from - 1))
         self.params = params
         self.seed = seed
         self.matcher: Matcher | None = None
@@ -104,6 +108,9 @@ class Generation(Row):
         self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
         self.output_counts: dict[int, int] = {}  # for the penalties
         self.unsent_logprobs: list[TokenLogprob] = []
+        self.plan: list[int] = []  # with params.complete: tokens that would make the text whole from here
+        self.ahead: list[int] = []  # with params.logprobs: tokens that must come next, to be sampled one by one
+        self.is_closing = False  # `ahead` is the plan, and the text is whole behind it
 
     @property
     def num_output(self) -> int:
@@ -187,18 +194,29 @@ class BatchRow:
     count: int
     num_logits: int
 
+    @property
+    def is_sampled(self) -> bool:
+        """The row's last token is among them: what follows it is known after this step."""
+        return self.start + self.count == len(self.row.seq)
+
 
 class Batch:
     """The rows of one step, ragged: each brings count >= 1 new tokens."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, max_logits: int = 1 << 30) -> None:
         self.rows: list[BatchRow] = []
         self.budget = max_tokens
+        self.logits_budget = max_logits
 
     def add(self, row: Row, start: int, count: int) -> None:
         num_logits = max(0, start + count - max(start, row.logits_from))
         self.rows.append(BatchRow(row, start, count, num_logits))
         self.budget -= count
+        self.logits_budget -= num_logits
+
+    def room_for(self, row: Row, start: int) -> int:
+        """How many of the row's tokens from `start` on the two budgets allow."""
+        return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
 
     @property
     def num_tokens(self) -> int:
@@ -212,9 +230,9 @@ class Batch:
         """The generations that get a token in this step, each with the index of its logits, in order."""
         found, at = [], 0
         for each in self.rows:
-            if each.num_logits and isinstance(each.row, Generation):
-                found.append((at, each.row))
             at += each.num_logits
+            if each.is_sampled and isinstance(each.row, Generation):
+                found.append((at - 1, each.row))
         return found
 
     def token_ids(self) -> IntArray:

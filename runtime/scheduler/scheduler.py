@@ -190,8 +190,13 @@ class Scheduler:
             row.logprobs.update(scores)
             if not row.num_pending:
                 self.sessions.finish_row(row)
-        elif isinstance(row, Generation) and each.num_logits:
-            self._commit_token(row, sampled)
+        elif isinstance(row, Generation):
+            if row in sampled.prompt_logprobs:
+                assert row.prompt_logprobs is not None
+                row.prompt_logprobs += sampled.prompt_logprobs[row]
+                row.logits_from = min(each.start + each.count, len(row.seq) - 1)
+            if each.is_sampled:
+                self._commit_token(row, sampled)
 
     def _commit_token(self, gen: Generation, sampled: Sampled) -> None:
         gen.meter.first_token = gen.meter.first_token or time.monotonic()

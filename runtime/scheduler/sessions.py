@@ -30,7 +30,7 @@ from plait.runtime.messages import (
     Tokens,
 )
 from plait.runtime.scheduler.deadlines import Deadlines
-from plait.runtime.scheduler.generating import Ending, Generating
+from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
@@ -161,7 +161,10 @@ class Sessions:
     def finish_generation(self, gen: Generation, ending: Ending) -> None:
         self.send_tokens(gen, gen.num_output)
         usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced)
-        self._end(gen, Finished(gen.call_id, ending.reason, usage, ending.matched))
+        self._end(
+            gen,
+            Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
+        )
 
     def finish_row(self, row: Scoring) -> None:
         """One of a selection's rows is done; after the last the best choice becomes text."""
@@ -300,7 +303,11 @@ class Sessions:
             self.fail(gen, "constraint", str(outcome))
             return
         gen.matcher = outcome.matcher()
-        ending = self.generating.force(gen)
+        try:
+            ending = self.generating.begin(gen)
+        except Unfinishable as error:
+            self.fail(gen, "constraint", str(error))
+            return
         if ending is None:
             self.policy.add(gen)
         else:

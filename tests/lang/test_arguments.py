@@ -162,7 +162,7 @@ def qa(s, question, mark="?"):
         (lambda: qa.run("a", "b", "c"), "too many positional arguments"),
         (lambda: qa.run("a", temperature=-1), "run: temperature must be"),
         (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
-        (lambda: qa.run("a", json_schema="{}"), "'json_schema' is not supported yet"),
+        (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
         (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: the body runs"),
         (lambda: qa.run("a", backend="http://localhost"), "a backend is a Runtime, an Engine or a Client"),
         (lambda: qa.run("a", backend=plait.Program), "a backend is"),

@@ -929,3 +929,48 @@ def test_deadlines_of_calls_that_are_over_are_forgotten():
     drive(scheduler, link, *requests, Open(999), Append(999, [1]), gen(999, 999, 900, timeout_s=0.05, ignore_eos=True))
     assert len(scheduler.sessions.deadlines) <= 64
     assert outcomes(link)[999].end.kind == "deadline"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(0, 45), st.integers(0, 4)), min_size=1, max_size=8),
+    st.integers(1, 20),
+    st.integers(60, 150),
+    st.booleans(),
+)
+def test_prompt_logprobs_are_those_of_each_prefix(work, batch_tokens, pages, warm):
+    """Chunked, cached, retracted and within the budget of logits: each token's logprob after what stands before it."""
+    scheduler, link, runner = make_scheduler(pages=pages, batch_tokens=batch_tokens, rows=4)
+    scheduler.policy.max_logits = 4
+    runner.explode_when = lambda batch: batch.num_logits > 4
+    if warm:
+        drive(scheduler, link, *[r for i, (p, _, _) in enumerate(work) for r in (Open(50 + i), Append(50 + i, p))])
+    requests = []
+    for i, (prompt, start, n) in enumerate(work):
+        fields = dict(prompt_logprobs_from=start, top_logprobs=2)
+        requests += [Open(i), Append(i, prompt), gen(i, i, n, **fields)]
+    calls = drive(scheduler, link, *requests)
+    for i, (prompt, start, n) in enumerate(work):
+        assert calls[i].tokens == greedy(prompt, n)
+        found = calls[i].end.prompt_logprobs
+        wanted = list(range(max(1, start), len(prompt)))
+        assert [each.token_id for each in found] == [prompt[at] for at in wanted]
+        for each, at in zip(found, wanted, strict=True):
+            assert abs(each.logprob - logprob(prompt[:at], prompt[at])) < 1e-4
+            assert len(each.top) == 2 and each.top[0][1] >= each.logprob - 1e-6
+    assert all(sum(count for _, count in batch) <= batch_tokens for batch in runner.batches)
+    idle_counts(scheduler)
+
+
+def test_a_row_that_is_retracted_in_the_middle_of_its_prompt_keeps_the_logprobs_it_has():
+    scheduler, link, _ = make_scheduler(batch_tokens=5)
+    prompt = [1, 2, 3, 1] * 6
+    link.inbox += [(b"c", r) for r in (Open(1), Append(1, prompt), gen(1, 1, 2, prompt_logprobs_from=2))]
+    for _ in range(3):
+        scheduler.step(timeout_s=0.0)
+        scheduler.policy.retract(scheduler.policy.running[0])
+        scheduler.cache.flush()
+    calls = drive(scheduler, link)
+    assert calls[1].tokens == greedy(prompt, 2)
+    assert [each.token_id for each in calls[1].end.prompt_logprobs] == prompt[2:]
+    assert scheduler.policy.num_retractions == 3
