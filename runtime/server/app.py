@@ -19,13 +19,15 @@ from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
 from plait.runtime.server import openapi
 from plait.runtime.server.answering import ClientGone, json_answer
+from plait.runtime.server.anthropic import messages
+from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.state import State
 
-ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router)
+ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router, messages.router)
 
 log = logging.getLogger("plait.server")
 
@@ -62,4 +64,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
     if answer.status == 500:
         log.error("%s failed", request.state.request_id, exc_info=error.__cause__ or error)
-    return json_answer(answer.body(), answer.status, answer.headers)
+    body = error_body(request.url.path, answer, request.state.request_id)
+    return json_answer(body, answer.status, answer.headers)
