@@ -25,9 +25,13 @@ from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
 from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.sglang import generate, info
 from plait.runtime.server.state import State
 
-ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router, messages.router)
+ROUTERS = (
+    *(models.router, completions.router, chat.router, responses.router, embeddings.router),
+    *(messages.router, generate.router, info.router),
+)
 
 log = logging.getLogger("plait.server")
 

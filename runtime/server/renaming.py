@@ -6,7 +6,7 @@ Knows: names. Must not know: protocols, ranges.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from plait.runtime.errors import InputError
@@ -14,10 +14,12 @@ from plait.runtime.sampling import SamplingParams, sampling_params
 from plait.runtime.server.errors import invalid
 
 
-def sampling_named(said: Mapping[str, str], at: str = "", **fields: Any) -> SamplingParams:
+def sampling_named(
+    said: Mapping[str, str], at: str = "", outside: Collection[str] = (), **fields: Any
+) -> SamplingParams:
     """Checked sampling parameters; what is None is the default.
 
-    `said`: our name -> the protocol's. `at`: where they stand in the body. ApiError names the parameter as the client
+    `said`: our name -> the protocol's. `at`: where they stand in the body; those `outside` stand at its top. ApiError names the parameter as the client
     wrote it.
 
     >>> sampling_named({"max_tokens": "num_predict"}, "options", max_tokens=3).max_tokens
@@ -31,7 +33,7 @@ def sampling_named(said: Mapping[str, str], at: str = "", **fields: Any) -> Samp
         param: str | None
         if first in said or first in SamplingParams.__struct_fields__:
             name = said.get(first, first)
-            param = f"{at}.{name}" if at else name
+            param = f"{at}.{name}" if at and first not in outside else name
         else:
             param = _blamed(text, said, at)
         sentence = re.sub(r"\w+", lambda word: said.get(word[0], word[0]), text)
