@@ -23,6 +23,8 @@ from plait.runtime.server.anthropic import messages
 from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
+from plait.runtime.server.ollama import generate as ollama_generate
+from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.sglang import generate, info
@@ -30,7 +32,7 @@ from plait.runtime.server.state import State
 
 ROUTERS = (
     *(models.router, completions.router, chat.router, responses.router, embeddings.router),
-    *(messages.router, generate.router, info.router),
+    *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
 )
 
 log = logging.getLogger("plait.server")

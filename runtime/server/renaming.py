@@ -19,8 +19,8 @@ def sampling_named(
 ) -> SamplingParams:
     """Checked sampling parameters; what is None is the default.
 
-    `said`: our name -> the protocol's. `at`: where they stand in the body; those `outside` stand at its top. ApiError names the parameter as the client
-    wrote it.
+    `said`: our name -> the protocol's. `at`: where they stand in the body; those `outside` stand at its top.
+    ApiError names the parameter as the client wrote it.
 
     >>> sampling_named({"max_tokens": "num_predict"}, "options", max_tokens=3).max_tokens
     3

@@ -6,10 +6,13 @@ Knows: sockets, signals, uvicorn. Must not know: routes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -34,8 +37,7 @@ def serve(model: str | None, settings: ServerSettings, **engine: Any) -> int:
     with listener:
         runtime = RestartingRuntime(model, **engine)
         try:
-            asyncio_loop = _loop_factory()
-            with asyncio.Runner(loop_factory=asyncio_loop) as runner:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(_serve(runtime, settings, listener))
         finally:
             runtime.shutdown()
@@ -58,11 +60,20 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn that says where it listens, once it does."""
+    """uvicorn that says where it listens, once it does, and does not kill itself by the signal that ended it."""
 
     def __init__(self, config: uvicorn.Config, address: str) -> None:
         super().__init__(config)
         self._said = f"plait serves at {address}"
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
