@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
-from plait.runtime.server import openapi
+from plait.runtime.server import openapi, tokens
 from plait.runtime.server.answering import ClientGone, json_answer
 from plait.runtime.server.anthropic import messages
 from plait.runtime.server.error_shapes import error_body
@@ -26,6 +26,7 @@ from plait.runtime.server.guard import Guard
 from plait.runtime.server.ollama import generate as ollama_generate
 from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
+from plait.runtime.server.programs import route as program_route
 from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.sglang import generate, info
 from plait.runtime.server.state import State
@@ -33,6 +34,7 @@ from plait.runtime.server.state import State
 ROUTERS = (
     *(models.router, completions.router, chat.router, responses.router, embeddings.router),
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
+    *(tokens.router, program_route.router),
 )
 
 log = logging.getLogger("plait.server")

@@ -1,6 +1,6 @@
-"""SGLang's native endpoints, with the requests that its language's RuntimeEndpoint sends and what it reads of the answers.
+"""SGLang's native endpoints, with the requests that its language's RuntimeEndpoint sends and the sums it does.
 
-The `sglang` package itself needs a GPU stack; `Endpoint` makes the same requests and does the same sums.
+The `sglang` package itself needs a GPU stack; `Endpoint` stands in for it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.logprobs import LogprobFeed
 from plait.runtime.server.sglang.request import Asked
+from plait.runtime.server.tokens import token_text
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 NEVER = -9999.0  # the logprob of what cannot be; JSON has no infinity
@@ -109,9 +110,7 @@ class Writer:
     def _said(self, token: int) -> str | None:
         if not self._asked.with_text:
             return None
-        tokenizer = self._client.tokenizer
-        name = tokenizer.control_texts.get(token)
-        return name if name is not None else tokenizer.vocabulary.token_bytes[token].decode("utf-8", "replace")
+        return token_text(self._client, token)
 
 
 def _with_control_texts(client: Client) -> Vocabulary:
