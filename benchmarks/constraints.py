@@ -1,12 +1,12 @@
-"""What constraints cost: compiling, masks, completions, and the share of schemas that are taken.
+"""What constraints cost and whether they hold: patterns, schemas, masks, bombs; and the engine under them.
 
-    python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N]
+    python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine]
 
-Compiles in this process what a child of the pool would, so the times are the child's own clock. Without a file
-the schemas are those of the tests (tests/support/schema_table.py, each in five surroundings, and the refused
-ones); a file holds one schema a line. The vocabulary is the embedded model's, 49,152 tokens.
+Without a file the schemas are those of the tests: the table in five surroundings, the refused ones, and those shaped as
+people write them; a file holds one schema a line. Compiling is timed by the clock of the child that does it. The
+vocabulary is the embedded model's, 49,152 tokens. `--engine` runs the engine's part alone, `--library` the other.
 
-Knows: the public constraints, and NumPy. Must not know: schedulers or models.
+Knows: the public constraints, the sampler, and NumPy. Must not know: schedulers or models.
 """
 
 from __future__ import annotations
@@ -20,98 +20,147 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from plait.constrained import Grammar, GrammarError, JsonSchema, Vocabulary, mask_words
-from plait.constrained.dispatch import as_grammar, compile_form
-from plait.runtime.models.locate import locate_model
-from plait.runtime.tokenizer.tokenizer import load_tokenizer
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
+import constraints_bombs  # noqa: E402
+from drawn_schemas import judge  # noqa: E402
+from models import PYDANTIC  # noqa: E402
+from real_schemas import REAL  # noqa: E402
+from regex_oracles import PATTERNS, held_against_oracles  # noqa: E402
+from schema_table import REFUSED, ROWS, variants  # noqa: E402
 
-STEPS, ROWS = 40, 16
+from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words  # noqa: E402
+from plait.constrained.rewrite.document import subschemas  # noqa: E402
+from plait.constrained.rewrite.keywords import ASSERTIONS  # noqa: E402
+from plait.runtime.models.locate import locate_model  # noqa: E402
+from plait.runtime.sampler import Mask, Sampler  # noqa: E402
+from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
+
+STEPS, BATCH = 40, 16
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--schemas", type=Path, help="a file with one JSON Schema a line")
     parser.add_argument("--limit", type=int, default=2000, help="how many schemas at most")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--library", action="store_true", help="only what needs no model")
+    part.add_argument("--engine", action="store_true", help="only the engine under constraints")
     arguments = parser.parse_args()
+    if not arguments.engine:
+        library(arguments.schemas, arguments.limit)
+    if not arguments.library:
+        import constraints_engine  # loads a model
+
+        constraints_engine.main()
+
+
+def library(path: Path | None, limit: int) -> None:
     vocabulary = load_tokenizer(locate_model(None)).vocabulary
-    schemas = read(arguments.schemas)[: arguments.limit]
-    compile_one(schemas[0], vocabulary)
-    grammars = compiling(schemas, vocabulary)
-    walking(grammars, vocabulary)
+    patterns()
+    pool = CompilePool(vocabulary, cache_bytes=1 << 32)
+    pool.start()
+    try:
+        constraints_bombs.answer(pool, JsonSchema({"type": "null"}))
+        taken = schemas(read(path)[:limit], pool)
+        if path is None:
+            real(pool)
+    finally:
+        pool.close()
+    walking(taken, vocabulary)
     applying(len(vocabulary))
+    constraints_bombs.main(vocabulary)
 
 
 def read(path: Path | None) -> list[Any]:
     """The schemas of `path`, or of the tests."""
     if path is not None:
         return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-    from schema_table import REFUSED, ROWS, variants
-
     return [schema for row in ROWS for _, (schema, _, _) in variants(row)] + [schema for schema, _, _ in REFUSED]
 
 
-def compile_one(schema: Any, vocabulary: Vocabulary) -> tuple[float, Grammar | GrammarError]:
-    """(ms that the child takes, the grammar or why not)."""
-    begun = time.perf_counter()
-    try:
-        form = compile_form(JsonSchema(schema), vocabulary)
-    except GrammarError as error:
-        return (time.perf_counter() - begun) * 1e3, error
-    spent = (time.perf_counter() - begun) * 1e3
-    return spent, as_grammar(form, vocabulary)
+def patterns() -> None:
+    """Two hundred patterns against re.fullmatch and interegular."""
+    held = [held_against_oracles(pattern, seed=at, num_texts=300) for at, pattern in enumerate(PATTERNS)]
+    texts, second = sum(one.num_texts for one in held), sum(one.num_second for one in held)
+    wrong = sum(len(one.mismatches) for one in held)
+    print(f"patterns: {len(held)}, texts {texts} (interegular told of {second}), mismatches {wrong}")
 
 
-def compiling(schemas: list[Any], vocabulary: Vocabulary) -> list[Grammar]:
-    answers = [compile_one(schema, vocabulary) for schema in schemas]
-    taken = [answer for _, answer in answers if isinstance(answer, Grammar)]
-    print(
-        f"schemas: {len(schemas)}, taken {len(taken)} ({len(taken) / len(schemas):.1%}), the rest refused with a reason"
-    )
-    show("compile", [ms for ms, _ in answers], "ms")
+def schemas(listed: list[Any], pool: CompilePool) -> list[tuple[Any, Grammar]]:
+    """Compile each; count what is taken, and print the times in the child."""
+    pool.compile_s.clear()
+    answers = [(schema, constraints_bombs.answer(pool, JsonSchema(schema))) for schema in listed]
+    taken = [(schema, grammar) for schema, grammar in answers if isinstance(grammar, Grammar)]
+    met = {name for schema, _ in taken for _, part in subschemas(schema, "") for name in part} & ASSERTIONS
+    share = f"{len(taken) / len(listed):.1%}"
+    print(f"schemas: {len(listed)}, taken {len(taken)} ({share}), the rest refused with a reason")
+    missing = ", ".join(sorted(ASSERTIONS - met)) or "none"
+    print(f"keywords in those taken: {len(met)} of {len(ASSERTIONS)}, missing: {missing}")
+    show("compile, by the child's clock", [1e3 * spent for spent in pool.compile_s], "ms")
     return taken
 
 
-def walking(grammars: list[Grammar], vocabulary: Vocabulary) -> None:
-    """Random texts under the masks: the times of each mask, of an accepted token, and of a completion."""
+def real(pool: CompilePool) -> None:
+    """The share of schemas as people write them: as they are, with annotations, and lenient."""
+    listed = [*REAL.values(), *PYDANTIC.values()]
+    for name, options in (("as they are", {}), ("annotations", {"annotations": True}), ("lenient", {"lenient": True})):
+        found = [constraints_bombs.answer(pool, JsonSchema(schema, **options)) for schema in listed]
+        taken = sum(isinstance(one, Grammar) for one in found)
+        print(f"schemas as people write them, {name}: {taken} of {len(listed)} ({taken / len(listed):.1%})")
+
+
+def walking(taken: list[tuple[Any, Grammar]], vocabulary: Vocabulary) -> None:
+    """Random texts under the masks: what each question costs, and whether what is completed is valid."""
     rng, row = random.Random(1), np.zeros(mask_words(len(vocabulary)), np.int32)
-    masks, accepts, completions = list[float](), list[float](), list[float]()
-    for grammar in rng.sample(grammars, min(300, len(grammars))):
-        matcher = grammar.matcher()
+    costs: dict[str, list[float]] = {"mask fill": [], "accept": [], "rollback of 1": [], "completion": []}
+    false = checked = 0
+
+    def timed(name: str, call: Any, *given: Any) -> Any:
+        begun = time.perf_counter_ns()
+        answer = call(*given)
+        costs[name].append((time.perf_counter_ns() - begun) / 1e3)
+        return answer
+
+    for schema, grammar in rng.sample(taken, min(400, len(taken))):
+        matcher, text = grammar.matcher(), b""
         for _ in range(STEPS):
-            begun = time.perf_counter()
-            matcher.fill_mask(row)
-            masks.append((time.perf_counter() - begun) * 1e6)
-            begun = time.perf_counter()
-            matcher.completion(200)
-            completions.append((time.perf_counter() - begun) * 1e6)
+            timed("mask fill", matcher.fill_mask, row)
+            way = timed("completion", matcher.completion, 200)
             tokens = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
             token = int(rng.choice(tokens))
-            begun = time.perf_counter()
+            timed("accept", matcher.accept, token)
+            timed("rollback of 1", matcher.rollback, 1)
+            if way is not None:
+                checked += 1
+                false += not _is_valid(schema, text + b"".join(vocabulary.token_bytes[t] for t in way))
             matcher.accept(token)
-            accepts.append((time.perf_counter() - begun) * 1e6)
+            text += vocabulary.token_bytes[token]
             if matcher.is_terminated:
                 break
-    show("mask fill", masks, "us")
-    show("accept", accepts, "us")
-    show("completion", completions, "us")
+    for name, times in costs.items():
+        show(name, times, "us")
+    print(f"texts completed and judged by jsonschema-rs: {checked}, false accepts {false}")
+
+
+def _is_valid(schema: Any, text: bytes) -> bool:
+    value = json.loads(text)
+    return "inf" in repr(value).lower() or bool(judge(schema).is_valid(value))  # 1e999 is JSON, and no float
 
 
 def applying(width: int) -> None:
-    """Adding the bias that each byte of a mask stands for, 16 rows at once, dense, half and sparse."""
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    table = np.where(bits, np.float32(0), np.float32(-np.inf))
-    logits = np.zeros((ROWS, width), np.float32)
+    """The sampler's own masking of 16 rows: a bias looked up for each byte of a mask, and added."""
+    sampler, logits = Sampler(torch.device("cpu")), torch.zeros(BATCH, width)
     for name, share in (("dense", 0.99), ("half", 0.5), ("sparse", 0.001)):
-        packed = np.packbits(np.random.default_rng(0).random((ROWS, width)) < share, axis=1, bitorder="little")
-        times = []
-        for _ in range(50):
-            begun = time.perf_counter()
-            logits += table[packed].reshape(ROWS, -1)[:, :width]
-            times.append((time.perf_counter() - begun) * 1e6)
-            logits[:] = 0
-        show(f"mask applied with NumPy, {ROWS} rows, {name}", times, "us")
+        packed = np.packbits(np.random.default_rng(0).random((BATCH, width)) < share, axis=1, bitorder="little")
+        mask, times = Mask(list(range(BATCH)), np.ascontiguousarray(packed).view(np.int32), {}), list[float]()
+        for _ in range(200):
+            begun = time.perf_counter_ns()
+            sampler.apply_mask(logits, mask)
+            times.append((time.perf_counter_ns() - begun) / 1e3)
+            logits.zero_()
+        show(f"mask applied to {BATCH} rows, {name}", times[20:], "us")
 
 
 def show(name: str, times: list[float], unit: str) -> None:

@@ -1,22 +1,24 @@
-"""Compiled grammars by their spec, the least recently used dropped first, bounded in bytes.
+"""What is known of specs, the least recently used forgotten first, bounded in bytes.
 
-Knows: what each grammar says it weighs. Must not know: how it was compiled.
+Knows: what each thing kept is said to weigh. Must not know: how it was made.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Generic, TypeVar
 
 import msgspec
 
-from plait.constrained.grammar import Grammar
 from plait.constrained.specs import Spec
 
+Kept = TypeVar("Kept")
 
-class GrammarCache:
-    """Holds grammars of at most `max_bytes` together, their specs included; one that is larger is not kept.
 
-    >>> cache = GrammarCache(64 << 20)
+class SpecCache(Generic[Kept]):
+    """Holds things of at most `max_bytes` together, their specs included; one that is larger is not kept.
+
+    >>> cache = SpecCache[Grammar](64 << 20)                              # doctest: +SKIP
     >>> cache.get(Regex("a")) is None                                     # doctest: +SKIP
     True
     """
@@ -24,30 +26,31 @@ class GrammarCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.nbytes = 0
-        self._kept: OrderedDict[Spec, tuple[Grammar, int]] = OrderedDict()
+        self._kept: OrderedDict[Spec, tuple[Kept, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, spec: Spec) -> Grammar | None:
-        """The grammar of `spec`, now the most recently used; None where it is not held."""
+    def get(self, spec: Spec) -> Kept | None:
+        """What is kept of `spec`, now the most recently used; None where nothing is."""
         found = self._kept.get(spec)
         if found is None:
             return None
         self._kept.move_to_end(spec)
         return found[0]
 
-    def put(self, spec: Spec, grammar: Grammar) -> None:
-        """Keep `grammar`, and drop what no longer fits."""
-        cost = grammar.nbytes + 2 * len(msgspec.msgpack.encode(spec))
+    def put(self, spec: Spec, thing: Kept, nbytes: int) -> None:
+        """Keep `thing`, which weighs `nbytes`, and forget what no longer fits."""
+        cost = nbytes + 2 * len(msgspec.msgpack.encode(spec))
+        self.drop(spec)
         if cost > self.max_bytes:
             return
-        self._drop(spec)
         while self.nbytes + cost > self.max_bytes:
-            self._drop(next(iter(self._kept)))
-        self._kept[spec] = (grammar, cost)
+            self.drop(next(iter(self._kept)))
+        self._kept[spec] = (thing, cost)
         self.nbytes += cost
 
-    def _drop(self, spec: Spec) -> None:
+    def drop(self, spec: Spec) -> None:
+        """Forget `spec`."""
         _, cost = self._kept.pop(spec, (None, 0))
         self.nbytes -= cost

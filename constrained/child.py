@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -40,7 +42,7 @@ class Child:
             stdout=pipe,
             bufsize=0,
             env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,
+            process_group=0,  # no session of its own: Linux weighs those against each other, whatever the niceness
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -53,6 +55,7 @@ class Child:
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self.is_ready = False
+        self.ready_bytes = 0  # what it held when it was ready
         self.is_dead = False
         self.deadline: float | None = monotonic() + START_LIMIT_S
         self.send(hello)
@@ -60,6 +63,13 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """The memory that the process holds now; 0 where the system does not tell."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        except (OSError, IndexError):
+            return 0
 
     @property
     def has_unsent(self) -> bool:

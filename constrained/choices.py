@@ -10,6 +10,8 @@ from plait.constrained.specs import Choices, GrammarError
 from plait.constrained.trie import ByteTrie
 from plait.constrained.vocabulary import Vocabulary
 
+MAX_BYTES = 20_000  # each byte of the longest is a round of the walk through the vocabulary, about 30 us
+
 
 def compile_choices(spec: Choices, vocabulary: Vocabulary) -> Table:
     """The token automaton that accepts each choice, and nothing else, in every tokenization.
@@ -19,6 +21,9 @@ def compile_choices(spec: Choices, vocabulary: Vocabulary) -> Table:
     >>> compile_choices(Choices(("yes", "no")), vocabulary)               # doctest: +SKIP
     """
     texts = [choice.encode() for choice in spec.choices]
+    long = next((index for index, text in enumerate(texts) if len(text) > MAX_BYTES), None)
+    if long is not None:
+        raise GrammarError(f"the choice is longer than {MAX_BYTES} bytes", long)
     words = ByteTrie(enumerate(texts))
     try:
         table = token_table(words.step, 0, words.ends_here, vocabulary.trie)

@@ -13,13 +13,15 @@ from plait.constrained.json_schema import compile_json, compile_structural
 from plait.constrained.lark import compile_lark
 from plait.constrained.llg import LlgGrammar, LlgText
 from plait.constrained.product import Table
-from plait.constrained.regex import compile_regex
+from plait.constrained.regex import StatesOf, compile_regex
 from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Regex, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 
-def compile_form(spec: Spec, vocabulary: Vocabulary) -> Table | LlgText:
+def compile_form(spec: Spec, vocabulary: Vocabulary, states: StatesOf | None = None) -> Table | LlgText:
     """What a Grammar is made from. GrammarError where the constraint cannot be used.
+
+    `states` makes a pattern's automaton over bytes, where it is to be made with bounds; see regex.py.
 
     >>> compile_form(Choices(("yes", "no")), vocabulary)                  # doctest: +SKIP
     """
@@ -28,11 +30,11 @@ def compile_form(spec: Spec, vocabulary: Vocabulary) -> Table | LlgText:
     if isinstance(spec, Choices):
         return compile_choices(spec, vocabulary)
     if isinstance(spec, Regex):
-        return compile_regex(spec, vocabulary)
+        return compile_regex(spec, vocabulary, states)
     if isinstance(spec, Lark):
         return compile_lark(spec, vocabulary)
     if isinstance(spec, Ebnf):
-        return compile_ebnf(spec, vocabulary)
+        return compile_ebnf(spec, vocabulary, states)
     if isinstance(spec, Structural):
         return compile_structural(spec, vocabulary)
     return compile_json(spec, vocabulary)

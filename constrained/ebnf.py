@@ -12,22 +12,25 @@ from plait.constrained.char_classes import merged, written
 from plait.constrained.gbnf import Alternatives, Chars, Node, Repeat, Rule, Sequence, parse
 from plait.constrained.llg import LlgText, compiled
 from plait.constrained.product import Table
-from plait.constrained.regex import compile_plain
+from plait.constrained.regex import StatesOf, compile_plain
 from plait.constrained.specs import Ebnf, GrammarError
 from plait.constrained.syntax import Plain
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_LENGTH = 100_000
+_TOO_LARGE = "the grammar is too large once it is written out"
 
 
-def compile_ebnf(spec: Ebnf, vocabulary: Vocabulary) -> Table | LlgText:
+def compile_ebnf(spec: Ebnf, vocabulary: Vocabulary, states: StatesOf | None = None) -> Table | LlgText:
     """The grammar, as an automaton where it has no recursion; GrammarError with the index of what is wrong.
+
+    `states` makes the automaton over bytes; see compile_plain.
 
     >>> compile_ebnf(Ebnf('root ::= "a"+'), vocabulary)                   # doctest: +SKIP
     """
     rules = parse(spec.grammar)
     if not _is_recursive(rules):
-        return compile_plain(_plain(rules["root"], rules), vocabulary)
+        return compile_plain(_Plainly(rules).plain(rules["root"]), vocabulary, states)
     lines = [f"r{at}: {_lark(node, rules)}" for at, node in enumerate(rules.values())]
     lines.insert(0, f"start: r{list(rules).index('root')}")
     return compiled(LlgText(llguidance.LLMatcher.grammar_from_lark("\n".join(lines))), vocabulary)
@@ -65,33 +68,44 @@ def _is_recursive(rules: dict[str, Node]) -> bool:
     return False
 
 
-def _plain(node: Node, rules: dict[str, Node]) -> Plain:
-    """A node without recursion as a plain pattern."""
-    match node:
-        case Chars():
-            ranges = merged(list(node.ranges), node.negated)
-            return Plain(written(ranges), 1, 1 + len(ranges) / 4)
-        case Rule():
-            return _bounded(_plain(rules[node.name], rules), node.where)
-        case Sequence():
-            return _together("", [_plain(part, rules) for part in node.parts])
-        case Alternatives():
-            return _together("|", [_plain(arm, rules) for arm in node.arms]).within("(?:", ")")
-        case Repeat():
-            high = "" if node.high is None else node.high
-            times = node.low + 1 if node.high is None else node.high
-            return _plain(node.part, rules).within("(?:", f"){{{node.low},{high}}}", times)
+class _Plainly:
+    """Writes nodes without recursion as plain patterns, each rule once."""
+
+    def __init__(self, rules: dict[str, Node]) -> None:
+        self._rules = rules
+        self._made: dict[str, Plain] = {}
+
+    def plain(self, node: Node) -> Plain:
+        """A node as a plain pattern; GrammarError where it is too large."""
+        match node:
+            case Chars():
+                ranges = merged(list(node.ranges), node.negated)
+                return Plain(written(ranges), 1, 1 + len(ranges) / 4)
+            case Rule():
+                if node.name not in self._made:
+                    self._made[node.name] = _bounded(self.plain(self._rules[node.name]), node.where)
+                return self._made[node.name]
+            case Sequence():
+                return self._together("", node.parts)
+            case Alternatives():
+                return self._together("|", node.arms).within("(?:", ")")
+            case Repeat():
+                high = "" if node.high is None else node.high
+                times = node.low + 1 if node.high is None else node.high
+                return self.plain(node.part).within("(?:", f"){{{node.low},{high}}}", times)
+
+    def _together(self, between: str, nodes: tuple[Node, ...]) -> Plain:
+        if len(nodes) > MAX_LENGTH:
+            raise GrammarError(_TOO_LARGE)
+        parts = [self.plain(node) for node in nodes]
+        pattern = between.join(part.pattern for part in parts)
+        return Plain(pattern, sum(part.length for part in parts), sum(part.weight for part in parts))
 
 
 def _bounded(plain: Plain, where: int) -> Plain:
     if len(plain.pattern) > 10 * MAX_LENGTH or plain.length > MAX_LENGTH:
-        raise GrammarError("the grammar is too large once it is written out", where)
+        raise GrammarError(_TOO_LARGE, where)
     return plain
-
-
-def _together(between: str, parts: list[Plain]) -> Plain:
-    pattern = between.join(part.pattern for part in parts)
-    return Plain(pattern, sum(part.length for part in parts), sum(part.weight for part in parts))
 
 
 def _lark(node: Node, rules: dict[str, Node]) -> str:

@@ -1,6 +1,6 @@
 """Full validation of a finished text, for what the masks of a lenient grammar could not hold.
 
-Knows: JSON, and a validator. Must not know: grammars. Costs grow with the text; nothing is fetched.
+Knows: JSON, tags, and a validator. Must not know: grammars. Costs grow with the text; nothing is fetched.
 """
 
 from __future__ import annotations
@@ -10,10 +10,49 @@ from functools import lru_cache
 from typing import Any
 
 import jsonschema_rs
+import msgspec
 
 from plait.constrained.specs import JsonSchema, Spec, Structural
 
 MAX_REASON = 200
+_decoder = json.JSONDecoder()
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Between `begin` and `end` stands JSON that is valid by `schema`, a JSON text itself."""
+
+    begin: str
+    schema: str
+    end: str
+
+
+def check_segments(segments: tuple[Segment, ...], text: str) -> str | None:
+    """Why some part of `text` that a begin opens is not valid by its schema, or not closed; None if all are.
+
+    >>> check_segments((Segment("<a>", '{"uniqueItems": true}', "</a>"),), "so <a>[1,1]</a>")
+    'behind the <a> at 3: [1,1] has non-unique elements (at the top)'
+    """
+    at = 0
+    while True:
+        opened = [(text.find(one.begin, at), one) for one in segments if text.find(one.begin, at) >= 0]
+        if not opened:
+            return None
+        place, segment = min(opened, key=lambda pair: pair[0])
+        first = place + len(segment.begin)
+        try:
+            _, end = _decoder.raw_decode(text, first)
+        except (ValueError, RecursionError) as error:
+            return _behind(f"not JSON: {error}"[:MAX_REASON], segment, place)
+        if not text.startswith(segment.end, end):
+            return _behind(f"no {segment.end[:50]} follows the value", segment, place)
+        reason = full_check(segment.schema, text[first:end])
+        if reason is not None:
+            return _behind(reason, segment, place)
+        at = end + len(segment.end)
+
+
+def _behind(reason: str, segment: Segment, place: int) -> str:
+    return f"behind the {segment.begin[:50]} at {place}: {reason}"
 
 
 def why_not(spec: Spec, text: str) -> str | None:

@@ -12,8 +12,11 @@ from typing import Any
 
 import llguidance
 
-from plait.constrained.llg import LlgText, compiled
+from plait.constrained.blame import blamed
+from plait.constrained.full_check import Segment
+from plait.constrained.llg import LlgText, compiled, is_refused
 from plait.constrained.rewrite import Rewritten, rewritten
+from plait.constrained.rewrite.document import Schema
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.constrained.vocabulary import Vocabulary
 
@@ -33,7 +36,7 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlgTe
     try:
         return compiled(LlgText(_grammar(found.schema, spec.whitespace), found.unchecked, checked), vocabulary)
     except GrammarError as error:
-        raise GrammarError(_rephrased(error.reason), "") from None
+        raise GrammarError(_rephrased(error.reason), blamed(spec.text, _refuses)) from None
 
 
 def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
@@ -65,7 +68,8 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({begins})(?s:.*)/")
     text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
-    return compiled(LlgText(text, tuple(unchecked)), vocabulary)
+    segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
+    return compiled(LlgText(text, tuple(unchecked), (), segments if unchecked else ()), vocabulary)
 
 
 def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:
@@ -83,6 +87,10 @@ def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:
 def _grammar(schema: dict[str, Any], whitespace: bool) -> str:
     text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, whitespace)))
     return text
+
+
+def _refuses(schema: Schema) -> bool:
+    return schema is False or (schema is not True and is_refused(_grammar(schema, False)))
 
 
 def _regex_literal(text: str) -> str:

@@ -17,28 +17,32 @@ import llguidance
 import msgspec
 import numpy as np
 
-from plait.constrained.full_check import full_check
+from plait.constrained.full_check import Segment, check_segments, full_check
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
 MAX_REASON = 200
+MAX_LITERAL = 16_384  # llguidance splits all that is forced anew at each step: 0.4 us a byte
 SPELLED_OUT = 64  # tokens that a way may take less once it is spelled as the tokenizer does
 _STUCK = "the constraint cannot be met from here on"
 _NOTHING = "the constraint matches nothing that the vocabulary can spell"
+BYTES_PER_CHARACTER = 100  # measured: a literal of 1 MB takes 86 MB
 ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
 
 
 class LlgText(msgspec.Struct, frozen=True, tag="llg"):
     """A grammar in llguidance's own notation, known to compile within the limits.
 
-    `unchecked` are the pointers of what was left out of it, and `checked_by` the schema that tells, or nothing.
+    `unchecked` are the pointers of what was left out of it; `checked_by` the schema that the whole text must
+    meet, or nothing; `segments` what a structural text's parts must meet.
     """
 
     text: str
     unchecked: tuple[str, ...] = ()
     checked_by: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 class LlgGrammar(Grammar):
@@ -54,29 +58,34 @@ class LlgGrammar(Grammar):
         self.vocabulary = vocabulary
         self.end_ids = frozenset(vocabulary.eos_ids)
         self.num_words = mask_words(len(vocabulary))
-        bits = [
-            (end_id // 32, np.array(1 << (end_id % 32), np.uint32).view(np.int32)[()]) for end_id in vocabulary.eos_ids
-        ]
-        self.end_bits = [(word, bit, ~bit) for word, bit in bits]
+        self.no_token = bytes(4 * self.num_words)
+        bits = [(end_id // 8, 1 << end_id % 8) for end_id in vocabulary.eos_ids]
+        self.end_bits = [(at, bit, 255 - bit) for at, bit in bits]
         self._text = grammar.text
         self.unchecked = grammar.unchecked
         self._checked_by = grammar.checked_by
+        self._segments = grammar.segments
         self._first = self._compiled()
         try:
-            LlgMatcher(self).fill_mask(np.zeros(self.num_words, np.int32))
+            matcher = LlgMatcher(self)
+            if len(matcher.forced_bytes()) > MAX_LITERAL:
+                raise GrammarError(
+                    f"it forces more than {MAX_LITERAL} bytes at once, which each token would go through"
+                )
+            matcher.fill_mask(np.zeros(self.num_words, np.int32))
         except GrammarError as error:
             raise GrammarError(_NOTHING if error.reason == _STUCK else error.reason) from None
 
     @property
     def nbytes(self) -> int:
-        return ASSUMED_BYTES + 4 * len(self._text)
+        return ASSUMED_BYTES + BYTES_PER_CHARACTER * len(self._text)
 
     def matcher(self) -> Matcher:
         return LlgMatcher(self)
 
     def check(self, text: str) -> str | None:
-        if self.unchecked and not self._checked_by:
-            return "what was left out of a structural text's schemas is not checked"
+        if self.unchecked and self._segments:
+            return check_segments(self._segments, text)
         return next((found for schema in self._checked_by if (found := full_check(schema, text))), None)
 
     def inner(self) -> llguidance.LLMatcher:
@@ -99,7 +108,7 @@ class LlgGrammar(Grammar):
 class LlgMatcher(Matcher):
     """A place in an LlgGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
 
-    __slots__ = ("_ended", "_grammar", "_inner", "_plan", "_tokens")
+    __slots__ = ("_address", "_bits", "_ended", "_grammar", "_inner", "_plan", "_tokens", "_words")
 
     def __init__(self, grammar: LlgGrammar) -> None:
         self._grammar = grammar
@@ -107,6 +116,9 @@ class LlgMatcher(Matcher):
         self._tokens: list[int] = []  # what the inner matcher consumed
         self._plan: list[int] | None = None  # a way from here to an end, if one was asked for
         self._ended = 0  # end tokens accepted; the inner matcher never sees them
+        self._bits = bytearray()  # where the library writes masks: its address is asked for once, not for each
+        self._words = np.zeros(0, np.int32)  # the same memory
+        self._address = 0
 
     def accept(self, token: int) -> bool:
         grammar = self._grammar
@@ -124,16 +136,22 @@ class LlgMatcher(Matcher):
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
-        ending = self.is_accepting
+        grammar, ending = self._grammar, self.is_accepting
+        if not self._address:
+            self._bits = bytearray(grammar.no_token)
+            self._words = np.frombuffer(self._bits, np.int32)
+            self._address = self._words.ctypes.data
+        bits = self._bits
         if self._ended or self._inner.is_stopped():
-            row[:] = 0
+            bits[:] = grammar.no_token
         else:
-            mask = self._ask(lambda inner: inner.compute_bitmask())
-            row[:] = np.frombuffer(mask, np.int32)[: self._grammar.num_words]
-            if not ending and not mask.strip(b"\0"):
+            size = len(bits)
+            self._ask(lambda inner: inner.unsafe_compute_mask_ptr(self._address, size))
+            if not ending and bits == grammar.no_token:
                 raise GrammarError(_STUCK)
-        for word, bit, others in self._grammar.end_bits:
-            row[word] = row[word] | bit if ending else row[word] & others
+        for at, bit, others in grammar.end_bits:
+            bits[at] = bits[at] | bit if ending else bits[at] & others
+        row[:] = self._words
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._ended:
@@ -247,6 +265,11 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     return found
 
 
+def warm_up(vocabulary: Vocabulary) -> None:
+    """Make now what the first grammar for `vocabulary` would have to wait for."""
+    _tokenizer(vocabulary)
+
+
 def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
@@ -278,6 +301,11 @@ def compiled(text: LlgText, vocabulary: Vocabulary) -> LlgText:
     """
     LlgGrammar(text, vocabulary)
     return text
+
+
+def is_refused(text: str) -> bool:
+    """Whether the library refuses a grammar of its own notation, whatever the vocabulary."""
+    return bool(llguidance.LLMatcher.validate_grammar(text, limits=_limits()))
 
 
 def regex_text(pattern: str, vocabulary: Vocabulary) -> LlgText:

@@ -10,17 +10,22 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
 
-from plait.constrained.cache import GrammarCache
+from plait.constrained.aside import Aside
+from plait.constrained.cache import SpecCache
 from plait.constrained.child import Child
 from plait.constrained.dispatch import as_grammar
 from plait.constrained.grammar import Grammar
-from plait.constrained.llg import LlgText
-from plait.constrained.product import Table
+from plait.constrained.llg import LlgText, warm_up
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
-from plait.constrained.wire import Arrays, FromChild, Hello, Job, Ready, Refused, unpacked
+from plait.constrained.wire import Arrays, Done, FromChild, Hello, Job, Refused, unpacked
 
 MEMORY_BYTES = 2 << 30
+GROWN_BYTES = 128 << 20  # a child that holds so much more than at its start is replaced
+REFUSALS_BYTES = 4 << 20
+RETRY_S = 30.0  # what was too slow or too large is not tried again before
+SLOW_S = 0.005  # what took a child longer is not repeated between two steps of the caller's loop
+_FOREVER = float("inf")
 _RETRY_WRITE_S = 0.001
 _END_S = 5.0
 
@@ -33,12 +38,22 @@ class _Work:
     tickets: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a spec was refused, and until when that holds."""
+
+    reason: str
+    where: int | str | None
+    until: float
+
+
 class CompilePool:
     """`workers` child processes for one vocabulary, and a cache of at most `cache_bytes`; for one thread.
 
     A job that takes a child longer than `deadline_s` ends with the child killed and replaced, and a
     GrammarError; the start of a child does not count and is bounded at 20 s. A child may take `memory_bytes`
-    beyond its own.
+    beyond its own, and one that keeps 128 MiB of it is replaced. Refusals are remembered as grammars are.
+    `compile_s` are the seconds that the last 1,000 jobs took by the clock of their child.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -61,7 +76,9 @@ class CompilePool:
             raise ValueError("workers, deadline_s and memory_bytes must be positive, cache_bytes not negative")
         self.vocabulary = vocabulary
         self.deadline_s = deadline_s
-        self.cache = GrammarCache(cache_bytes)
+        self.cache = SpecCache[Grammar](cache_bytes)
+        self.compile_s: deque[float] = deque(maxlen=1000)
+        self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
         self._hello = Hello(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
         self._workers = workers
         self._open = False
@@ -70,13 +87,16 @@ class CompilePool:
         self._ended: list[Child] = []  # killed, not yet reaped
         self._queue: deque[_Work] = deque()
         self._work: dict[Spec, _Work] = {}
+        self._aside: Aside[_Work, Grammar | GrammarError] | None = None  # there while the pool is open
         self._answers: list[tuple[int, Grammar | GrammarError]] = []
         self._last_ticket = 0
 
     def start(self) -> None:
         """Start the children; they get ready while the caller goes on. A closed pool may be started again."""
         self._open = True
+        self._aside = self._aside or Aside()
         self.vocabulary.warm_up()  # once, before there are texts to keep waiting
+        warm_up(self.vocabulary)
         self._advance()
 
     def submit(self, spec: Spec) -> int:
@@ -85,9 +105,9 @@ class CompilePool:
             raise RuntimeError("the pool is not started")
         self._last_ticket += 1
         ticket = self._last_ticket
-        cached = self.cache.get(spec)
-        if cached is not None:
-            self._answers.append((ticket, cached))
+        known = self.cache.get(spec) or self._refused(spec)
+        if known is not None:
+            self._answers.append((ticket, known))
             return ticket
         work = self._work.get(spec)
         if work is None:
@@ -108,7 +128,7 @@ class CompilePool:
 
     def filenos(self) -> list[int]:
         """What to poll for reading; asked anew before each poll, since children are replaced."""
-        return [child.fileno() for child in self._children]
+        return [child.fileno() for child in self._children] + ([self._aside.fileno()] if self._aside else [])
 
     def next_deadline(self) -> float | None:
         """The time, in seconds of `time.monotonic()`, by which to `collect` though nothing is readable."""
@@ -125,10 +145,14 @@ class CompilePool:
             child.flush()
             for message in child.receive():
                 self._receive(child, message)
+            if child not in self._children:
+                continue  # it kept too much
             if child.is_dead:
-                self._lose(child, "the compiler died of it; it may need too much memory")
+                self._blame(child, "the compiler died of it; it may need too much memory")
             elif child.deadline is not None and monotonic() >= child.deadline:
-                self._lose(child, f"took longer than {self.deadline_s:g} s to compile")
+                self._blame(child, f"took longer than {self.deadline_s:g} s to compile")
+        for work, answer in self._aside.take() if self._aside else ():
+            self._settle(work, answer)
         self._ended = [child for child in self._ended if not child.is_gone()]
         self._advance()
         answers, self._answers = self._answers, []
@@ -141,6 +165,11 @@ class CompilePool:
             self._lose(child, "the compiler was closed")
         while self._queue:
             self._finish(self._queue.popleft(), GrammarError("the compiler was closed"))
+        for work in list(self._work.values()):
+            self._finish(work, GrammarError("the compiler was closed"))
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
         for child in self._ended:
             child.is_gone(wait_s=_END_S)
         self._ended.clear()
@@ -163,17 +192,45 @@ class CompilePool:
     def _receive(self, child: Child, message: FromChild) -> None:
         work = self._children[child]
         child.deadline = None
-        if isinstance(message, Ready) or work is None:
+        if not isinstance(message, Done) or work is None:
             child.is_ready = True
+            child.ready_bytes = child.resident_bytes()
             return
         self._children[child] = None
-        try:
-            grammar = as_grammar(_form(message), self.vocabulary)
-        except GrammarError as error:
-            self._finish(work, error)
-            return
-        self.cache.put(work.spec, grammar)
-        self._finish(work, grammar)
+        self.compile_s.append(message.spent_s)
+        answer = message.answer
+        if isinstance(answer, Refused):
+            self._settle(work, GrammarError(answer.reason, answer.where))
+        elif isinstance(answer, LlgText) and message.spent_s > SLOW_S and self._aside is not None:
+            self._aside.begin(work, lambda: _grammar(answer, self.vocabulary))
+        else:
+            self._settle(work, _grammar(answer, self.vocabulary))
+        if child.resident_bytes() > child.ready_bytes + GROWN_BYTES:
+            self._lose(child, "")
+
+    def _refused(self, spec: Spec) -> GrammarError | None:
+        known = self._refusals.get(spec)
+        if known is not None and known.until < monotonic():
+            self._refusals.drop(spec)
+            known = None
+        return None if known is None else GrammarError(known.reason, known.where)
+
+    def _settle(self, work: _Work, answer: Grammar | GrammarError, holds_s: float = _FOREVER) -> None:
+        """Remember the answer, and give it to all who wait for it."""
+        if isinstance(answer, GrammarError):
+            refusal = _Refusal(answer.reason, answer.where, monotonic() + holds_s)
+            self._refusals.put(work.spec, refusal, 500 + len(answer.reason))
+        else:
+            self.cache.put(work.spec, answer, answer.nbytes)
+        self._finish(work, answer)
+
+    def _blame(self, child: Child, reason: str) -> None:
+        """End a child for what its work did."""
+        work = self._children[child]
+        if work is not None:
+            self._children[child] = None
+            self._settle(work, GrammarError(reason), RETRY_S)
+        self._lose(child, reason)
 
     def _lose(self, child: Child, reason: str) -> None:
         """End a child, and with it the work that it had begun."""
@@ -192,11 +249,13 @@ class CompilePool:
             self._finish(self._queue.popleft(), GrammarError("the compiler process did not start"))
 
     def _finish(self, work: _Work, answer: Grammar | GrammarError) -> None:
-        del self._work[work.spec]
-        self._answers += [(ticket, answer) for ticket in sorted(work.tickets)]
+        if self._work.get(work.spec) is work:
+            del self._work[work.spec]
+            self._answers += [(ticket, answer) for ticket in sorted(work.tickets)]
 
 
-def _form(message: Arrays | LlgText | Refused) -> Table | LlgText:
-    if isinstance(message, Refused):
-        raise GrammarError(message.reason, message.where)
-    return message if isinstance(message, LlgText) else unpacked(message)
+def _grammar(form: Arrays | LlgText, vocabulary: Vocabulary) -> Grammar | GrammarError:
+    try:
+        return as_grammar(form if isinstance(form, LlgText) else unpacked(form), vocabulary)
+    except GrammarError as error:
+        return error

@@ -21,13 +21,14 @@ Step: TypeAlias = Callable[[Int32Array, NDArray[np.uint8]], Int32Array]
 Edges: TypeAlias = tuple[Int32Array, Int32Array, Int32Array]
 """From state, token, to state; each int32 [E]."""
 
-MAX_EDGES = 3_000_000
+MAX_EDGES = 1_500_000
+EDGES_SEEN = 400_000  # from here on it is foreseen, at the rate so far, how many there will be
 PAIRS_AT_ONCE = 400_000
 UNREACHED = np.iinfo(np.int32).max
 
 
 class TooLarge(Exception):
-    """The token automaton has more than `max_edges` edges."""
+    """The token automaton has, or will have, more than `max_edges` edges."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +51,9 @@ def token_table(
 ) -> Table | None:
     """The token automaton of a byte automaton, or None where no text of it can be spelled with these tokens.
 
-    `accepting` is bool [states of the byte automaton]. Raises TooLarge beyond `max_edges` edges. Method: the
-    states and the tree are walked together (Willard and Louf 2023, arXiv:2307.09702), all states of a round
-    at once.
+    `accepting` is bool [states of the byte automaton]. Raises TooLarge beyond `max_edges` edges, as soon as
+    that many are to be expected. Method: the states and the tree are walked together (Willard and Louf 2023,
+    arXiv:2307.09702), all states of a round at once.
 
     >>> words = ByteTrie([(0, b"ab"), (1, b"a")])
     >>> tokens = ByteTrie([(5, b"a"), (6, b"b"), (7, b"ab")])
@@ -70,19 +71,21 @@ def token_table(
 def _all_edges(step: Step, start: int, num_states: int, trie: ByteTrie, max_edges: int) -> Edges:
     seen = np.zeros(num_states, np.bool_)
     seen[start] = True
-    todo, at_once, num_edges = np.array([start], np.int32), 16, 0
+    todo, at_once, num_edges, num_walked = np.array([start], np.int32), 4, 0, 0
     parts: list[Edges] = []
     while len(todo):
         batch, todo = todo[:at_once], todo[at_once:]
         part, pairs = _walk(step, batch, trie)
         num_edges += len(part[0])
-        if num_edges > max_edges:
-            raise TooLarge
+        num_walked += len(batch)
         parts.append(part)
         reached = np.unique(part[2])
         found = reached[~seen[reached]]
         seen[found] = True
         todo = np.concatenate((todo, found))
+        foreseen = num_edges * (1 + len(todo) / num_walked) if num_edges > EDGES_SEEN else num_edges
+        if foreseen > max_edges:
+            raise TooLarge
         at_once = max(1, min(4 * at_once, 4096, len(batch) * PAIRS_AT_ONCE // (pairs + 1)))
     sources, tokens, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
     return sources, tokens, targets

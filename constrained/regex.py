@@ -8,7 +8,9 @@ faults are gone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 import outlines_core
@@ -21,6 +23,8 @@ from plait.constrained.syntax import Plain, plain_pattern
 from plait.constrained.trie import Int32Array
 from plait.constrained.vocabulary import Vocabulary
 
+ByteStates: TypeAlias = tuple[Int32Array, int, NDArray[np.bool_]]
+StatesOf: TypeAlias = Callable[[str], ByteStates]
 MAX_WEIGHT = 2000  # beyond it outlines-core takes a second for some patterns
 MAX_LENGTH = 100_000  # in characters; beyond it llguidance gives up within a few dozen tokens
 MAX_BYTE_STATES = 20_000
@@ -28,7 +32,7 @@ _END = "\U0010ffff"  # excluded from every text by char_classes.py
 _END_ID, _NO_ID = 256, 257
 
 
-def compile_regex(spec: Regex, vocabulary: Vocabulary) -> Table | LlgText:
+def compile_regex(spec: Regex, vocabulary: Vocabulary, states: StatesOf | None = None) -> Table | LlgText:
     """The token automaton of a pattern, or the text of a grammar for llguidance where it would be too large.
 
     GrammarError for patterns that are wrong, not supported, or match nothing that the vocabulary can spell.
@@ -36,11 +40,12 @@ def compile_regex(spec: Regex, vocabulary: Vocabulary) -> Table | LlgText:
 
     >>> compile_regex(Regex("[0-9]+"), vocabulary)                        # doctest: +SKIP
     """
-    return compile_plain(plain_pattern(spec.pattern), vocabulary)
+    return compile_plain(plain_pattern(spec.pattern), vocabulary, states)
 
 
-def compile_plain(plain: Plain, vocabulary: Vocabulary) -> Table | LlgText:
-    """The same for a plain pattern, whoever wrote it.
+def compile_plain(plain: Plain, vocabulary: Vocabulary, states: StatesOf | None = None) -> Table | LlgText:
+    """The same for a plain pattern, whoever wrote it. `states` makes the automaton over bytes: byte_states, or
+    what calls it within bounds and raises TooLarge where they are exceeded.
 
     >>> compile_plain(Plain("a{3}", 3, 3), vocabulary)                    # doctest: +SKIP
     """
@@ -49,8 +54,8 @@ def compile_plain(plain: Plain, vocabulary: Vocabulary) -> Table | LlgText:
     if plain.weight > MAX_WEIGHT:
         return regex_text(plain.pattern, vocabulary)
     try:
-        states, start, accepting = byte_states(plain.pattern)
-        table = token_table(lambda at, by: states[at, by], start, accepting, vocabulary.trie)
+        table_of, start, accepting = (states or byte_states)(plain.pattern)
+        table = token_table(lambda at, by: table_of[at, by], start, accepting, vocabulary.trie)
     except (TooLarge, ValueError):
         return regex_text(plain.pattern, vocabulary)
     if table is None:
@@ -58,7 +63,7 @@ def compile_plain(plain: Plain, vocabulary: Vocabulary) -> Table | LlgText:
     return table
 
 
-def byte_states(plain: str) -> tuple[Int32Array, int, NDArray[np.bool_]]:
+def byte_states(plain: str) -> ByteStates:
     """The automaton over UTF-8 bytes of a plain pattern: next [S, 256] (-1: none), start, accepting [S].
 
     ValueError where outlines-core refuses, TooLarge beyond 20,000 states. Nothing is pruned.

@@ -55,8 +55,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     where: int | str | None
 
 
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """From the child: the answer to a job, and how many seconds it took there."""
+
+    answer: Arrays | LlgText | Refused
+    spent_s: float
+
+
 ToChild: TypeAlias = Hello | Job
-FromChild: TypeAlias = Ready | Arrays | LlgText | Refused
+FromChild: TypeAlias = Ready | Done
 
 
 def framed(message: ToChild | FromChild) -> bytes:

@@ -13,23 +13,25 @@ import resource
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import BinaryIO
 
 import msgspec
 
+from plait.constrained.bounded import bounded_states
 from plait.constrained.dispatch import compile_form
 from plait.constrained.llg import LlgText
 from plait.constrained.regex import byte_states
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.syntax import plain_pattern
 from plait.constrained.vocabulary import Vocabulary
-from plait.constrained.wire import FromChild, Hello, Job, Ready, Refused, ToChild, framed, packed
+from plait.constrained.wire import Arrays, Done, FromChild, Hello, Job, Ready, Refused, ToChild, framed, packed
 
-NICENESS = 10
+NICENESS = 15
 
 
 def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Answer frames until there are no more: Ready to Hello, and Arrays, LlgText or Refused to each Job."""
+    """Answer frames until there are no more: Ready to Hello, and Done to each Job."""
     decoder = msgspec.msgpack.Decoder(ToChild)
     vocabulary: Vocabulary | None = None
     while header := incoming.read(4):
@@ -60,15 +62,16 @@ def _prepared(hello: Hello) -> Vocabulary:
 def _answer(job: Job, vocabulary: Vocabulary) -> FromChild:
     # The signal's default action ends the process even while a library holds the interpreter's lock.
     signal.setitimer(signal.ITIMER_REAL, job.limit_s)
+    begun = perf_counter()
     try:
-        return _compiled(job.spec, vocabulary)
+        return Done(_compiled(job.spec, vocabulary), perf_counter() - begun)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _compiled(spec: Spec, vocabulary: Vocabulary) -> FromChild:
+def _compiled(spec: Spec, vocabulary: Vocabulary) -> Arrays | LlgText | Refused:
     try:
-        form = compile_form(spec, vocabulary)
+        form = compile_form(spec, vocabulary, bounded_states)
         return form if isinstance(form, LlgText) else packed(form)
     except GrammarError as error:
         return Refused(error.reason, error.where)

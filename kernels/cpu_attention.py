@@ -24,12 +24,14 @@ TILE = 8  # query tokens of one row that share the reading of a block
 @numba.njit(parallel=True, fastmath=True, cache=True, boundscheck=False)  # type: ignore[untyped-decorator]
 def _attend(
     q: Any,  # [T, H, D] float32
-    k_cache: Any,  # [P, G, D] the bits of bfloat16 (uint16) or float32 (uint32)
+    k_cache: Any,  # [slots, G, D] the bits of bfloat16 (uint16) or float32 (uint32)
     v_cache: Any,
     shift: Any,  # uint32: 16 makes bfloat16's bits float32's, 0 keeps float32's
     q_starts: Any,  # [R + 1]
     kv_starts: Any,  # [R + 1]
+    first_pages: Any,  # [R]
     kv_pages: Any,
+    page_size: int,
     tile_rows: Any,  # [tiles] the row of each tile
     tile_firsts: Any,  # [tiles] its first token within the row
     scale: float,
@@ -60,10 +62,11 @@ def _attend(
             base = block * BLOCK
             here = min(BLOCK, kv_len - base)
             for j in range(here):
-                page = kv_pages[kv_starts[row] + base + j]
+                at = base + j
+                slot = kv_pages[first_pages[row] + at // page_size] * page_size + at % page_size
                 for d in range(size):
-                    key_bits[j, d] = np.uint32(k_cache[page, group, d]) << shift
-                    value_bits[j, d] = np.uint32(v_cache[page, group, d]) << shift
+                    key_bits[j, d] = np.uint32(k_cache[slot, group, d]) << shift
+                    value_bits[j, d] = np.uint32(v_cache[slot, group, d]) << shift
             for lane in range(lanes):
                 token = lane // per_group
                 position = start + token
@@ -119,7 +122,9 @@ def paged_attention(
         np.uint32(16 if k_cache.dtype == torch.bfloat16 else 0),
         q_starts,
         layout.kv_starts.numpy(),
+        layout.first_pages.numpy(),
         layout.kv_pages.numpy(),
+        layout.page_size,
         tile_rows,
         tile_firsts,
         scale,
@@ -130,4 +135,5 @@ def paged_attention(
 
 
 def _bits(cache: torch.Tensor) -> Any:
+    cache = cache.view(-1, *cache.shape[-2:])
     return cache.view(torch.uint16 if cache.dtype == torch.bfloat16 else torch.uint32).numpy()

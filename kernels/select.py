@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -17,16 +18,21 @@ from plait.kernels.layout import AttentionLayout
 
 PagedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor]
 
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class Kernels:
     """The operators a model calls; signatures as in `reference`. `names` says what was chosen, for `plait check`."""
 
-    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    linear: reference.Linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     silu_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    gelu_tanh_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    experts: Experts
     paged_attention: PagedAttention
     names: dict[str, str]
 
@@ -47,12 +53,16 @@ def select_kernels(device: torch.device, dtype: torch.dtype, deterministic: bool
             chosen = f"torch reference (numba cannot be imported: {error})"
     if deterministic and attention is reference.paged_attention:
         raise ValueError(f"deterministic runs need a CPU, numba, float32 or bfloat16; not {device} with {dtype}")
+    linear: reference.Linear = fixed.linear if deterministic else functional.linear
     return Kernels(
-        linear=fixed.linear if deterministic else functional.linear,
+        linear=linear,
         rms_norm=reference.rms_norm,
+        head_norm=reference.head_norm,
         rotary=reference.rotary,
         write_kv=reference.write_kv,
         silu_and_multiply=reference.silu_and_multiply,
+        gelu_tanh_and_multiply=reference.gelu_tanh_and_multiply,
+        experts=partial(reference.experts if device.type == "cpu" else reference.experts_dense, linear=linear),
         paged_attention=attention,
         names={
             "attention": chosen,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,10 @@ class ModelRunner:
         except ValueError as error:
             raise InputError(str(error)) from None
         checkpoint = open_checkpoint(model_path)
-        self.config = checkpoint.config
+        longest = checkpoint.config.context_length
+        self.context_length = min(config.context_length or longest, longest)
+        # LongRoPE has one set of frequencies for short contexts and one for long ones.
+        self.config = replace(checkpoint.config, context_length=self.context_length)
         model_class = MODELS[self.config.architecture]
         self.model = model_class(
             self.config,
@@ -49,7 +53,6 @@ class ModelRunner:
             self.device,
             lambda share: progress(0.9 * share, "loading the model"),
         )
-        self.context_length = min(config.context_length or self.config.context_length, self.config.context_length)
         self.max_batch_tokens = config.max_batch_tokens or (
             GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
         )

@@ -100,7 +100,8 @@ class Sampler:
     def apply_mask(self, logits: torch.Tensor, mask: Mask) -> None:
         """Adds -inf where a token is not allowed. logits [B, V] float32, changed in place."""
         packed = torch.from_numpy(mask.words.view(np.uint8)).to(logits.device)  # [rows, 4 * words]
-        bias = self._bias_of_byte[packed.int()].flatten(1)[:, : logits.shape[1]]
+        looked_up = torch.index_select(self._bias_of_byte, 0, packed.view(-1).int())  # [rows * 4 * words, 8]
+        bias = looked_up.view(len(packed), -1)[:, : logits.shape[1]]
         if len(mask.rows) == len(logits):
             logits += bias
         else:

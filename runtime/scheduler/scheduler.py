@@ -27,6 +27,7 @@ from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Row, Scori
 from plait.runtime.scheduler.session import ClientId
 from plait.runtime.scheduler.sessions import Sessions
 
+MAX_CONSTRAINT_S = 0.1  # CPU time that one row's mask or matcher may take in a step
 NARROW = 1024  # a mask with at most so many tokens: only their logits are computed
 
 
@@ -153,9 +154,11 @@ class Scheduler:
         rows, masks, narrow = [], [], {}
         for index, (at, gen) in enumerate(batch.sampled_rows()):
             words = np.empty(self._mask_words, dtype=np.int32)
+            begun = time.thread_time()
             try:
                 if not self.generating.fill_mask(gen, words):
                     continue
+                _check_cost(time.thread_time() - begun)
             except Exception as error:  # a matcher that breaks in the middle ends its own call
                 self.sessions.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
                 continue
@@ -211,8 +214,11 @@ class Scheduler:
         if token == NOT_FINITE:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
             return
+        begun = time.thread_time()
         try:
             ending = self.generating.take(gen, token, sampled.logprobs.get(gen))
+            if gen.matcher is not None and ending is None:
+                _check_cost(time.thread_time() - begun)
         except (RuntimeError, GrammarError) as error:
             self.sessions.fail(gen, "constraint", str(error))
             return
@@ -236,3 +242,11 @@ class Scheduler:
         for each in batch.rows:
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
             self._fail_row(each.row, "internal", text)
+
+
+def _check_cost(spent_s: float) -> None:
+    """RuntimeError for a constraint that holds up its neighbours: `spent_s` are this thread's own CPU seconds."""
+    if spent_s > MAX_CONSTRAINT_S:
+        raise RuntimeError(
+            f"one token of this constraint took {spent_s * 1e3:.0f} ms; {MAX_CONSTRAINT_S * 1e3:.0f} are allowed"
+        )

@@ -49,6 +49,25 @@ class Definition:
     chat_template: ChatTemplate | None
 
 
+_TAGS = (
+    "a|b|bbox|blockquote|body|caption|code|div|em|footer|h1|h2|h3|h4|h5|h6|html|i|iframe|img|li|s|span|strong|sub|sup"
+    "|table|tbody|td|tfoot|th|thead|tr|u|ul"
+)
+_TEXT_TOKEN = re.compile(rf"\s+|{SPACE_LETTER}+|</?(?:{_TAGS})>")
+
+
+def is_text_token(text: str) -> bool:
+    """Whether a token that is matched before BPE is plain text: white space, or an HTML tag (Gemma has both).
+
+    Such tokens are found in everybody's text. The list is closed, so that no text becomes a control token because
+    a file calls that token "user defined".
+
+    >>> is_text_token("\\n\\n"), is_text_token("</table>"), is_text_token("<|im_end|>"), is_text_token("<think>")
+    (True, True, False, False)
+    """
+    return _TEXT_TOKEN.fullmatch(text) is not None
+
+
 @cache
 def byte_letters() -> dict[str, int]:
     """GPT-2's alphabet: a printable letter for each of the 256 bytes.

@@ -18,6 +18,7 @@ from plait.runtime.tokenizer.definition import (
     AddedToken,
     Definition,
     byte_level_bytes,
+    is_text_token,
     sentencepiece_bytes,
 )
 
@@ -47,17 +48,19 @@ def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) 
     types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
     sentencepiece = kind == "llama"
     pre = _name(metadata, "pre", "default")
-    build = _sentencepiece if sentencepiece else _byte_level
-    try:
-        plain, start = build(metadata, tokens, types)
-    except (UnsupportedModel, CorruptModel):
-        raise
-    except Exception as error:  # `tokenizers` raises nothing narrower for lists that contradict
-        raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
     bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     eos_ids = _eos_ids(metadata, len(tokens), 2 if sentencepiece else None)
     silent = {i for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _UNUSED)} | set(eos_ids)
     silent |= set() if bos is None else {bos}
+    written = _written_ids(metadata, tokens, types, silent) if sentencepiece else set()
+    try:
+        plain, start = (
+            _sentencepiece(metadata, tokens, types, written) if sentencepiece else _byte_level(metadata, tokens, types)
+        )
+    except (UnsupportedModel, CorruptModel):
+        raise
+    except Exception as error:  # `tokenizers` raises nothing narrower for lists that contradict
+        raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
     spelled = sentencepiece_bytes if sentencepiece else byte_level_bytes
     return Definition(
         plain=plain,
@@ -66,7 +69,7 @@ def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) 
         added={
             text: AddedToken(i)
             for i, text in enumerate(tokens)
-            if text and (types[i] in (_CONTROL, _USER_DEFINED) or i == bos or i in eos_ids)
+            if text and i not in written and (types[i] in (_CONTROL, _USER_DEFINED) or i == bos or i in eos_ids)
         },
         control_ids=frozenset(silent),
         token_bytes=_all_bytes(tokens, types, silent, spelled, _width(metadata, width, len(tokens))),
@@ -75,6 +78,19 @@ def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) 
         add_bos=_flag(metadata, "add_bos_token", sentencepiece or pre in _LLAMA3),
         chat_template=_template(metadata, tokens, bos, eos_ids[0]),
     )
+
+
+def _written_ids(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], silent: set[int]
+) -> set[int]:
+    """User-defined tokens that SentencePiece finds in any text before it merges letters, the longest first.
+
+    None where a fresh text begins with a space: `tokenizers` would put one after each of these tokens too.
+    """
+    if _flag(metadata, "add_space_prefix", True):
+        return set()
+    found = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
+    return {i for i in found if i not in silent and is_text_token(tokens[i])}
 
 
 def _name(metadata: Mapping[str, Any], key: str, default: str = "") -> str:
@@ -198,10 +214,13 @@ def _words(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backends:
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], written: set[int]
+) -> Backends:
     scores = _numbers(metadata, "scores", len(tokens), 0.0)
     unknown = _special_id(metadata, "unknown_token_id", len(tokens), 0)
     vocab = {text: i for i, text in enumerate(tokens) if types[i] not in (_CONTROL, _USER_DEFINED, _UNUSED)}
+    vocab |= {tokens[i]: i for i in written}
     unknown_text = tokens[unknown] if unknown is not None and tokens[unknown] in vocab else None
     merges = _merges_by_score(tokens, types, scores, vocab)
     model = models.BPE(vocab, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
@@ -209,6 +228,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str], types: Se
     spaces = normalizers.Replace(" ", SPACE_LETTER)
     plain.normalizer = spaces
     start.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_LETTER), spaces])
+    plain.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(written)])
     return plain, start if _flag(metadata, "add_space_prefix", True) else plain
 
 
@@ -219,12 +239,12 @@ def _merges_by_score(
 
     So every way to cut a token into two tokens is a merge, and the token's score gives its turn.
     """
-    normal = {text for text, i in vocab.items() if types[i] == _NORMAL}
+    normal = {text: i for text, i in vocab.items() if types[i] == _NORMAL}
     found = [
-        (-scores[i], vocab[text[:cut]], vocab[text[cut:]], text[:cut], text[cut:])
-        for i, text in enumerate(tokens)
-        if types[i] == _NORMAL and len(text) <= 256
+        (-scores[i], normal[left], normal[right], left, right)
+        for text, i in normal.items()
+        if 2 <= len(text) <= 256
         for cut in range(1, len(text))
-        if text[:cut] in normal and text[cut:] in normal
+        if (left := text[:cut]) in normal and (right := text[cut:]) in normal
     ]
     return [(left, right) for *_, left, right in sorted(found)]

@@ -16,7 +16,13 @@ from tokenizers import models
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
 from plait.runtime.models.json_file import read_json_object
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.definition import AddedToken, Definition, byte_level_bytes, sentencepiece_bytes
+from plait.runtime.tokenizer.definition import (
+    AddedToken,
+    Definition,
+    byte_level_bytes,
+    is_text_token,
+    sentencepiece_bytes,
+)
 
 _BPE_OPTIONS = (
     "unk_token",
@@ -93,8 +99,8 @@ def _added_tokens(
 ) -> tuple[dict[str, AddedToken], set[int]]:
     """The added tokens the template may name, and the ids of those that are not text.
 
-    One that is text and that BPE makes by itself (a run of spaces, say) stays an ordinary token. One beyond
-    the width has no logit, so it is left out.
+    One that is text and that BPE makes by itself (a run of spaces, say) stays an ordinary token, as does one that
+    the backends find in any text (see `_written`). One beyond the width has no logit, so it is left out.
     """
     added: dict[str, AddedToken] = {}
     control: set[int] = set()
@@ -102,6 +108,8 @@ def _added_tokens(
     for token in source.get("added_tokens") or ():
         text, special = str(token["content"]), bool(token.get("special"))
         if not text or not 0 <= token["id"] < width:
+            continue
+        if _is_written(token, model):
             continue
         if not special and text in model["vocab"]:
             made = made if made is not None else {"".join(_pair(merge)) for merge in model["merges"]}
@@ -111,6 +119,22 @@ def _added_tokens(
         if special:
             control.add(token["id"])
     return added, control
+
+
+def _is_written(token: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether the added token is white space or a tag, which everybody's text may hold."""
+    text = str(token["content"])
+    return not token.get("special") and is_text_token(text) and model["vocab"].get(text) == token["id"]
+
+
+def _written(source: Mapping[str, Any], model: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
+    """The added tokens that `tokenizers` finds in plain text, as the file has them."""
+    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    return [
+        tokenizers.AddedToken(str(token["content"]), **{flag: bool(token.get(flag)) for flag in flags})
+        for token in source.get("added_tokens") or ()
+        if _is_written(token, model)
+    ]
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
@@ -137,6 +161,8 @@ def _backends(
     prefixes = _prefixes(source)
     start = _with_steps(bpe, source, without_prefix=False)
     plain = _with_steps(bpe, source, without_prefix=True) if prefixes else start
+    for backend in {id(start): start, id(plain): plain}.values():
+        backend.add_tokens(_written(source, model))
     return plain, start, "always" in prefixes
 
 

@@ -11,85 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from regex_oracles import PATTERNS, REAL, held_against_oracles
 
 from plait.constrained import Grammar, GrammarError, Matcher, Regex, Vocabulary, mask_words
 from plait.constrained.dfa import DfaGrammar
 from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.llg import LlgGrammar, regex_text
 from plait.constrained.syntax import plain_pattern
-
-REAL = [
-    (r"[0-9]+(\.[0-9]+)?", "2.1 21 2. .1"),
-    (r"[+-]?\d+", "-12 +7 12 --1"),
-    (r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", "-0.5e10 00 1e 12"),
-    (r"0x[0-9a-fA-F]{1,8}", "0xff 0x 0xg"),
-    (r"\$?\d{1,3}(,\d{3})*(\.\d\d)?", "$1,234.50 1,23 12"),
-    (r"\d{1,3}%", "100% % 1000%"),
-    (r"\d{4}-\d{2}-\d{2}", "2024-01-31 2024-1-31"),
-    (r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", "2024-12-31 2024-13-01"),
-    (r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?", "23:59 24:00 01:02:03"),
-    (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", "2024-01-01T00:00:00Z 2024-01-01T00:00:00"),
-    (r"(0?[1-9]|1[0-2])/\d{1,2}/(\d{2}|\d{4})", "1/2/24 13/1/2024 12/31/1999"),
-    (r"(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day", "Monday Funday"),
-    (r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}", "a.b@c.de a@b"),
-    (r"\w+@\w+\.com", "é1@b.com @b.com"),
-    (r"(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)", "127.0.0.1 256.1.1.1"),
-    (r"([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}", "1:2:3:4:5:6:7:8 1:2"),
-    (r"([0-9A-F]{2}:){5}[0-9A-F]{2}", "00:1A:2B:3C:4D:5E 00:1A"),
-    (r"https?://[^\s/$.?#][^\s]*", "http://a.b/c https:// ftp://a"),
-    (r"(https?|ftp)://[\w.-]+(:\d+)?(/[\w./-]*)?(\?[\w=&]*)?(#\w*)?", "http://x.y:80/a?b=c#d http:/x"),
-    (r"www\.[a-z]+\.(com|org|net)", "www.a.org www.a.de"),
-    (r"yes|yes please", "yes yes\u0020please no"),
-    (r"yes please|yes", "yes yes\u0020please yes\u0020p"),
-    (r"a|ab|abc|abcd", "a ab abc abcd abcde"),
-    (r"(a|ab)(c|bcd)(d*)", "abcd ac abcdd abd"),
-    (r"(in|int|integer|interval)( not null)?", "int inte integer int\u0020not\u0020null"),
-    (r"(true|false|null)", "true nul"),
-    (r"(?i)true|false", "TRUE fALSE tru"),
-    (r"(?i:select) [a-z]+", "SeLeCt\u0020a select\u0020A"),
-    (r"(?i)straße|k", "STRAßE STRASSE K k K"),
-    (r"(?i)[i-k]+", "iJK İı"),
-    (r"\w+", "abc é日本 a-b _1 \u0301"),
-    (r"\W+", "-- a é"),
-    (r"\s*\S+\s*", "a \u00a0a\u2003 \x1ca"),
-    (r"\d+", "12 ٣ ¾"),
-    (r"(?a)\w+\d", "a1 é1 a٣"),
-    (r"[а-яё]+", "привет Привет ёж"),
-    (r"[一-龥]{1,4}", "日本 日本語文字"),
-    (r"[^\x00-\x7f]+", "é日本 a"),
-    (r"[\u00e0-\u00ff]\U0001f600?", "é é😀 😀"),
-    (r"[^a]", "b é \n a"),
-    (r"[^\W\d_]+", "abc é a1"),
-    (r"[\w.-]+", "a.b-c a,b"),
-    (r".", "a é 😀 \n"),
-    (r"(?s).", "a \n ab"),
-    (r".*", "a\nb ab"),
-    (r"a*", "aaa b"),
-    (r"a+?b??", "aab a b"),
-    (r"a{3}", "aaa aa aaaa"),
-    (r"a{2,}", "a aa aaaaa"),
-    (r"a{,2}b", "b aab aaab"),
-    (r"(ab){1,3}", "ab abab abababab"),
-    (r"(a?){3}", "aaa aaaa"),
-    (r"(a*)*b", "b aaab a"),
-    (r"()|a", "a aa"),
-    (r"", "a"),
-    (r"x{,y", "x{,y x"),
-    (r"[]a]+", "]a b"),
-    (r"[a\]^-]+", "a]^- b"),
-    (r"[[:alpha:]]", "a] :] l b]"),
-    (r"[a&&b]+", "a&b b c"),
-    (r"\.\*\+\?\(\)\[\]\{\}\|\\\^\$/", r".*+?()[]{}|\^$/ a"),
-    (r"^abc$", "abc ab"),
-    (r"^a$|^b$", "a b ab"),
-    (r"\Aab\Z", "ab a"),
-    (r"(?x) a b # a comment", "ab a\u0020b"),
-    (r"(?P<year>\d{4})-(?P<month>\d\d)", "2024-01 2024"),
-    (r"#([0-9a-fA-F]{3}){1,2}", "#fff #a1b2c3 #ffff"),
-    (r'"([^"\\]|\\.)*"', '"a\\"b" "a"b"'),
-    (r"[A-Z]{2}\d{2}( ?[A-Z0-9]{4}){2,7}", "DE44\u00205001\u00200517 D1"),
-    (r"v?\d+\.\d+\.\d+(-[a-z]+(\.\d+)?)?", "v1.2.3-rc.1 1.2"),
-]
 
 
 def in_process(pattern: str, vocabulary: Vocabulary) -> Grammar:
@@ -298,3 +226,17 @@ def test_nothing_spellable_is_refused_and_dead_ends_are_not_offered(small: Vocab
     matcher = in_process("a(~|b)|1~", small).matcher()
     assert matcher.forced_bytes() == b"ab"
     assert not matcher.accept(small.token_bytes.index(b"1"))
+
+
+def test_there_are_two_hundred_patterns() -> None:
+    assert len(PATTERNS) >= 200
+    assert len(set(PATTERNS)) == len(PATTERNS)
+
+
+@pytest.mark.filterwarnings("ignore:Possible")
+@pytest.mark.parametrize("tenth", range(10))
+def test_two_hundred_patterns_mean_what_two_oracles_say(tenth: int) -> None:
+    for at in range(tenth, len(PATTERNS), 10):
+        found = held_against_oracles(PATTERNS[at], seed=at, num_texts=60)
+        assert not found.mismatches, (PATTERNS[at], found.mismatches[:3])
+        assert found.num_texts >= 50

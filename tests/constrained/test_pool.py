@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from threading import current_thread
 from time import monotonic, sleep
 
 import psutil
 import pytest
+from bombs import BOMBS
 
-from plait.constrained import Choices, CompilePool, Grammar, GrammarError, Regex, Vocabulary, compile_grammar
+from plait.constrained import (
+    Choices,
+    CompilePool,
+    Ebnf,
+    Grammar,
+    GrammarError,
+    JsonSchema,
+    Regex,
+    Vocabulary,
+    compile_grammar,
+)
 from plait.constrained.llg import LlgGrammar
+from plait.constrained.pool import GROWN_BYTES, _grammar
 
-BOMB = ".*a.{25}"
+LONG_AUTOMATA = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]
+BOMB = JsonSchema({"oneOf": LONG_AUTOMATA})  # whether they exclude each other takes hours and gigabytes to tell
+MEMBERS = JsonSchema({"enum": [f"member {i}" for i in range(50_000)]})
 PATIENCE_S = 60.0
 
 
@@ -86,7 +103,7 @@ def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabula
     try:
         wait_for(pool, [pool.submit(Regex("warm")), pool.submit(Regex("up"))])
         before = pids(pool)
-        bomb = pool.submit(Regex(BOMB))
+        bomb = pool.submit(BOMB)
         others = [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 6)]
         answers = wait_for(pool, others)
         assert all(isinstance(answers[ticket], Grammar) for ticket in others)
@@ -121,13 +138,14 @@ def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> Non
 
 
 def test_memory_is_limited_and_only_that_ticket_fails(small: Vocabulary) -> None:
-    pool = CompilePool(small, deadline_s=PATIENCE_S, memory_bytes=64 << 20)
+    pool = CompilePool(small, deadline_s=PATIENCE_S, memory_bytes=20 << 20)
     pool.start()
     try:
-        tickets = [pool.submit(Regex(pattern)) for pattern in ("a", ".*a.{20}", "b")]
+        tickets = [pool.submit(spec) for spec in (Regex("a"), MEMBERS, Regex("b"), Regex(".*a.{25}"))]
         answers = wait_for(pool, tickets)
         assert isinstance(answers[tickets[0]], Grammar)
         assert isinstance(answers[tickets[2]], Grammar)
+        assert isinstance(answers[tickets[3]], LlgGrammar), "an automaton that is too large dies in a fork of its own"
         failed = answers[tickets[1]]
         assert isinstance(failed, GrammarError)
         assert "memory" in failed.reason
@@ -162,6 +180,96 @@ def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
         assert pool.cache.get(oldest) is not None, "what was just used is not what goes"
     finally:
         pool.close()
+
+
+def test_a_refusal_is_known_the_second_time(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=0.3)
+    pool.start()
+    try:
+        for spec in (Regex("(a"), BOMB):
+            first = wait_for(pool, [ticket := pool.submit(spec)])[ticket]
+            pool.submit(spec)
+            ((_, second),) = pool.collect()
+            assert isinstance(first, GrammarError)
+            assert isinstance(second, GrammarError)
+            assert (first.reason, first.where) == (second.reason, second.where)
+            assert first is not second, "a raised error keeps the frames that it went through"
+        pool._refusals.put(BOMB, replace(pool._refusals.get(BOMB), until=monotonic()), 0)
+        pool.submit(BOMB)
+        assert pool.collect() == [], "what was too slow is tried again after a while"
+        many = [pool.submit(Regex("(" + "a" * n)) for n in range(300)]
+        wait_for(pool, many)
+        assert pool._refusals.nbytes <= pool._refusals.max_bytes
+    finally:
+        pool.close()
+
+
+def test_a_pattern_without_an_automaton_is_served_step_by_step(pool: CompilePool) -> None:
+    specs = (Regex(".*a.{25}"), Regex(".{1,100}"), Ebnf("root ::= [^b]* [a] [^b]{25}"))
+    before = pids(pool)
+    for spec in specs:
+        grammar = wait_for(pool, [ticket := pool.submit(spec)])[ticket]
+        assert isinstance(grammar, Grammar)
+    assert pids(pool) == before
+    assert len(pool.compile_s) == 3
+    assert max(pool.compile_s) < pool.deadline_s
+
+
+def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.constrained.pool.GROWN_BYTES", 24 << 20)
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (first,) = pids(pool)
+        assert isinstance(wait_for(pool, [ticket := pool.submit(MEMBERS)])[ticket], GrammarError)
+        assert pids(pool) != [first]
+        wait_for(pool, [pool.submit(Regex("b"))])
+        (second,) = pids(pool)
+        assert psutil.Process(second).memory_info().rss < 150 << 20
+        wait_for(pool, [pool.submit(Regex("c"))])
+        assert pids(pool) == [second]
+    finally:
+        pool.close()
+
+
+def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
+    """The bound: 128 MiB beyond what a child holds when it is ready (GROWN_BYTES), and 64 MiB in this process."""
+    pool = CompilePool(small, deadline_s=0.5, cache_bytes=8 << 20)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("warm"))])
+        (child,) = pool._children
+        fresh, own = child.resident_bytes(), psutil.Process().memory_info().rss
+        for name, make in BOMBS.items():
+            with contextlib.suppress(GrammarError):
+                wait_for(pool, [pool.submit(make())])
+            assert all(child.resident_bytes() <= fresh + GROWN_BYTES + (8 << 20) for child in pool._children), name
+        assert psutil.Process().memory_info().rss <= own + (64 << 20)
+    finally:
+        pool.close()
+
+
+def test_a_grammar_that_took_long_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    monkeypatch.setattr("plait.constrained.pool.SLOW_S", 0.0)
+    monkeypatch.setattr(
+        "plait.constrained.pool._grammar", lambda *form: built.append(current_thread()) or _grammar(*form)
+    )
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        spec = JsonSchema({"type": "object"})
+        answers = wait_for(pool, tickets := [pool.submit(spec), pool.submit(spec)])
+        assert isinstance(answers[tickets[0]], LlgGrammar)
+        assert answers[tickets[0]] is answers[tickets[1]]
+        assert built[0] is not current_thread()
+        assert pool.cache.get(spec) is answers[tickets[0]]
+        pool.submit(JsonSchema({"type": "array"}))
+    finally:
+        pool.close()
+    assert [str(error) for _, error in pool.collect()] == ["the compiler was closed"]
+    assert pool.filenos() == []
 
 
 def test_a_cancelled_ticket_never_answers(pool: CompilePool) -> None:
@@ -240,4 +348,29 @@ def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
         compile_grammar(Regex("a["), smollm)
     assert caught.value.where == 1
     with pytest.raises(GrammarError, match="took longer than 2 s"):
-        compile_grammar(Regex(BOMB), smollm)
+        compile_grammar(BOMB, smollm)
+
+
+def test_children_give_way_to_their_parent(small: Vocabulary) -> None:
+    """In a session of their own Linux would give them as much as their parent, however nice they are."""
+    with contextlib.closing(CompilePool(small)) as pool:
+        pool.start()
+        wait_for(pool, [pool.submit(Regex("[a-z]+"))])
+        for pid in pids(pool):
+            assert os.getsid(pid) == os.getsid(0)
+            assert os.getpgid(pid) == pid  # Ctrl-C at the terminal is not for them
+            assert psutil.Process(pid).nice() > psutil.Process().nice()
+
+
+def test_text_that_is_forced_at_length_is_refused(small: Vocabulary) -> None:
+    long = "x" * 20_000
+    for spec, where in (
+        (JsonSchema({"properties": {"a": {"const": long}}}), "/properties/a/const"),
+        (JsonSchema({"enum": ["a", [{"b": long}]]}), "/enum"),
+        (Ebnf(f'root ::= "{long}"+ root?'), None),
+    ):
+        with pytest.raises(GrammarError, match=r"more than 16384") as caught:
+            compile_grammar(spec, small)
+        assert caught.value.where == where
+    described = JsonSchema({"type": "integer", "description": long})
+    assert isinstance(compile_grammar(described, small), Grammar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from plait.runtime.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.models import locate
 from plait.runtime.models.locate import locate_model
+from plait.runtime.models.packaged import GEMMA3_270M, PACKAGED, Packaged, cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -131,3 +133,69 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(UnsupportedModel, match=r"not a \.gguf file"):
         locate_model(str(tmp_path / "model.bin"))
+
+
+# ------------------------------------------------------------ models in several packages
+
+
+@pytest.fixture
+def packaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packaged:
+    """A model of two packages, which raise when they are imported, and an empty cache."""
+    for i, part in enumerate((b"GGUF one ", b"and two")):
+        data = tmp_path / f"plait_test_part{i}" / "data"
+        data.mkdir(parents=True)
+        (data.parent / "__init__.py").write_text("raise RuntimeError('imported')")
+        (data / "file").write_bytes(part)
+    model = Packaged(
+        name="in-two",
+        file="two.gguf",
+        parts=(("plait_test_part0", "data/file"), ("plait_test_part1", "data/file")),
+        num_bytes=16,
+        sha256=hashlib.sha256(b"GGUF one and two").hexdigest(),
+        fetch_command="pip install in-two==1",
+    )
+    monkeypatch.setitem(PACKAGED, model.name, model)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return model
+
+
+def test_a_model_in_several_packages_is_put_together_once(packaged: Packaged, tmp_path: Path) -> None:
+    path = locate_model("in-two")
+    assert path.read_bytes() == b"GGUF one and two"
+    assert path.is_relative_to(tmp_path / "cache/plait")
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert list(path.parent.iterdir()) == [path]
+    (tmp_path / "plait_test_part1/data/file").write_bytes(b"another")
+    assert locate_model("in-two") == path
+    assert path.read_bytes() == b"GGUF one and two"
+    path.write_bytes(b"cut")  # of another size: put together again, from parts that are wrong now
+    with pytest.raises(CorruptModel, match="--force-reinstall in-two==1"):
+        locate_model("in-two")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_part_that_is_not_installed_names_the_command(packaged: Packaged, tmp_path: Path) -> None:
+    (tmp_path / "plait_test_part1/data/file").unlink()
+    with pytest.raises(ModelNotFound, match=r"plait_test_part1.*pip install in-two==1"):
+        locate_model("in-two")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written(packaged: Packaged, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ModelNotFound, match="XDG_CACHE_HOME"):
+        locate_model("in-two")
+
+
+def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for relative in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_CACHE_HOME", relative)
+        assert cache_folder() == Path.home() / ".cache/plait"
+
+
+def test_a_name_that_pip_has_is_told() -> None:
+    assert GEMMA3_270M.fetch_command.endswith("==1.0.0")
+    with pytest.raises(ModelNotFound, match="pip has gemma3-270m"):
+        locate_model("gemma3-270")

@@ -14,8 +14,10 @@ from transformers import LlamaConfig, MistralConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
-from plait.runtime.models.config import RopeScaling, from_gguf, from_hf
+from plait.runtime.models.gguf_config import TensorFacts
 from plait.runtime.models.locate import locate_model
+from plait.runtime.models.registry import from_gguf, from_hf
+from plait.runtime.models.rope import RopeScaling
 from plait.runtime.weights.gguf import open_gguf
 
 HF: dict[str, Any] = {
@@ -52,7 +54,7 @@ def test_the_embedded_model() -> None:
 
 
 def test_both_sources_agree() -> None:
-    assert from_gguf(GGUF, tie_word_embeddings=False) == from_hf(HF)
+    assert from_gguf(GGUF, TensorFacts(tie_word_embeddings=False)) == from_hf(HF)
 
 
 LLAMA3 = {
@@ -95,13 +97,13 @@ def test_gguf_divisors_are_llama3s_scaling() -> None:
     scaled = from_hf(HF | {"rope_scaling": LLAMA3})
     plain = from_hf(HF)
     divisors = [p / s for p, s in zip(plain.inverse_frequencies(), scaled.inverse_frequencies(), strict=True)]
-    config = from_gguf(GGUF, rope_divisors=divisors)
+    config = from_gguf(GGUF, TensorFacts(rope_divisors=tuple(divisors)))
     np.testing.assert_allclose(config.inverse_frequencies(), scaled.inverse_frequencies(), rtol=1e-12)
     assert max(divisors) == 8
     with pytest.raises(CorruptModel, match="3 rope divisors"):
-        from_gguf(GGUF, rope_divisors=divisors[:3])
+        from_gguf(GGUF, TensorFacts(rope_divisors=tuple(divisors[:3])))
     with pytest.raises(CorruptModel, match="divisor"):
-        from_gguf(GGUF, rope_divisors=[0.0] * 8)
+        from_gguf(GGUF, TensorFacts(rope_divisors=(0.0,) * 8))
 
 
 def test_mistral_and_its_window(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
         ({"rms_norm_eps": float("nan")}, CorruptModel, "rms_norm_eps"),
         ({"rms_norm_eps": 0}, CorruptModel, "rms_norm_eps"),
         ({"rope_theta": float("inf")}, CorruptModel, "rope_theta"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, UnsupportedModel, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, UnsupportedModel, "dynamic"),
         ({"rope_scaling": {"rope_type": "linear"}}, CorruptModel, "factor"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, CorruptModel, "high"),
         ({"rope_scaling": ["linear"]}, CorruptModel, "object"),
@@ -157,7 +159,7 @@ def test_hf_faults(change: dict[str, Any], error: type[ModelError], says: str) -
         ({"llama.attention.head_count_kv": np.array([1, 2], np.int32)}, UnsupportedModel, "between layers"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, CorruptModel, "rms_norm_eps"),
         ({"llama.rope.dimension_count": 8}, UnsupportedModel, "dimension_count"),
-        ({"llama.rope.scaling.type": "yarn"}, UnsupportedModel, "yarn"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedModel, "ntk"),
         ({"llama.expert_count": 8}, UnsupportedModel, "experts"),
         ({"split.count": 3}, UnsupportedModel, "3 GGUF files"),
         ({"llama.block_count": 10**9}, CorruptModel, "block_count"),

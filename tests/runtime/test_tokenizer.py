@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -292,6 +293,59 @@ def test_sentencepiece_text_that_names_tokens() -> None:
     assert Tokenizer(no_prefix).encode([("ab", False)], at_start=True) == sentencepiece("ab")
 
 
+WRITTEN = ["\n", "\n\n", "\n\n\n", "  ", "   ", "\t", "<b>", "</b>", "<table>"]
+NOT_WRITTEN = ["<turn>", "[multimodal]", "<think>", "<s>b"]
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """The small SentencePiece vocabulary without a leading space, with what Gemma calls user-defined."""
+    metadata = spm_metadata() | {"tokenizer.ggml.add_space_prefix": False}
+    key, more = "tokenizer.ggml.", WRITTEN + NOT_WRITTEN
+    metadata[key + "tokens"] = [*SPM_TOKENS, *more]
+    metadata[key + "token_type"] = np.append(metadata[key + "token_type"], [4] * len(more)).astype(np.int32)
+    metadata[key + "scores"] = np.append(metadata[key + "scores"], [-1000] * len(more)).astype(np.float32)
+    return metadata
+
+
+def with_written(text: str) -> list[int]:
+    """User-defined symbols first, the longest from the left; what lies between is SentencePiece's."""
+    ids: list[int] = []
+    between = ""
+    while text:
+        found = max((t for t in WRITTEN if text.startswith(t)), key=len, default="")
+        if found:
+            ids += [*sentencepiece(between), len(SPM_TOKENS) + WRITTEN.index(found)]
+            between, text = "", text[len(found) :]
+        else:
+            between, text = between + text[0], text[1:]
+    return ids + sentencepiece(between)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(["a", "b", "ab", "cd", " ", "\n", "\t", "é", *WRITTEN, *NOT_WRITTEN]), max_size=12)
+)
+def test_white_space_and_tags_that_a_vocabulary_names_are_found_in_text_and_nothing_else_is(pieces: list[str]) -> None:
+    tokenizer, text = Tokenizer(definition_from_gguf(gemma_metadata())), "".join(pieces)
+    ids = tokenizer.encode_plain(text)
+    assert ids == with_written(text)
+    assert tokenizer.decode(ids) == text
+    out_of_reach = {len(SPM_TOKENS) + len(WRITTEN) + i for i in range(len(NOT_WRITTEN))}
+    assert not out_of_reach & set(ids)
+    # Where a part ends leaves no trace, though a template's text and a user's meet in white space.
+    assert tokenizer.encode([("\n", True), ("\n" + text, False)]) == with_written("\n\n" + text)
+    for control in NOT_WRITTEN[:3]:
+        assert set(tokenizer.encode([(control, True)])) <= out_of_reach
+
+
+def test_white_space_that_ends_a_text_is_no_text() -> None:
+    metadata = gemma_metadata()
+    newline = len(SPM_TOKENS) + WRITTEN.index("\n")
+    tokenizer = Tokenizer(definition_from_gguf(metadata | {"tokenizer.ggml.eos_token_id": newline}))
+    assert newline in tokenizer.control_ids
+    assert tokenizer.encode_plain("a\nb") == sentencepiece("a\nb")
+
+
 # ------------------------------------------------------------ tokenizer.json
 
 CORPUS = [*SAMPLES, "the cat sat on the mat and the dog ate the cat food 123 456"] * 3
@@ -377,6 +431,27 @@ def test_a_folders_user_text_is_plain_and_comes_back(pair: Any, text: str) -> No
     added = {oracle.token_to_id(token.content) for token in ADDED}
     assert not added & set(ids)
     assert ours.decode(ids) == text
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=st.lists(st.sampled_from(["a", "ab", " ", "\n", "é", *WRITTEN, "<think>", "<turn>"]), max_size=10))
+def test_white_space_and_tags_of_a_folder_are_found_as_tokenizers_does(tmp_path: Path, pieces: list[str]) -> None:
+    """Gemma's tokenizer.json: SentencePiece without a prefix, its user-defined symbols among the added tokens."""
+    if not (tmp_path / "tokenizer.json").exists():
+        normal = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *"▁ab", "ab", *WRITTEN, "<think>"]
+        vocab = {text: i for i, text in enumerate(normal)}
+        model = models.BPE(vocab, [("a", "b")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+        oracle = tokenizers.Tokenizer(model)
+        oracle.normalizer = normalizers.Replace(" ", "▁")
+        oracle.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        oracle.add_tokens([AddedToken(text, normalized=False) for text in [*WRITTEN, "<think>"]])
+        saved(oracle, tmp_path)
+    oracle, ours = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), load_tokenizer(tmp_path)
+    text = "".join(pieces)
+    cut = [(piece, "<think>" in piece) for piece in re.split("(<think>)", text)]
+    assert ours.encode(cut) == oracle.encode(text).ids
+    assert ours.decode(ours.encode_plain(text)) == text
+    assert oracle.token_to_id("<think>") not in ours.encode_plain(text)
 
 
 def test_a_folders_special_tokens(pair: Any) -> None:

@@ -180,7 +180,17 @@ ROWS: list[Row] = [
         [{"a": 1, "c": 1}],
         [{"B": 1}],
     ),
-    ({"dependentRequired": {"a": ["b"]}}, [{"b": 1}, {}, {"b": 1, "a": 1}, 3], [{"a": 1}]),
+    ({"dependentRequired": {"a": ["b"]}}, [{"b": 1}, {}, {"b": 1, "a": 1}, {"a": 1, "b": 1, "x": 2}, 3], [{"a": 1}]),
+    (
+        {
+            "type": "object",
+            "properties": {"n": {"type": "string"}},
+            "dependentRequired": {"a": ["b", "c"]},
+            "additionalProperties": {"type": "integer"},
+        },
+        [{"n": "x", "a": 1, "b": 1, "c": 1}, {"c": 1, "b": 2, "a": 3, "d": 4}, {"b": 1, "c": 2, "a": 3}, {"b": 1}],
+        [{"a": 1}, {"a": 1, "b": 1}, {"a": "x", "b": 1, "c": 1}, {"b": "x"}],
+    ),
     (
         {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "dependentRequired": {"a": ["b"], "b": ["c"]}},
         [{"a": 1, "b": 1, "c": 1}, {"c": 1}],
@@ -364,7 +374,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "object", "minProperties": 3}, "/minProperties", "more than one"),
     ({"type": "object", "patternProperties": {"a": {"const": 1}, "b": {"const": 2}}}, "/patternProperties", "exclude"),
     ({"const": "\u0001"}, "/enum", "control character"),
-    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "", "no value|Unsatisfiable"),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "/allOf", "no value|Unsatisfiable"),
     (False, "", "no value"),
     ({"enum": []}, "", "no value"),
     ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema", "draft"),

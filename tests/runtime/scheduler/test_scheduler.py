@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -975,3 +977,43 @@ def test_a_row_that_is_retracted_in_the_middle_of_its_prompt_keeps_the_logprobs_
     assert calls[1].tokens == greedy(prompt, 2)
     assert [each.token_id for each in calls[1].end.prompt_logprobs] == prompt[2:]
     assert scheduler.policy.num_retractions == 3
+
+
+class Slow(Counting):
+    """A matcher that burns CPU in one of its answers."""
+
+    def __init__(self, tokens, slow_in):
+        super().__init__(tokens)
+        self.slow_in = slow_in
+
+    def matcher(self):
+        return Slow(self.tokens, self.slow_in)
+
+    def _burn(self, what):
+        until = time.thread_time() + 0.2
+        while what == self.slow_in and time.thread_time() < until:
+            pass
+
+    def fill_mask(self, row):
+        self._burn("mask")
+        super().fill_mask(row)
+
+    def accept(self, token):
+        self._burn("accept")
+        return super().accept(token)
+
+
+@pytest.mark.parametrize("slow_in", ["mask", "accept"])
+def test_a_constraint_that_costs_too_long_ends_its_own_call(slow_in):
+    text = spell("JSON")
+    scheduler, link, _ = make_scheduler(grammars={Regex("slow"): Slow(text, slow_in), Regex("good"): Counting(text)})
+    requests = [
+        r
+        for i, name in enumerate(("slow", "good"))
+        for r in (Open(i), Append(i, [1]), Generate(i, i, sampling_params(max_tokens=20), Regex(name)))
+    ]
+    calls = drive(scheduler, link, *requests)
+    assert calls[0].end.kind == "constraint"
+    assert "one token of this constraint took" in calls[0].end.text
+    assert calls[1].tokens == text
+    idle_counts(scheduler)

@@ -1,0 +1,263 @@
+"""How fast paged attention is on this GPU, against its own copy bandwidth and matrix rate.
+
+    python benchmarks/gpu/attention.py [--sweep] [--json FILE]
+
+Every case is first held against the reference. A step is captured in a CUDA graph with a plan and four layers, each
+with a cache of its own (more than the L2 holds), and replayed; times are of one layer, medians of CUDA events. The
+head layout is Llama 3 8B's. --sweep tries other block shapes for the kernels of decoding and of prompts.
+
+Knows: the attention kernels. Must not know: engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.kernels import reference
+from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
+
+HEADS, KV_HEADS, DIM, LAYERS = 32, 8, 128, 4
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch. `goal` is a share of what the machine can do, or, for shared prefixes, a speed-up."""
+
+    name: str
+    rows: int
+    q_len: int
+    kv_len: int
+    goal: float
+    shared: int = 0  # leading tokens that all rows share
+    page_size: int = 1
+    cache: torch.dtype = torch.bfloat16
+
+
+@dataclass
+class Result:
+    """One line of the table. `share`: of copy bandwidth, of the matrix rate, or the speed-up by sharing."""
+
+    case: str
+    page_size: int
+    cache: str
+    blocks: str
+    microseconds: float
+    rate: float
+    unit: str
+    share: float
+    goal: float
+    worst_error: float
+
+
+DECODE = [(1, 32768), (16, 4096), (128, 1024)]
+CASES = [
+    *(Case(f"decode {rows} x {kv}", rows, 1, kv, 0.85, page_size=p) for rows, kv in DECODE for p in (1, 16, 64)),
+    *(Case(f"decode {rows} x {kv}", rows, 1, kv, 0.85, cache=c) for rows, kv in DECODE for c in (FP8, torch.int8)),
+    *(Case("prompts 4 x 4096", 4, 4096, 4096, 0.60, page_size=p) for p in (1, 16, 64)),
+    Case("prompts 4 x 4096", 4, 4096, 4096, 0.60, cache=FP8),
+    *(Case("64 rows over one prefix of 8192", 64, 1, 8192 + 64, 5.0, shared=8192, page_size=p) for p in (1, 16)),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sweep", action="store_true", help="other block shapes too")
+    parser.add_argument("--json", type=Path, help="write the results there, one JSON object a line")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs an NVIDIA GPU; torch sees none")
+    bandwidth, rate = copy_bandwidth(), matrix_rate()
+    print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
+    results = []
+    for case in CASES:
+        for blocks in [None, *(candidates(case) if arguments.sweep else [])]:
+            with forced(case, blocks):
+                results.append(measure(case, bandwidth, rate, str(blocks or "chosen")))
+            show(results[-1])
+    if arguments.json:
+        arguments.json.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
+
+
+# -- the machine --------------------------------------------------------------------------------------
+
+
+def time_of(call: Callable[[], Any], repeats: int = 30) -> float:
+    """Median seconds of a call on the GPU, after five to warm up."""
+    for _ in range(5):
+        call()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in pairs:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return sorted(begin.elapsed_time(end) for begin, end in pairs)[repeats // 2] / 1e3
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy of 2 GiB."""
+    source = torch.zeros(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * len(source) / time_of(lambda: target.copy_(source))
+
+
+def matrix_rate() -> float:
+    """FLOP/s of a bf16 product of 8192 x 8192 matrices of random numbers."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * 8192**3 / time_of(lambda: torch.mm(a, b, out=out))
+
+
+# -- the cases ----------------------------------------------------------------------------------------
+
+
+def layout_of(case: Case) -> tuple[AttentionLayout, int]:
+    """Scattered pages; with a shared prefix all rows' first pages are row 0's. And the number of pages."""
+    per_row, size = -(-case.kv_len // case.page_size), case.page_size
+    pages = torch.randperm(case.rows * per_row, dtype=torch.int32, device="cuda").view(case.rows, per_row)
+    pages[:, : case.shared // size] = pages[:1, : case.shared // size].clone()
+    rows = torch.arange(case.rows + 1, dtype=torch.int32, device="cuda")
+    at = torch.arange(case.kv_len - case.q_len, case.kv_len, dtype=torch.int32, device="cuda")
+    groups = [(range(case.rows), case.shared)] if case.shared else []
+    layout = AttentionLayout(
+        rows * case.q_len,
+        rows * case.kv_len,
+        pages.flatten(),
+        at.repeat(case.rows),
+        at.repeat(case.rows),
+        size,
+        rows * per_row,
+        case.q_len,
+        case.q_len,
+        SharedPrefixes.of(groups, [case.q_len] * case.rows, torch.device("cuda")),
+    )
+    return layout, case.rows * per_row
+
+
+def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]]]:
+    """Queries, and caches with their scales for each layer."""
+    q = torch.randn(case.rows * case.q_len, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    layers = []
+    for _ in range(LAYERS):
+        layer: dict[str, Any] = {}
+        for name in ("k", "v"):
+            x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+            if case.cache.itemsize == 1:
+                x, layer[f"{name}_scale"] = reference.quantize_kv(x, case.cache, torch.tensor([0.02], device="cuda"))
+            layer[f"{name}_cache"] = x
+        layers.append(layer)
+    return q, layers
+
+
+def measure(case: Case, bandwidth: float, rate: float, blocks: str) -> Result:
+    """Checks a case and times it."""
+    torch.manual_seed(0)
+    layout, pages = layout_of(case)
+    q, layers = inputs_of(case, pages)
+    error = worst_error(case, layout, q, layers[0])
+    seconds = step_seconds(case, layout, q, layers)
+    if case.shared:
+        plain = step_seconds(case, replace(layout, shared=None), q, layers)
+        found, unit, share = plain * 1e6, "us if not shared", plain / seconds
+    elif case.q_len == 1:
+        item = case.cache.itemsize * DIM + (4 if case.cache == torch.int8 else 0)
+        found, unit = 2 * case.rows * case.kv_len * KV_HEADS * item / seconds / 1e9, "GB/s"
+        share = found * 1e9 / bandwidth
+    else:
+        pairs = case.rows * case.q_len * (2 * case.kv_len - case.q_len + 1) / 2
+        found, unit = 4 * pairs * HEADS * DIM / seconds / 1e12, "TFLOP/s"
+        share = found * 1e12 / rate
+    name = str(case.cache).removeprefix("torch.")
+    return Result(case.name, case.page_size, name, blocks, seconds * 1e6, found, unit, share, case.goal, error)
+
+
+def worst_error(case: Case, layout: AttentionLayout, q: torch.Tensor, layer: dict[str, Any]) -> float:
+    """The largest difference from the reference; exits if rounding does not explain it."""
+    from plait.kernels.triton.attention import paged_attention
+
+    found = paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
+    wanted = reference.paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
+    error = float((found.float() - wanted.float()).abs().max())
+    if not error < 2e-2:
+        sys.exit(f"{case.name}: the kernel is off by {error} from the reference; nothing was timed")
+    return error
+
+
+def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: list[dict[str, Any]]) -> float:
+    """Seconds of one layer's attention in a captured step."""
+    from plait.kernels.triton.attention import paged_attention
+    from plait.kernels.triton.attention_plan import allocate_plan, fill_plan
+
+    shape, out = AttentionShape(HEADS, KV_HEADS, DIM, case.cache), torch.empty_like(q)
+    room = len(q) if layout.shared is not None else 0
+    plan = allocate_plan(shape, case.rows, q.device, max_q_len=case.q_len, shared_tokens=room)
+    planned = replace(layout, plans=(plan,))
+
+    def step() -> None:
+        fill_plan(plan, planned)
+        for layer in layers:
+            paged_attention(q=q, layout=planned, scale=DIM**-0.5, out=out, **layer)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return time_of(graph.replay) / LAYERS
+
+
+# -- block shapes -------------------------------------------------------------------------------------
+
+
+def candidates(case: Case) -> list[Any]:
+    """Block shapes worth trying by hand."""
+    from plait.kernels.triton.attention_config import Blocks
+
+    if case.q_len > 1:
+        return [Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 4, 2), Blocks(64, 64, 4, 2)]
+    shapes = [(32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)]
+    return [Blocks(16, keys, warps, stages) for keys, stages in shapes for warps in (4, 8)]
+
+
+@contextlib.contextmanager
+def forced(case: Case, blocks: Any) -> Iterator[None]:
+    """Puts one block shape in the place of what the rules choose."""
+    from plait.kernels.triton import attention, attention_decode, attention_plan
+
+    targets = [(attention, "extend_blocks")] if case.q_len > 1 else []
+    if case.q_len == 1:
+        targets = [(attention_decode, "decode_blocks"), (attention_plan, "decode_blocks")]
+    kept = [getattr(module, name) for module, name in targets]
+    try:
+        for module, name in targets if blocks is not None else []:
+            setattr(module, name, lambda *shape: blocks)
+        yield
+    finally:
+        for (module, name), original in zip(targets, kept, strict=True):
+            setattr(module, name, original)
+
+
+def show(result: Result) -> None:
+    unit = "x" if "shared" in result.unit else "%"
+    share = result.share if unit == "x" else 100 * result.share
+    goal = result.goal if unit == "x" else 100 * result.goal
+    print(
+        f"{result.case:34} page {result.page_size:3} {result.cache:14} {result.microseconds:9.1f} us "
+        f"{result.rate:9.1f} {result.unit:16} {share:6.1f} {unit} (goal {goal:.0f}) "
+        f"error {result.worst_error:.4f}  {result.blocks}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

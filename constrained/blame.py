@@ -1,0 +1,79 @@
+"""Finds the part of a schema that a compiler refuses, by leaving out one keyword after another.
+
+Knows: schemas, and someone who refuses them. Must not know: the compiler, or what any keyword means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeAlias
+
+from plait.constrained.rewrite import Document, rewritten_part
+from plait.constrained.rewrite.document import HOLDING, Schema, escaped, inner_schemas
+from plait.constrained.specs import GrammarError
+
+LIMIT_S = 0.3
+_LATE = frozenset(("type", "required"))  # without them much is valid, so they are blamed last
+Refuses: TypeAlias = Callable[[Schema], bool]
+"""Whether the compiler refuses this schema, one in the compiler's own keywords."""
+
+
+def blamed(text: str, refuses: Refuses) -> str:
+    """The JSON pointer of the innermost keyword of schema `text` without which it would not be refused.
+
+    Where no single keyword is to blame, the part that holds them all; after 0.3 s, what is known by then.
+
+    >>> blamed('{"items": {"enum": [1]}}', lambda schema: "enum" in str(schema))
+    '/items/enum'
+    """
+    return _Search(Document(text), refuses).found()
+
+
+class _Search:
+    def __init__(self, document: Document, refuses: Refuses) -> None:
+        self._document, self._refuses = document, refuses
+        self._until = monotonic() + LIMIT_S
+        self._seen: set[int] = set()
+
+    def found(self) -> str:
+        at, part = "", self._document.schema
+        while isinstance(part, dict) and id(part) not in self._seen:
+            self._seen.add(id(part))
+            names = sorted(part, key=lambda name: (name in _LATE, name not in HOLDING))
+            keyword = next((name for name in names if self._is_cured({**part, name: None}, at)), None)
+            if keyword is None:
+                return at
+            inner = self._inner(part, keyword, at)
+            if inner is None:
+                return f"{at}/{escaped(keyword)}"
+            at, part = inner
+        return at
+
+    def _inner(self, part: dict[str, Any], keyword: str, at: str) -> tuple[str, Schema] | None:
+        """The schema held by `keyword` that is refused by itself and alone makes `part` refused."""
+        if keyword == "$ref":
+            target = self._document.target(part["$ref"], at)
+            return (self._document.pointer(target, at), target) if self._is_refused(target, at) else None
+        held = part[keyword]
+        for index, (pointer, inner) in enumerate(inner_schemas(part, keyword, at)):
+            changed: Any = True
+            if isinstance(held, list):
+                changed = [True if place == index else one for place, one in enumerate(held)]
+            elif pointer != f"{at}/{keyword}":
+                changed = {name: True if place == index else one for place, (name, one) in enumerate(held.items())}
+            if self._is_refused(inner, pointer) and self._is_cured({**part, keyword: changed}, at):
+                return pointer, inner
+        return None
+
+    def _is_cured(self, part: dict[str, Any], at: str) -> bool:
+        return not self._is_refused({name: value for name, value in part.items() if value is not None}, at)
+
+    def _is_refused(self, part: Schema, at: str) -> bool:
+        """Also where it cannot be told, so that nothing is blamed without proof."""
+        if monotonic() > self._until:
+            return True
+        try:
+            return self._refuses(rewritten_part(self._document, part, at))
+        except GrammarError:
+            return True

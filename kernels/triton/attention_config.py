@@ -1,0 +1,131 @@
+"""Block shapes and numbers of pieces for the attention kernels, by rules instead of tuning at run time.
+
+A captured graph and a short first request leave no time to tune, and a few rules come within a few percent of it
+(arXiv 2511.11581, section 7). Pure functions of the chip and the shape; nothing here touches Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from plait.kernels.layout import AttentionShape
+
+MAX_GROUP = 16  # query heads of one KV head
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What of a GPU the rules look at."""
+
+    capability: int  # 80, 90
+    num_sms: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One kernel's tile and how it is run."""
+
+    rows: int  # packed (token, head) rows
+    keys: int
+    warps: int
+    stages: int
+
+
+@cache
+def chip_of(device: torch.device) -> Chip:
+    """The device's chip; for what is no GPU (the interpreter, compiling ahead) an H200."""
+    if device.type != "cuda":
+        return Chip(90, 132)
+    seen = torch.cuda.get_device_properties(device)
+    return Chip(seen.major * 10 + seen.minor, seen.multi_processor_count)
+
+
+def padded_dim(head_dim: int) -> int:
+    """Channels of a tile: the next power of two, at least 16."""
+    return max(16, _power_of_two(head_dim))
+
+
+def group_size(shape: AttentionShape) -> int:
+    """Query heads per KV head. ValueError if it is not whole or above MAX_GROUP."""
+    group, rest = divmod(shape.num_heads, shape.num_kv_heads)
+    if rest or not 1 <= group <= MAX_GROUP:
+        raise ValueError(
+            f"{shape.num_heads} query heads over {shape.num_kv_heads} KV heads: from 1 to {MAX_GROUP} per KV head"
+        )
+    return group
+
+
+def decode_rows(shape: AttentionShape, max_q_len: int) -> int:
+    """Packed rows of a tile for narrow rows, which are those with rows // group tokens at most.
+
+    One token of up to 16 heads fills the smallest matrix product; if every row of the batch has up to 8 tokens (a
+    draft to be verified), the tile grows to hold them, up to 64 rows.
+    """
+    return min(64, max(16, _power_of_two(max_q_len * group_size(shape)))) if max_q_len <= 8 else 16
+
+
+def decode_blocks(chip: Chip, shape: AttentionShape, rows: int) -> Blocks:
+    """The kernel for narrow rows, which is bound by reading.
+
+    16 KB of keys and as many of values per stage: two or three such programs share a multiprocessor, and the
+    100 KB that they have on the way are several times what Little's law asks of it (25 KB at 4.8 TB/s and 700 ns).
+    """
+    row_bytes = padded_dim(shape.head_dim) * shape.cache_dtype.itemsize
+    keys = min(64, max(16, 16384 // row_bytes))
+    if shape.cache_dtype == torch.int8 and row_bytes >= 128:  # its scales and conversions take registers too
+        keys = 32
+    return Blocks(rows, keys, warps=4, stages=3 if keys * row_bytes > 8192 else 4)
+
+
+def extend_blocks(chip: Chip, shape: AttentionShape, max_q_len: int) -> Blocks:
+    """The kernel for prompts, which is bound by arithmetic: the largest tiles whose sums stay in registers.
+
+    On Hopper 64 rows or more per warp group let it use wgmma, and 128 keys keep its operand reads under what shared
+    memory gives (64 x 64 x 16 products would read 128 bytes a clock).
+    """
+    dim, item = padded_dim(shape.head_dim), shape.cache_dtype.itemsize
+    hopper = chip.capability >= 90
+    rows = 128 if max_q_len * group_size(shape) > 64 else 64
+    if item == 4:
+        return Blocks(32, 32, warps=4, stages=2)
+    if dim > 128:
+        rows = rows if hopper else 64
+        return Blocks(rows, 64 if hopper and item == 2 else 32, warps=8, stages=2)
+    if rows == 64:
+        return Blocks(64, 64, warps=4, stages=2)
+    if hopper:
+        return Blocks(128, 128 if item == 2 else 64, warps=8, stages=2)
+    return Blocks(128, 64, warps=8, stages=3) if item == 2 else Blocks(64, 64, warps=8, stages=2)
+
+
+def prefix_blocks(chip: Chip, shape: AttentionShape, num_tokens: int) -> Blocks:
+    """The kernel for shared prefixes, which all new tokens of a group go over together."""
+    blocks = extend_blocks(chip, shape, num_tokens)
+    return replace(blocks, keys=32) if padded_dim(shape.head_dim) > 128 else blocks
+
+
+def spare_items(chip: Chip, shape: AttentionShape) -> int:
+    """Pieces beyond one per row: as many as fill the chip with three programs on each multiprocessor."""
+    return -(-3 * chip.num_sms // shape.num_kv_heads)
+
+
+def prefix_pieces(chip: Chip, shape: AttentionShape, num_tokens: int) -> int:
+    """Into how many pieces a shared prefix is cut, so that the tiles of `num_tokens` tokens fill the chip twice."""
+    blocks = prefix_blocks(chip, shape, num_tokens)
+    tiles = -(-num_tokens * group_size(shape) // blocks.rows) * shape.num_kv_heads
+    return max(1, min(32, -(-2 * chip.num_sms // tiles)))
+
+
+def cascade_pays(num_rows: int, shared_tokens: int) -> bool:
+    """Whether a group is worth two more kernels: it must spare a few thousand tokens of reading.
+
+    A token's KV of one layer is about 4 KB, which an H200 reads in 1 ns; the passes cost some microseconds.
+    """
+    return num_rows >= 2 and (num_rows - 1) * shared_tokens >= 8192
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,34 @@
+"""What a model family is to the rest of the runtime: its names, how its config is read, which weights it needs.
+
+Knows: the record. Must not know: any one family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.decoder import Decoder
+from plait.runtime.models.gguf_config import Keys, TensorFacts
+from plait.runtime.models.shapes import LayerShapes
+
+
+@dataclass(frozen=True)
+class Family:
+    """`name` is also what ModelConfig.architecture says.
+
+    `hf` and `gguf`: what the two kinds of files call it. `gguf_names`: modules of a layer that GGUF calls otherwise
+    than in Llama. `gguf_interleaved`: llama.cpp stores the rows of q and k with rotary pairs side by side.
+    """
+
+    name: str
+    hf: str
+    gguf: str | None
+    model: type[Decoder]
+    read_hf: Callable[[Mapping[str, Any]], ModelConfig]
+    read_gguf: Callable[[Keys, TensorFacts], ModelConfig] | None
+    layer_shapes: LayerShapes
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_interleaved: bool = False

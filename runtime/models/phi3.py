@@ -1,0 +1,101 @@
+"""Phi-3, Phi-3.5 and Phi-4: q, k and v stored as one matrix, gate and up as another, and LongRoPE (arXiv:2404.14219).
+
+Phi-4-mini turns only the leading part of each head. Attention scores do not change when the dimensions of queries
+and keys are put in another order, so they are: every pair that turns stands where the plain operator looks for it,
+and the dimensions that stand still make pairs of angle 0.
+Knows: its config's fields and how it fuses. Must not know: files, batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from plait.runtime.errors import CorruptModel
+from plait.runtime.models import gguf_config, hf_config
+from plait.runtime.models.checks import real
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.decoder import MLP, Decoder, Experts, Projection
+from plait.runtime.models.family import Family
+from plait.runtime.models.shapes import linear, norm_shapes
+from plait.runtime.models.source import Shapes
+
+
+class Phi3Model(Decoder):
+    """The plain decoder with two fused matrices."""
+
+    def load_qkv(self, prefix: str) -> Projection:
+        config = self.config
+        weight, bias = self.load_projection(f"{prefix}.qkv_proj")
+        if config.num_rotary == config.head_dim:
+            return weight, bias
+        heads = weight.view(-1, config.head_dim, weight.shape[1])  # [H + 2 G, D, C]
+        order = torch.tensor(pairs_apart(config.num_rotary, config.head_dim), device=weight.device)
+        turning = config.num_heads + config.num_kv_heads
+        return torch.cat([heads[:turning, order], heads[turning:]]).view_as(weight), bias
+
+    def load_mlp(self, index: int, prefix: str) -> MLP | Experts:
+        return MLP(
+            gate_up=self.load_projection(f"{prefix}.mlp.gate_up_proj"),
+            down=self.load_projection(f"{prefix}.mlp.down_proj"),
+        )
+
+
+def pairs_apart(rotary: int, size: int) -> list[int]:
+    """The old place of each dimension of a head: pair i of `rotary` at i and i + size / 2, the others after them.
+
+    >>> pairs_apart(4, 8)
+    [0, 1, 4, 5, 2, 3, 6, 7]
+    """
+    half, still = rotary // 2, list(range(rotary, size))
+    middle = len(still) // 2
+    return [*range(half), *still[:middle], *range(half, rotary), *still[middle:]]
+
+
+def read_hf(config: Mapping[str, Any]) -> ModelConfig:
+    hf_config.require_activation(config, "hidden_act", "silu")
+    rope = dict(hf_config.rope_parameters(config))
+    if rope.get("type", rope.get("rope_type")) == "yarn":  # early files of Phi-3 call LongRoPE so
+        rope["rope_type"] = "longrope"
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    share = 1.0 if share is None else real("partial_rotary_factor", share, 0.0, 1.0 + 1e-9)
+    fields = hf_config.common_fields(config, rope=rope)
+    if type(fields["head_dim"]) is not int:
+        raise CorruptModel("the model's head_dim is no whole number")
+    return ModelConfig(
+        architecture="phi3",
+        **fields,
+        sliding_window=config.get("sliding_window"),
+        rotary_dim=int(fields["head_dim"] * share),
+    )
+
+
+def read_gguf(keys: gguf_config.Keys, facts: gguf_config.TensorFacts) -> ModelConfig:
+    fields = gguf_config.common_fields(keys, facts)
+    rotary = keys.get("rope.dimension_count", fields["head_dim"])
+    return ModelConfig(architecture="phi3", **fields, rotary_dim=rotary)
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
+    hidden, wide, queries = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    return (
+        norm_shapes(config, "input_layernorm", "post_attention_layernorm")
+        | linear("self_attn.qkv_proj", queries + 2 * config.num_kv_heads * config.head_dim, hidden)
+        | linear("self_attn.o_proj", hidden, queries)
+        | linear("mlp.gate_up_proj", 2 * wide, hidden)
+        | linear("mlp.down_proj", hidden, wide)
+    )
+
+
+FAMILY = Family(
+    name="phi3",
+    hf="Phi3ForCausalLM",
+    gguf="phi3",
+    model=Phi3Model,
+    read_hf=read_hf,
+    read_gguf=read_gguf,
+    layer_shapes=layer_shapes,
+    gguf_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+)

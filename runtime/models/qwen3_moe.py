@@ -1,0 +1,111 @@
+"""Qwen 3 with a mixture of experts instead of the MLP, in all layers or in some (arXiv:2505.09388).
+
+Knows: its config's fields and how experts are stored. Must not know: files, batching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from plait.runtime.errors import CorruptModel
+from plait.runtime.models import gguf_config, hf_config
+from plait.runtime.models.checks import MOST, flag, whole
+from plait.runtime.models.config import ExpertsConfig, ModelConfig
+from plait.runtime.models.decoder import MLP, Decoder, Experts
+from plait.runtime.models.family import Family
+from plait.runtime.models.shapes import attention_shapes, head_norm_shapes, mlp_shapes, norm_shapes
+from plait.runtime.models.source import Shapes
+
+
+class Qwen3MoeModel(Decoder):
+    """Layers that have experts load those; the others are Qwen 3's."""
+
+    def load_mlp(self, index: int, prefix: str) -> MLP | Experts:
+        settings = self.config.experts
+        if settings is None or not settings.layers[index]:
+            return super().load_mlp(index, prefix)
+        gate_up = [self.get(f"{prefix}.mlp.experts.{name}_proj.weight") for name in ("gate", "up")]
+        return Experts(
+            router=self.get(f"{prefix}.mlp.gate.weight"),
+            gate_up=torch.cat(gate_up, dim=1),
+            down=self.get(f"{prefix}.mlp.experts.down_proj.weight"),
+        )
+
+
+def read_hf(config: Mapping[str, Any]) -> ModelConfig:
+    hf_config.require_activation(config, "hidden_act", "silu")
+    hf_config.require_whole_rotation(config)
+    fields = hf_config.common_fields(config)
+    bias = flag("attention_bias", config.get("attention_bias", False))
+    windowed = flag("use_sliding_window", config.get("use_sliding_window", False))
+    return ModelConfig(
+        architecture="qwen3_moe",
+        **fields,
+        attention_bias=bias,
+        output_bias=bias,
+        sliding_window=config.get("sliding_window", 4096) if windowed else None,
+        experts=ExpertsConfig(
+            count=config.get("num_experts", config.get("num_local_experts", 128)),
+            per_token=config.get("num_experts_per_tok", 8),
+            intermediate_size=config.get("moe_intermediate_size", 768),
+            normalize=config.get("norm_topk_prob", False),
+            layers=_layers_with_experts(config, fields["num_layers"]),
+        ),
+    )
+
+
+def _layers_with_experts(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`-th layer, save those that `mlp_only_layers` lists."""
+    step = whole("decoder_sparse_step", config.get("decoder_sparse_step", 1), MOST["num_layers"])
+    without = config.get("mlp_only_layers") or []
+    if not isinstance(without, list) or any(type(i) is not int for i in without):
+        raise CorruptModel("mlp_only_layers in config.json is not a list of whole numbers")
+    return tuple(i not in without and (i + 1) % step == 0 for i in range(num_layers))
+
+
+def read_gguf(keys: gguf_config.Keys, facts: gguf_config.TensorFacts) -> ModelConfig:
+    fields = gguf_config.common_fields(keys, facts)
+    gguf_config.require_whole_rotation(keys, fields["head_dim"])
+    experts = ExpertsConfig(
+        count=keys.whole("expert_count", MOST["num_experts"]),
+        per_token=keys.whole("expert_used_count", MOST["num_experts"]),
+        intermediate_size=keys.whole("expert_feed_forward_length", MOST["intermediate_size"]),
+        normalize=flag("expert_weights_norm", keys.get("expert_weights_norm", True)),  # as llama.cpp has it
+        layers=(True,) * fields["num_layers"],
+    )
+    return ModelConfig(architecture="qwen3_moe", **fields, experts=experts)
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
+    norms = norm_shapes(config, "input_layernorm", "post_attention_layernorm")
+    shapes = norms | attention_shapes(config) | head_norm_shapes(config)
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return shapes | mlp_shapes(config)
+    wide = (experts.count, experts.intermediate_size, config.hidden_size)
+    return shapes | {
+        "mlp.gate.weight": (experts.count, config.hidden_size),
+        "mlp.experts.gate_proj.weight": wide,
+        "mlp.experts.up_proj.weight": wide,
+        "mlp.experts.down_proj.weight": (experts.count, config.hidden_size, experts.intermediate_size),
+    }
+
+
+FAMILY = Family(
+    name="qwen3_moe",
+    hf="Qwen3MoeForCausalLM",
+    gguf="qwen3moe",
+    model=Qwen3MoeModel,
+    read_hf=read_hf,
+    read_gguf=read_gguf,
+    layer_shapes=layer_shapes,
+    gguf_names={
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+    },
+)

@@ -1,0 +1,122 @@
+"""Rotary position embeddings: the frequencies of each pair, plain or stretched beyond the context of pretraining.
+
+Knows: the formulas and the numbers they take. Must not know: files, tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plait.runtime.errors import CorruptModel
+from plait.runtime.models.checks import MOST, real, whole
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How the rotary frequencies are stretched.
+
+    `linear` (arXiv:2306.15595): all divided by `factor`. `llama3` (arXiv:2407.21783): long wavelengths divided
+    by `factor`, short ones kept, a smooth step between. `divisors`: frequency i divided by `divisors[i]`, one per
+    rotary pair, as GGUF stores llama3. `yarn` (arXiv:2309.00071): pairs that turn more than `beta_fast` times
+    over the original context are kept, those that turn less than `beta_slow` times divided by `factor`, a ramp
+    between. `longrope` (arXiv:2402.13753): divided by `divisors`, or by `long_divisors` where the context is
+    longer than the original one. `magnitude` multiplies cosine and sine (YaRN, LongRoPE).
+    """
+
+    kind: Literal["linear", "llama3", "divisors", "yarn", "longrope"]
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context_length: int = 8192
+    divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    magnitude: float = 1.0
+
+
+def frequencies(theta: float, dims: int, scaling: RopeScaling | None, context_length: int) -> tuple[float, ...]:
+    """Radians per position of each rotary pair, [dims / 2].
+
+    LongRoPE has two sets. Which one holds is settled once, by `context_length`, the longest text that will be
+    asked for: were it settled by each text's own length, a cached prefix would not fit a longer text.
+    """
+    plain = [theta ** (-2 * i / dims) for i in range(dims // 2)]
+    if scaling is None:
+        return tuple(plain)
+    if scaling.kind == "linear":
+        return tuple(frequency / scaling.factor for frequency in plain)
+    if scaling.kind == "llama3":
+        return tuple(_llama3(frequency, scaling) for frequency in plain)
+    if scaling.kind == "yarn":
+        return _yarn(plain, theta, dims, scaling)
+    long = scaling.kind == "longrope" and context_length > scaling.original_context_length
+    divisors = scaling.long_divisors if long else scaling.divisors
+    return tuple(frequency / by for frequency, by in zip(plain, divisors, strict=True))
+
+
+def yarn_magnitude(factor: float) -> float:
+    """What YaRN multiplies cosine and sine by, arXiv:2309.00071 section 3.4."""
+    return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+
+
+def longrope_magnitude(factor: float, original_context_length: int) -> float:
+    """The same of LongRoPE, with `factor` the new context over the original one."""
+    if factor <= 1 or original_context_length <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original_context_length))
+
+
+def check_scaling(scaling: RopeScaling, dims: int) -> None:
+    """Raises CorruptModel for numbers that no model can have."""
+    real("rope scaling factor", scaling.factor, 0.0, 1e6)
+    real("rope scaling magnitude", scaling.magnitude, 0.0, 1e6)
+    if scaling.kind in ("llama3", "yarn", "longrope"):
+        whole("original_context_length", scaling.original_context_length, MOST["context_length"])
+    if scaling.kind == "llama3":
+        _in_order("low_freq_factor", scaling.low_freq_factor, scaling.high_freq_factor)
+    if scaling.kind == "yarn":
+        _in_order("beta_slow", scaling.beta_slow, scaling.beta_fast)
+    if scaling.kind in ("divisors", "longrope"):
+        _check_divisors(scaling.divisors, dims)
+    if scaling.kind == "longrope":
+        _check_divisors(scaling.long_divisors, dims)
+
+
+def _in_order(name: str, low: float, high: float) -> None:
+    if not real(name, low, 0.0, 1e6) < real("its upper bound", high, 0.0, 1e6):
+        raise CorruptModel(f"rope scaling: {name} {low:g} is not below {high:g}, the high one")
+
+
+def _check_divisors(divisors: Sequence[float], dims: int) -> None:
+    if len(divisors) != dims // 2:
+        raise CorruptModel(f"{len(divisors)} rope divisors for {dims} rotary dimensions")
+    for divisor in divisors:
+        real("rope divisor", divisor, 0.0, 1e6)
+
+
+def _llama3(frequency: float, scaling: RopeScaling) -> float:
+    turns = scaling.original_context_length * frequency / (2 * math.pi)  # over the original context
+    if turns < scaling.low_freq_factor:
+        return frequency / scaling.factor
+    if turns > scaling.high_freq_factor:
+        return frequency
+    step = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return (1 - step) * frequency / scaling.factor + step * frequency
+
+
+def _yarn(plain: Sequence[float], theta: float, dims: int, scaling: RopeScaling) -> tuple[float, ...]:
+    def pair_that_turns(times: float) -> float:  # over the original context
+        return dims * math.log(scaling.original_context_length / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), dims - 1)
+    width = max(last - first, 0.001)
+    stretched = [min(max((i - first) / width, 0.0), 1.0) for i in range(len(plain))]  # 0: kept, 1: divided
+    return tuple(
+        frequency * (1 - share) + frequency / scaling.factor * share
+        for frequency, share in zip(plain, stretched, strict=True)
+    )

@@ -1,0 +1,129 @@
+"""A GGUF file's weights under the names and in the row order of transformers.
+
+Knows: how GGUF names tensors, and the order llama.cpp stores rotary rows in. Must not know: the forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from plait.kernels.dequantize import BLOCK, dequantize
+from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.gguf_config import TensorFacts
+from plait.runtime.models.registry import BY_NAME, from_gguf
+from plait.runtime.weights.expected import check_shape, expected_shapes, known
+from plait.runtime.weights.gguf import GGUFFile, open_gguf
+
+_GLOBAL = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(name: str, names: Mapping[str, str]) -> str:
+    """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`; `names` are the family's own modules."""
+    module, _, kind = name.rpartition(".")
+    if module in _GLOBAL:
+        return f"{_GLOBAL[module]}.{kind}"
+    layer, _, inner = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{names.get(inner) or _LAYER[inner]}.{kind}"
+
+
+class GGUFCheckpoint:
+    """Made by `open_checkpoint`; see `Checkpoint`."""
+
+    container: Final = "gguf"
+
+    def __init__(self, path: Path) -> None:
+        self.file = open_gguf(path)
+        self.config = gguf_model_config(self.file)
+        self.shapes = expected_shapes(self.config)
+        self._family = BY_NAME[self.config.architecture]
+        for name, shape in self.shapes.items():
+            info = self.file.tensors.get(self._stored(name))
+            check_shape(name, info.shape if info else None, shape)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        shape = known(name, self.shapes)
+        info = self.file.tensors[self._stored(name)]
+        rows = self.file.raw(info.name).reshape(math.prod(shape[:-1]), -1)  # [1, bytes] of a vector
+        heads = self._interleaved_heads(name)
+        if heads:
+            # llama.cpp keeps the two halves of each head's rotary pairs interleaved: a permutation of whole rows,
+            # so the stored blocks can be put in order as they are.
+            rows = _half_rotation(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
+        return info.quantization, rows, shape
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        quantization, rows, shape = self.raw(name)
+        if quantization not in BLOCK:
+            raise UnsupportedModel(f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(BLOCK)}")
+        blocks = torch.from_numpy(rows).to(device)  # the packed form crosses to the device, not the wide one
+        return dequantize(blocks, quantization, shape).to(dtype)
+
+    def _stored(self, name: str) -> str:
+        return gguf_name(name, self._family.gguf_names)
+
+    def _interleaved_heads(self, name: str) -> int:
+        """How many heads the tensor's rows are, if they are stored interleaved; else 0."""
+        if self._family.gguf_interleaved and "self_attn.q_proj" in name:
+            return self.config.num_heads
+        if self._family.gguf_interleaved and "self_attn.k_proj" in name:
+            return self.config.num_kv_heads
+        return 0
+
+
+def _half_rotation(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
+    """Rows (head, i, half) to rows (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
+    split = rows.reshape(heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def gguf_model_config(file: GGUFFile) -> ModelConfig:
+    """The config in the metadata, with what only the tensors tell. Raises CorruptModel or UnsupportedModel."""
+    return from_gguf(
+        file.metadata,
+        TensorFacts(
+            tie_word_embeddings="output.weight" not in file.tensors,
+            attention_bias="blk.0.attn_q.bias" in file.tensors,
+            output_bias="blk.0.attn_output.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
+            rope_divisors=_numbers(file, "rope_freqs.weight"),
+            rope_short=_numbers(file, "rope_factors_short.weight"),
+            rope_long=_numbers(file, "rope_factors_long.weight"),
+        ),
+    )
+
+
+def _numbers(file: GGUFFile, name: str) -> tuple[float, ...] | None:
+    info = file.tensors.get(name)
+    if info is None:
+        return None
+    if info.quantization != "F32" or len(info.shape) != 1:
+        raise CorruptModel(f"the tensor {name} is not a row of F32")
+    return tuple(float(x) for x in file.raw(name).view("<f4"))

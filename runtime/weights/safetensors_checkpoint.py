@@ -1,0 +1,108 @@
+"""A Hugging Face folder's weights: model.safetensors, or shards named by an index.
+
+Knows: the two layouts, and that experts are stored one by one. Must not know: the forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+
+from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
+from plait.runtime.models.json_file import read_json_object
+from plait.runtime.models.registry import from_hf
+from plait.runtime.weights.expected import check_shape, expected_shapes, known
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_STACK = ".experts."
+
+
+class SafetensorsCheckpoint:
+    """Made by `open_checkpoint`; see `Checkpoint`.
+
+    What the model calls `mlp.experts.up_proj.weight` [E, F, C] is stored as `mlp.experts.0.up_proj.weight` [F, C]
+    and so on.
+    """
+
+    container: Final = "safetensors"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = from_hf(read_json_object(folder / "config.json"))
+        self.shapes = expected_shapes(self.config)
+        self.opened: dict[tuple[str, str], Any] = {}
+        self.file_of = self._locate()
+        for name, shape in self.shapes.items():
+            for part, expected in _parts(name, shape):
+                file = self.file_of.get(part)
+                check_shape(part, self._stored_shape(file, part) if file else None, expected)
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.shapes)
+
+    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        raise InputError("raw blocks exist in GGUF files only; use tensor()")
+
+    def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        shape = known(name, self.shapes)
+        parts = [self._read(part, device) for part, _ in _parts(name, shape)]
+        return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
+
+    def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
+        file = self.file_of[name]
+        try:
+            stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)
+        except SafetensorError as error:
+            raise _damaged(file) from error
+        if stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModel(f"tensor {name!r} is stored as {stored.dtype}; plait reads 32 and 16 bits")
+        return stored
+
+    def _locate(self) -> dict[str, str]:
+        """Tensor name -> file name, from the index or from the single file."""
+        if not (self.folder / _INDEX).exists():
+            return dict.fromkeys(self._open(_SINGLE, "cpu").keys(), _SINGLE)
+        file_of = read_json_object(self.folder / _INDEX).get("weight_map")
+        if not isinstance(file_of, dict):
+            raise CorruptModel(f"{_INDEX} has no weight_map")
+        for file in file_of.values():
+            if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+                raise CorruptModel(f"{_INDEX} names {file!r:.80}, no safetensors file of its folder")
+        return file_of
+
+    def _open(self, file: str, device: str) -> Any:
+        handle = self.opened.get((file, device))
+        if handle is None:
+            try:
+                handle = safe_open(str(self.folder / file), framework="pt", device=device)
+            except FileNotFoundError as error:
+                raise ModelNotFound(f"{self.folder} has no {file}") from error
+            except (SafetensorError, OSError) as error:
+                raise _damaged(file) from error
+            self.opened[file, device] = handle
+        return handle
+
+    def _stored_shape(self, file: str, name: str) -> list[int] | None:
+        try:
+            shape: list[int] = self._open(file, "cpu").get_slice(name).get_shape()
+        except SafetensorError:
+            return None
+        return shape
+
+
+def _parts(name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """(stored name, its shape) of what makes up a tensor."""
+    if len(shape) < 3:
+        return [(name, shape)]
+    before, after = name.split(_STACK)
+    return [(f"{before}{_STACK}{i}.{after}", shape[1:]) for i in range(shape[0])]
+
+
+def _damaged(file: str) -> CorruptModel:
+    return CorruptModel(f"{file} is truncated or damaged; download it again")

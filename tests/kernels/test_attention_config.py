@@ -1,0 +1,60 @@
+"""The rules for block shapes: pure functions, so their promises are checked for every shape that is supported."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from plait.kernels.layout import AttentionShape
+from plait.kernels.triton import attention_config as config
+from plait.kernels.triton.attention_config import Chip
+
+CHIPS = [Chip(80, 108), Chip(90, 132)]
+CACHES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8]
+SHAPES = [
+    AttentionShape(8 * group, 8, dim, cache)
+    for dim, group, cache in itertools.product((64, 80, 96, 128, 256), range(1, 17), CACHES)
+]
+LIMIT = {80: 163 * 1024, 90: 227 * 1024}
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"sm_{chip.capability}")
+def test_blocks_are_powers_of_two_that_fit(chip):
+    for shape, tokens in itertools.product(SHAPES, (1, 2, 5, 8, 9, 4096)):
+        group = config.group_size(shape)
+        rows = config.decode_rows(shape, tokens)
+        decode, extend = config.decode_blocks(chip, shape, rows), config.extend_blocks(chip, shape, tokens)
+        for blocks in (decode, extend, config.prefix_blocks(chip, shape, tokens)):
+            assert all(number & (number - 1) == 0 for number in (blocks.rows, blocks.keys, blocks.warps))
+            assert blocks.rows >= 16 and blocks.keys >= 16 and blocks.rows >= group
+            assert 128 % blocks.keys == 0, "shared prefixes are counted in blocks of 128"
+            dim, item = config.padded_dim(shape.head_dim), shape.cache_dtype.itemsize
+            assert 2 * blocks.stages * blocks.keys * dim * item <= LIMIT[chip.capability]
+        assert decode.rows == rows and rows // group >= 1
+
+
+def test_drafts_of_eight_tokens_are_narrow_if_the_tile_can_hold_them():
+    for shape, tokens in itertools.product(SHAPES, range(1, 9)):
+        group = config.group_size(shape)
+        if tokens * group <= 64:
+            assert config.decode_rows(shape, tokens) // group >= tokens
+
+
+def test_pieces_fill_the_chip_and_no_more():
+    llama = AttentionShape(32, 8, 128, torch.bfloat16)
+    assert 3 * 132 <= config.spare_items(CHIPS[1], llama) * 8 < 3 * 132 + 8
+    assert config.prefix_pieces(CHIPS[1], llama, 64) == 17
+    assert config.prefix_pieces(CHIPS[1], llama, 8192) == 1
+
+
+def test_a_group_pays_from_a_few_thousand_tokens_on():
+    assert config.cascade_pays(64, 8192) and config.cascade_pays(2, 8192)
+    assert not config.cascade_pays(1, 100000) and not config.cascade_pays(4, 512)
+
+
+def test_heads_that_do_not_divide_are_refused():
+    for heads, groups in ((9, 2), (34, 2), (1, 2)):
+        with pytest.raises(ValueError, match="query heads"):
+            config.group_size(AttentionShape(heads, groups, 64, torch.float16))
