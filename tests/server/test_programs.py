@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import httpx
 import pytest
@@ -181,6 +182,15 @@ def test_what_fails_while_it_runs_names_its_node(http):
     assert empty.status_code == 400 and empty.json()["error"]["param"] == "program[0].gen"
     token = http.post("/v1/programs", json={"program": [{"text": "a"}, {"gen": {"stop_token_ids": [1 << 30]}}]})
     assert token.status_code == 400 and token.json()["error"]["param"] == "program[1].gen.stop_token_ids"
+
+
+def test_the_example_of_the_page(http):
+    page = (Path(__file__).parents[2] / "docs" / "programs-api.md").read_text()
+    body = json.loads(page.split("-d '", 1)[1].split("'\n```", 1)[0])
+    body["defaults"]["max_tokens"] = 5
+    whole = run(http, body["program"], variables=body["variables"], defaults=body["defaults"])
+    assert whole["variables"]["kind"] in ("food", "sport") and len(whole["variables"]["tip"]) == 2
+    assert [turn["role"] for turn in whole["messages"]] == ["user", "assistant", "user"]
 
 
 # -- without a server -------------------------------------------------------------------------------
