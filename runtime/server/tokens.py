@@ -7,6 +7,7 @@ Knows: these two requests. Must not know: sessions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -51,10 +52,10 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 class Tokenized(msgspec.Struct, omit_defaults=True):
     """`count` tokens of `max_model_len` that fit; `token_strs` where asked for."""
 
-    tokens: list[int] | list[list[int]]
+    tokens: Sequence[int | list[int]]
     count: int | list[int]
     max_model_len: int
-    token_strs: list[str] | list[list[str]] | None = None
+    token_strs: Sequence[str | list[str]] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):

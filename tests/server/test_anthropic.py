@@ -113,7 +113,9 @@ def test_turns_of_one_role_are_one_turn(claude):
 def test_count_tokens_is_what_a_message_uses(claude):
     fields = dict(model="default", messages=ASK, system="Be brief.", tools=[WEATHER])
     counted = claude.messages.count_tokens(**fields).input_tokens
+    claude.messages.create(**fields, max_tokens=1)
     usage = claude.messages.create(**fields, max_tokens=1).usage
+    assert usage.cache_read_input_tokens > 0
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 

@@ -219,7 +219,7 @@ WRONG = [
     ({"program": [{"gen": {"name": "g", "n": 2}}, {"var": "g"}]}, "program[1].var"),
     ({"program": [{"gen": {"name": "g", "n": 2}}, {"var": "g", "index": 2}]}, "program[1].index"),
     ({"program": [{"fork": {"branches": [[GEN], [{"var": "g"}]]}}]}, "program[0].fork.branches[1][0].var"),
-    ({"program": [{"fork": {"branches": [[GEN]], "join": "append"}}, {"var": "g"}]}, "program[1].var"),
+    ({"program": [{"fork": {"branches": [[GEN]], "join": "append"}}, {"var": "g", "index": 0}]}, "program[1].var"),
     ({"program": [{"fork": {"branches": []}}]}, "program[0].fork.branches"),
     ({"program": [{"fork": {"branches": [[GEN]], "join": "no"}}]}, "program[0].fork.join"),
     ({"program": [{"fork": {"branches": [[GEN]] * 200}}]}, "program[0].fork.branches"),

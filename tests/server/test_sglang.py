@@ -12,6 +12,8 @@ import time
 import httpx
 import pytest
 
+from plait.runtime.server.sglang.registry import Registry
+
 PROMPT = "The capital of France is"
 GREEDY = {"max_new_tokens": 8, "temperature": 0}
 IN_OUT = {"skip_special_tokens": False, "spaces_between_special_tokens": True}
@@ -286,3 +288,15 @@ def test_what_is_refused_is_named(endpoint, change, param):
 
 def test_abort_needs_a_name(endpoint):
     assert endpoint.http.post("/abort_request", json={}).status_code == 400
+
+
+def test_a_rid_is_its_tenants_own():
+    registry, ended = Registry(), []
+    with (
+        registry.holding("a", "r", lambda: ended.append("a")),
+        registry.holding("a", "r", lambda: ended.append("again")),
+        registry.holding("b", "s", lambda: ended.append("b")),
+    ):
+        assert registry.abort("b", "r") == 0 and registry.abort("c", None) == 0
+        assert registry.abort("a", "r") == 2 and registry.abort("b", None) == 1
+    assert ended == ["a", "again", "b"] and registry.abort("a", None) == 0

@@ -39,9 +39,7 @@ class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
     abort_message: None = None
 
 
-@router.api_route(
-    "/generate", methods=["POST", "PUT"], **documented(GenerateRequest, Generated | list[Generated], stream=True)
-)
+@router.post("/generate", **documented(GenerateRequest, Generated | list[Generated], stream=True))
 async def generate(request: Request) -> Response:
     """Continues texts. One prompt with n=1 gives an object, all else a list. Streams when `stream` is true."""
     body = await read_json(request, GenerateRequest)
