@@ -71,8 +71,8 @@ class Generating:
         tokens = sampled + self._forced(gen)
         if gen.params.complete and tokens and not self._can_be_closed(gen, len(tokens)):
             return self._close(gen, len(tokens), bool(sampled))
-        gen.num_forced += len(tokens) - len(sampled)
         for index, token in enumerate(tokens):
+            gen.num_forced += index >= len(sampled)
             ending = self._add(gen, token, is_last=index == len(tokens) - 1)
             if ending is not None:
                 return ending

@@ -58,14 +58,16 @@ async def _hang_up(receive: Receive) -> None:
         pass
 
 
-async def stream_answer(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+async def stream_answer(
+    request: Request, events: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
+) -> Response:
     """A response that streams `events`. It waits for the first, so that a refusal is still an ordinary answer."""
     try:
         first = await unless_gone(request, anext(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events)
+    return EventStream(first, events, media_type)
 
 
 class EventStream(Response):
@@ -98,6 +100,11 @@ class EventStream(Response):
 def sse(value: Any) -> bytes:
     """One server-sent event with JSON data."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def named_event(name: str, value: Any) -> bytes:
+    """A server-sent event with a name."""
+    return b"event: " + name.encode() + b"\n" + sse(value)
 
 
 async def joined(parts: AsyncIterator[list[bytes]]) -> AsyncGenerator[bytes, None]:

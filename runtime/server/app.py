@@ -16,15 +16,25 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
-from plait.runtime.server import openapi
+from plait.runtime.server import openapi, tokens
 from plait.runtime.server.answering import ClientGone, json_answer
+from plait.runtime.server.anthropic import messages
+from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
+from plait.runtime.server.ollama import generate as ollama_generate
+from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
+from plait.runtime.server.programs import route as program_route
 from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.sglang import generate, info
 from plait.runtime.server.state import State
 
-ROUTERS = (models.router, completions.router, chat.router, responses.router, embeddings.router)
+ROUTERS = (
+    *(models.router, completions.router, chat.router, responses.router, embeddings.router),
+    *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
+    *(tokens.router, program_route.router),
+)
 
 
 class Backend(Protocol):
@@ -57,4 +67,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
             error.status_code, str(error.detail), type=NOT_FOUND, code=None, headers=dict(error.headers or {})
         )
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
-    return json_answer(answer.body(), answer.status, answer.headers)
+    body = error_body(request.url.path, answer, request.state.request_id)
+    return json_answer(body, answer.status, answer.headers)

@@ -14,6 +14,7 @@ import secrets
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import ApiError, as_api_error
 
 log = logging.getLogger("plait.server")
@@ -56,19 +57,20 @@ class Guard:
         except _TooLarge:
             text = f"the body is larger than {self.max_body_bytes} bytes"
             if not started:
-                await _refuse(ApiError(413, text, code="body_too_large"), named)
+                await _refuse(ApiError(413, text, code="body_too_large"), scope, named)
         except Exception as error:
             answer = as_api_error(error)
             log.error("%s ended in status %d", request_id, answer.status)
             if started:
                 raise  # too late for an answer: the connection is cut
-            await _refuse(answer, named)
+            await _refuse(answer, scope, named)
 
 
-async def _refuse(error: ApiError, send: Send) -> None:
+async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    body = error_body(scope["path"], error, scope["state"]["request_id"])
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body())})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
 
 
 class _TooLarge(Exception):

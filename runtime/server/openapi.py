@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 _REF = "#/components/schemas/{name}"
+_MARK = "x-plait-kind"  # stands for a schema until all are known, since two kinds of one name change each other's
 _kinds: list[Any] = []
 
 WHY = {
@@ -41,26 +42,33 @@ class ErrorBody(msgspec.Struct):
 
 
 def documented(
-    request: Any = None, answer: Any = None, *, stream: bool = False, errors: tuple[int, ...] = tuple(WHY)
+    request: Any = None,
+    answer: Any = None,
+    *,
+    stream: bool | str = False,
+    errors: tuple[int, ...] = tuple(WHY),
+    error_body: Any = ErrorBody,
 ) -> dict[str, Any]:
-    """Keyword arguments for a route: what it takes, what it gives, and its errors."""
+    """Keyword arguments for a route: what it takes, what it gives, and its errors.
+
+    `stream`: it may stream events, or lines of the media type named.
+    """
     extra: dict[str, Any] = {}
     if request is not None:
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(request)}}}
     content: dict[str, Any] = {"application/json": {"schema": _schema(answer) if answer is not None else {}}}
     if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[stream if isinstance(stream, str) else "text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[int | str, Any] = {200: {"description": "Done.", "content": content}}
     for status in errors:
-        error = {"application/json": {"schema": _schema(ErrorBody)}}
+        error = {"application/json": {"schema": _schema(error_body)}}
         responses[status] = {"description": WHY[status], "content": error}
     return {"openapi_extra": extra, "responses": responses, "response_model": None}
 
 
 def _schema(kind: Any) -> Any:
     _kinds.append(kind)
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
-    return schema
+    return {_MARK: len(_kinds) - 1}
 
 
 def install(app: FastAPI) -> None:
@@ -69,9 +77,21 @@ def install(app: FastAPI) -> None:
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version="1", summary=app.summary, routes=app.routes)
-            _, components = msgspec.json.schema_components(_kinds, ref_template=_REF)
+            schemas, components = msgspec.json.schema_components(_kinds, ref_template=_REF)
+            made["paths"] = _with_schemas(made["paths"], schemas)
             made.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _with_schemas(value: Any, schemas: tuple[dict[str, Any], ...]) -> Any:
+    """`value`, a part of the document, with the schemas in their places."""
+    if isinstance(value, list):
+        return [_with_schemas(item, schemas) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _MARK in value:
+        return schemas[value[_MARK]]
+    return {key: _with_schemas(item, schemas) for key, item in value.items()}

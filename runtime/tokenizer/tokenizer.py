@@ -61,6 +61,11 @@ class Tokenizer:
         return frozenset(self._definition.added)
 
     @cached_property
+    def control_texts(self) -> dict[int, str]:
+        """The text that stands for each control token that has one."""
+        return {token.id: text for text, token in self._definition.added.items() if token.id in self.control_ids}
+
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokens as constraints see them."""
         return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain)

@@ -917,7 +917,9 @@ def test_forced_tokens_stop_at_max_tokens_and_at_stop_strings():
         Open(4), Append(4, [1]), Generate(4, 4, sampling_params(max_tokens=20, logprobs=True), Regex("g")),
     )  # fmt: skip
     assert (text_of(calls[1].tokens), calls[1].end.reason) == ("name", "length")
+    assert (calls[1].end.usage.completion_tokens, calls[1].end.usage.forced_tokens) == (4, 4)
     assert (text_of(calls[2].tokens), calls[2].end.matched) == ("name", " J")
+    assert calls[2].end.usage.forced_tokens == len(spell("name J"))  # no more than what was looked at
     assert calls[3].tokens == greedy([1, *spell("name")], 3)
     assert (calls[4].end.usage.forced_tokens, len(calls[4].logprobs)) == (0, 9)
     idle_counts(scheduler)
