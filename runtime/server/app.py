@@ -8,7 +8,6 @@ Knows: which routers there are. Must not know: what they answer, processes, sock
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from fastapi import FastAPI, Request
@@ -36,8 +35,6 @@ ROUTERS = (
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
     *(tokens.router, program_route.router),
 )
-
-log = logging.getLogger("plait.server")
 
 
 class Backend(Protocol):
@@ -70,7 +67,5 @@ async def _on_error(request: Request, error: Exception) -> Response:
             error.status_code, str(error.detail), type=NOT_FOUND, code=None, headers=dict(error.headers or {})
         )
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
-    if answer.status == 500:
-        log.error("%s failed", request.state.request_id, exc_info=error.__cause__ or error)
     body = error_body(request.url.path, answer, request.state.request_id)
     return json_answer(body, answer.status, answer.headers)

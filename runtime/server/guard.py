@@ -59,10 +59,11 @@ class Guard:
             if not started:
                 await _refuse(ApiError(413, text, code="body_too_large"), scope, named)
         except Exception as error:
-            log.error("%s failed", request_id, exc_info=error)
+            answer = as_api_error(error)
+            log.error("%s ended in status %d", request_id, answer.status)
             if started:
                 raise  # too late for an answer: the connection is cut
-            await _refuse(as_api_error(error), scope, named)
+            await _refuse(answer, scope, named)
 
 
 async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
