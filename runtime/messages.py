@@ -125,7 +125,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     `cached_tokens`: prompt tokens whose KV was found (in the radix tree, or kept by the session itself).
     `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
     time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
-    sampled. Times in seconds: waiting to be admitted, until the first token, and in all.
+    sampled, and `drafted_tokens` were guessed from the text before the model confirmed them. Times in seconds:
+    waiting to be admitted, until the first token, and in all.
     """
 
     prompt_tokens: int = 0
@@ -137,6 +138,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: float = 0.0
     ttft_s: float = 0.0
     wall_s: float = 0.0
+    drafted_tokens: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
