@@ -14,7 +14,7 @@ from plait.runtime.server.json_body import parse
 from plait.runtime.server.programs.compile import MAX_DEPTH, compile_program
 from plait.runtime.server.programs.types import ProgramRequest
 
-GREEDY = {"temperature": 0, "max_tokens": 5}
+GREEDY = {"temperature": 0, "max_tokens": 4}
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +103,7 @@ def test_select_and_constraints(http):
         {"text": "The capital of France is"},
         {"select": {"name": "city", "choices": [" banana", " Paris"]}},
         {"gen": {"name": "year", "regex": " [0-9]{4}"}},
-        {"gen": {"name": "value", "json_schema": schema, "complete": True}},
+        {"gen": {"name": "value", "json_schema": schema, "complete": True, "max_tokens": 8}},
         {"gen": {"name": "spec", "constraint": {"type": "choices", "choices": ["x", "y"]}}},
         {"gen": {"name": "one", "choices": [" left", " right"], "temperature": 1.0, "seed": 1}},
         {"gen": {"name": "ebnf", "ebnf": 'root ::= "ab" | "cd"', "complete": True, "return_logprob": True}},
@@ -187,7 +187,7 @@ def test_what_fails_while_it_runs_names_its_node(http):
 def test_the_example_of_the_page(http):
     page = (Path(__file__).parents[2] / "docs" / "programs-api.md").read_text()
     body = json.loads(page.split("-d '", 1)[1].split("'\n```", 1)[0])
-    body["defaults"]["max_tokens"] = 5
+    body["defaults"]["max_tokens"] = 3
     whole = run(http, body["program"], variables=body["variables"], defaults=body["defaults"])
     assert whole["variables"]["kind"] in ("food", "sport") and len(whole["variables"]["tip"]) == 2
     assert [turn["role"] for turn in whole["messages"]] == ["user", "assistant", "user"]

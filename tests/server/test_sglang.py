@@ -15,7 +15,7 @@ import pytest
 from plait.runtime.server.sglang.registry import Registry
 
 PROMPT = "The capital of France is"
-GREEDY = {"max_new_tokens": 8, "temperature": 0}
+GREEDY = {"max_new_tokens": 4, "temperature": 0}
 IN_OUT = {"skip_special_tokens": False, "spaces_between_special_tokens": True}
 
 
@@ -90,8 +90,8 @@ def test_a_text_is_continued(endpoint):
     answer = endpoint.generate(text=PROMPT, sampling_params=GREEDY | IN_OUT | {"n": 1, "top_k": -1})
     assert set(answer) == {"text", "output_ids", "meta_info"} and answer["text"]
     meta = answer["meta_info"]
-    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 8)
-    assert meta["finish_reason"] == {"type": "length", "length": 8} and meta["e2e_latency"] > 0
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 4)
+    assert meta["finish_reason"] == {"type": "length", "length": 4} and meta["e2e_latency"] > 0
     again = endpoint.generate(text=PROMPT, sampling_params=GREEDY)
     assert bare(again) == bare(answer) and again["meta_info"]["cached_tokens"] == 4
 
@@ -180,8 +180,8 @@ def test_lists_and_n(endpoint):
     alone = [endpoint.generate(text=text, sampling_params=GREEDY) for text in texts]
     assert [bare(each) for each in listed] == [bare(each) for each in alone]
     assert [each["meta_info"]["id"] for each in listed] == ["a", "b"]
-    several = endpoint.generate(text=texts, sampling_params=[GREEDY | {"n": 2, "max_new_tokens": 3}, GREEDY])
-    assert [len(each["output_ids"]) for each in several] == [3, 3, 8]
+    several = endpoint.generate(text=texts, sampling_params=[GREEDY | {"n": 2, "max_new_tokens": 2}, GREEDY])
+    assert [len(each["output_ids"]) for each in several] == [2, 2, 4]
     chunks = [data for _, data in endpoint.stream(text=texts, sampling_params=GREEDY)]
     last = {data["index"]: data["text"] for data in chunks}
     assert last == {0: alone[0]["text"], 1: alone[1]["text"]}
@@ -224,9 +224,7 @@ def test_a_request_can_be_aborted_by_its_rid(endpoint, address):
     assert endpoint.http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 1}
     threads[1].join(20)
     assert found["x2"]["meta_info"]["finish_reason"]["type"] == "abort"
-    assert len(found["x2"]["text"]) > 0 and endpoint.http.post("/abort_request", json={"rid": "x1"}).json() == {
-        "aborted": 0
-    }
+    assert endpoint.http.post("/abort_request", json={"rid": "x1"}).json() == {"aborted": 0}
 
 
 def test_what_the_server_says_of_itself(endpoint):

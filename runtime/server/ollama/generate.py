@@ -23,7 +23,7 @@ from plait.runtime.server.json_body import read_json
 from plait.runtime.server.ollama.answering import Kind, Teller, loaded
 from plait.runtime.server.ollama.models import check_name
 from plait.runtime.server.ollama.request import check_keep_alive, prepared_of, sampling_of, shows_thinking
-from plait.runtime.server.ollama.types import ChatRequest, GenerateRequest, OllamaChat, OllamaGenerated
+from plait.runtime.server.ollama.types import OllamaChat, OllamaChatRequest, OllamaGenerated, OllamaGenerateRequest
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
@@ -44,23 +44,25 @@ class Plan:
     with_thinking: bool
 
 
-@router.post("/api/chat", **documented(ChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
+@router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
 async def chat(request: Request) -> Response:
     """The next turn of a conversation. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, ChatRequest), "chat")
+    return await _answer(request, await read_json(request, OllamaChatRequest), "chat")
 
 
-@router.post("/api/generate", **documented(GenerateRequest, OllamaGenerated, stream=LINES, error_body=OllamaErrorBody))
+@router.post(
+    "/api/generate", **documented(OllamaGenerateRequest, OllamaGenerated, stream=LINES, error_body=OllamaErrorBody)
+)
 async def generate(request: Request) -> Response:
     """An answer to a prompt. Streams lines of JSON unless `stream` is false."""
-    return await _answer(request, await read_json(request, GenerateRequest), "generate")
+    return await _answer(request, await read_json(request, OllamaGenerateRequest), "generate")
 
 
-async def _answer(request: Request, body: ChatRequest | GenerateRequest, kind: Kind) -> Response:
+async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind) -> Response:
     state = state_of(request)
     check_name(state, body.model)
     check_keep_alive(body.keep_alive)
-    if not (body.messages if isinstance(body, ChatRequest) else body.prompt):
+    if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
         return json_answer(loaded(kind, body.model))
     plan = await _plan(body, kind, state, tenant_of(request))
     try:
@@ -71,7 +73,7 @@ async def _answer(request: Request, body: ChatRequest | GenerateRequest, kind: K
         raise as_api_error(error, constraint_param=plan.prepared.constraint_param) from error
 
 
-async def _plan(body: ChatRequest | GenerateRequest, kind: Kind, state: State, tenant: str) -> Plan:
+async def _plan(body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind, state: State, tenant: str) -> Plan:
     client = state.client
     with_thinking = shows_thinking(body, client)
     prepared = await prepared_of(body, client)

@@ -21,9 +21,9 @@ from plait.runtime.server.ollama.types import (
     REFUSED,
     REFUSED_OPTIONS,
     Asking,
-    ChatRequest,
-    GenerateRequest,
     Message,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
     Options,
 )
 from plait.runtime.server.openai.common import refuse, room_for_answer
@@ -35,11 +35,11 @@ from plait.runtime.server.running import tokenize
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
 
 
-async def prepared_of(body: ChatRequest | GenerateRequest, client: Client) -> Prepared:
+async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> Prepared:
     """The prompt and what the answer must be. Raises ApiError for what is wrong or not supported."""
     constraint = _constraint(body.format)
     param = "format" if constraint is not None else None
-    if isinstance(body, ChatRequest):
+    if isinstance(body, OllamaChatRequest):
         tools = tuple(_tools(body))
         if constraint is not None and tools:
             raise invalid("'format' and 'tools' cannot both shape the answer", "format", "unsupported_combination")
@@ -68,7 +68,7 @@ def sampling_of(body: Asking, context_length: int, prompt_ids: Sequence[int]) ->
     if options.num_ctx is not None and options.num_ctx > context_length:
         text = f"'num_ctx' is {options.num_ctx}; the context holds {context_length} tokens"
         raise invalid(text, "options.num_ctx")
-    room = room_for_answer(context_length, prompt_ids, "messages" if isinstance(body, ChatRequest) else "prompt")
+    room = room_for_answer(context_length, prompt_ids, "messages" if isinstance(body, OllamaChatRequest) else "prompt")
     most = options.num_predict
     return sampling_named(
         {"max_tokens": "num_predict"},
@@ -119,7 +119,7 @@ def _constraint(format: str | dict[str, Any] | None) -> Spec | None:
         raise invalid(f"'format': {error}", "format", "invalid_constraint") from None
 
 
-def _tools(body: ChatRequest) -> list[Tool]:
+def _tools(body: OllamaChatRequest) -> list[Tool]:
     tools: list[Tool] = []
     for index, given in enumerate(body.tools or ()):
         function = given.function

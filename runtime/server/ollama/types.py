@@ -130,14 +130,14 @@ class Asking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
 
-class ChatRequest(Asking, kw_only=True, forbid_unknown_fields=True):
+class OllamaChatRequest(Asking, kw_only=True, forbid_unknown_fields=True):
     """The next turn of a conversation; without messages, whether the model is there."""
 
     messages: Annotated[list[Message], Meta(max_length=1024)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=128)] | None = None
 
 
-class GenerateRequest(Asking, kw_only=True, forbid_unknown_fields=True):
+class OllamaGenerateRequest(Asking, kw_only=True, forbid_unknown_fields=True):
     """An answer to `prompt`; with `raw`, its continuation: control tokens in it are control tokens."""
 
     prompt: str | None = None
