@@ -124,7 +124,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     `cached_tokens`: prompt tokens whose KV was found (in the radix tree, or kept by the session itself).
     `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
     time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
-    sampled. Times in seconds: waiting to be admitted, until the first token, and in all.
+    sampled. Times in seconds: waiting to be admitted, until the first token, and in all; `compile_s`, a part of
+    `queue_s`, was spent waiting for the call's own grammar.
     """
 
     prompt_tokens: int = 0
@@ -136,6 +137,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: float = 0.0
     ttft_s: float = 0.0
     wall_s: float = 0.0
+    compile_s: float = 0.0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -186,7 +188,10 @@ class Failed(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV)."""
+    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV).
+
+    From `steps` on the counts only grow: see `scheduler.totals` for the last four.
+    """
 
     call: int
     sessions: int
@@ -201,6 +206,10 @@ class Status(Message, frozen=True):
     computed_tokens: int
     retractions: int
     bad_frames: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    forced_tokens: int = 0
 
 
 Reply = Welcome | Tokens | Finished | Failed | Status

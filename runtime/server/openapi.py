@@ -16,9 +16,13 @@ _kinds: list[Any] = []
 
 WHY = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
+    401: "An API key is needed, and none that is known was given.",
+    403: "A page of another origin may not do this.",
     404: "There is no such model or path.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     415: "The body is not application/json.",
+    429: "This key has as many requests running as it may; come again after Retry-After seconds.",
     500: "A fault of the server.",
     503: "There is no room, or the model is being started; come again after Retry-After seconds.",
     504: "The request's own timeout passed.",
