@@ -45,7 +45,15 @@ class Backend(Protocol):
 def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     """The ASGI application that serves `backend`."""
     app = FastAPI(
-        title="plait", summary="A language model behind the APIs that clients know.", docs_url=None, redoc_url=None
+        title="plait",
+        summary="A language model behind the APIs that clients know.",
+        docs_url=None,
+        redoc_url=None,
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # FastAPI's own, beside which ours would be twice
     )
     state = app.state.plait = State(backend, settings)
     routers = [*ROUTERS, *([page_files.router] if settings.page else [])]

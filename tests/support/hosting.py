@@ -18,7 +18,14 @@ def hosted(app: Any, http: Any = "auto") -> Iterator[str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, http=http, ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+        app,
+        http=http,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=1,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -124,7 +124,9 @@ def raw(app, headers=(), receive=None, path="/v1/completions", method="POST"):
     return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"], answered
 
 
-@pytest.mark.parametrize("path", ["//health", "/health/../metrics", "/HEALTH", "", "/health\x00", "health", "/page/../status"])
+@pytest.mark.parametrize(
+    "path", ["//health", "/health/../metrics", "/HEALTH", "", "/health\x00", "health", "/page/../status"]
+)
 def test_a_path_that_is_only_like_an_open_one(app, path) -> None:
     assert raw(app(api_keys=KEYS), path=path, method="GET")[:2] == (401, "invalid_api_key")
 

@@ -29,7 +29,9 @@ def test_values_and_labels_come_back(values, text) -> None:
     assert read == expected
 
 
-@given(st.lists(st.tuples(VALUES, st.integers(1, 5)), max_size=20), st.lists(VALUES, min_size=1, max_size=6, unique=True))
+@given(
+    st.lists(st.tuples(VALUES, st.integers(1, 5)), max_size=20), st.lists(VALUES, min_size=1, max_size=6, unique=True)
+)
 def test_histograms_count_what_is_at_or_below(observed, bounds) -> None:
     histogram = Histogram("h", "", sorted(bounds))
     for value, times in observed:
