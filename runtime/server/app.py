@@ -53,7 +53,7 @@ def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
             "tracing": False,
             "metrics": False,
             "logs": False,
-        },  # FastAPI's own, beside which ours would be twice
+        },  # else each request has two spans
     )
     state = app.state.plait = State(backend, settings)
     routers = [*ROUTERS, *([page_files.router] if settings.page else [])]

@@ -152,9 +152,7 @@ def test_a_client_that_hangs_up_frees_its_pages_at_once(serve, engine, idle, str
     began = time.monotonic()
     assert eventually(lambda: engine.client.status().held_pages == 0)
     seconds = time.monotonic() - began
-    assert seconds < 2, (
-        seconds
-    )  # 250 ms is the promise, see benchmarks/server_errors.py; a loaded machine may be slower
+    assert seconds < 2, seconds  # the promise is 250 ms, see benchmarks/server_errors.py; this machine may be busy
     assert eventually(lambda: state.in_flight.num_work == 0)
     assert eventually(lambda: state.metrics.aborts.values.get(("client_gone",)) == 1)
 
