@@ -71,6 +71,7 @@ class Select(Message, frozen=True):
     choices: list[list[int]]
     method: SelectMethod = "token_length_normalized"
     timeout_s: float | None = None
+    top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
 
 
 class Fork(Message, frozen=True):
@@ -149,12 +150,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide."""
+    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide.
+
+    `top_logprobs[i][j]`: the likeliest tokens where token j of choice i stands, where that was asked for.
+    """
 
     index: int
     scores: list[float]
     token_logprobs: list[list[float]]
     unconditional_logprobs: list[list[float]] | None = None
+    top_logprobs: list[list[list[tuple[int, float]]]] | None = None
 
 
 class Tokens(Message, frozen=True):

@@ -9,9 +9,9 @@ Knows: logits and sampling parameters. Must not know: sessions, pages, models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ import torch
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Scoring
+
+TopLogprobs: TypeAlias = list[tuple[int, float]]
 
 NO_TOKEN = -1  # the mask and the parameters leave no token
 NOT_FINITE = -2  # the logits hold NaN or +inf
@@ -45,6 +47,7 @@ class Sampled:
     logprobs: dict[Generation, TokenLogprob] = field(default_factory=dict)
     scores: dict[Scoring, dict[tuple[int, int], float]] = field(default_factory=dict)
     prompt_logprobs: dict[Generation, list[TokenLogprob]] = field(default_factory=dict)
+    tops: dict[Scoring, dict[int, list[tuple[int, float]]]] = field(default_factory=dict)
 
 
 class Sampler:
@@ -62,7 +65,10 @@ class Sampler:
         for each in batch.rows:
             if isinstance(each.row, Scoring) and each.num_logits:
                 first = each.start + each.count - each.num_logits
-                sampled.scores[each.row] = score(logits[at : at + each.num_logits], first, each.row.targets)
+                own, targets = logits[at : at + each.num_logits], each.row.targets
+                sampled.scores[each.row] = score(own, first, targets)
+                if each.row.selection.top_logprobs:
+                    sampled.tops[each.row] = likeliest(own, first, targets, each.row.selection.top_logprobs)
             elif isinstance(each.row, Generation) and each.num_logits - each.is_sampled > 0:
                 sampled.prompt_logprobs[each.row] = prompt_logprobs(logits[at : at + each.num_logits], each)
             at += each.num_logits
@@ -216,10 +222,21 @@ def prompt_logprobs(logits: torch.Tensor, each: BatchRow) -> list[TokenLogprob]:
     ]
 
 
+def likeliest(logits: torch.Tensor, first: int, positions: Container[int], num_top: int) -> dict[int, TopLogprobs]:
+    """{position: its `num_top` likeliest tokens with their logprobs}. logits [n, V] of positions from `first` on."""
+    found: dict[int, TopLogprobs] = {}
+    for offset in range(len(logits)):
+        if first + offset in positions:
+            found[first + offset] = top_logprobs(torch.log_softmax(logits[offset], dim=-1), num_top)
+    return found
+
+
+def top_logprobs(logprobs: torch.Tensor, num_top: int) -> TopLogprobs:
+    """The `num_top` largest of logprobs [V], falling."""
+    values, ids = torch.topk(logprobs, min(num_top, len(logprobs)))
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
 def token_logprob(logprobs: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
     """The token's entry of logprobs [V], and the `num_top` largest."""
-    top: list[tuple[int, float]] = []
-    if num_top:
-        values, ids = torch.topk(logprobs, min(num_top, len(logprobs)))
-        top = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), top)
+    return TokenLogprob(token, float(logprobs[token]), top_logprobs(logprobs, num_top) if num_top else [])

@@ -77,7 +77,7 @@ async def follow(
                     batch.append((index, progress))
             if batch:
                 yield batch
-            elif not await wait_for_event(changed, _seconds_left(calls, open_calls)):
+            if open_calls and not await wait_for_event(changed, _seconds_left(calls, open_calls)):
                 _give_up_late(calls, open_calls)
     finally:
         for call, wake in zip(calls, listeners, strict=True):

@@ -101,6 +101,18 @@ class Session:
             self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
         )
 
+    def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
+        """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
+        tokens there. The text so far must not be empty."""
+        sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
+        self._flush("a score")
+        choices = [list(token_ids)]
+        return self._client.start_call(
+            self.session_id,
+            lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
+            timeout_s,
+        )
+
     def fork(self, size: int) -> list[Session]:
         """`size` sessions that begin with this one's text as it stands here in the program."""
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:

@@ -156,6 +156,7 @@ class Scoring(Row):
         self.targets = targets
         self.selection = selection
         self.logprobs: dict[tuple[int, int], float] = {}  # (position, token) -> logprob
+        self.top: dict[int, list[tuple[int, float]]] = {}  # position -> the likeliest tokens, where asked for
 
 
 @dataclass
@@ -167,6 +168,7 @@ class Selection:
     choices: list[list[int]]
     method: str
     num_prompt: int
+    top_logprobs: int = 0
     rows: list[Scoring] = field(default_factory=list)
     unconditional_rows: list[Scoring] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)

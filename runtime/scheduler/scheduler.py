@@ -191,6 +191,7 @@ class Scheduler:
                 self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
                 return
             row.logprobs.update(scores)
+            row.top.update(sampled.tops.get(row, {}))
             if not row.num_pending:
                 self.sessions.finish_row(row)
         elif isinstance(row, Generation):

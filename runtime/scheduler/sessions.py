@@ -282,7 +282,9 @@ class Sessions:
         if isinstance(message, Generate):
             self._begin_generation(session, message)
             return
-        selection = Selection(session, message.call, message.choices, message.method, len(session.seq))
+        selection = Selection(
+            session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs
+        )
         session.active = selection
         bos = session.seq.tokens.view()[0]
         add_rows(selection, self.cache, int(bos))

@@ -81,5 +81,7 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
 
 def _param_of(sentence: str) -> str | None:
     """The parameter that a sentence of the runtime's validator begins with, if it does."""
+    if sentence.startswith(("a stop string", "stop strings")):
+        return "stop"
     first = sentence.partition(" ")[0]
     return _SAID.get(first, first) if first in SamplingParams.__struct_fields__ else None

@@ -44,7 +44,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise _too_deep() from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
     _check_nesting_and_keys(body, value)
     return fitted(value, kind)

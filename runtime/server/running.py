@@ -20,7 +20,7 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress, follow
 from plait.runtime.client.session import Session
-from plait.runtime.messages import Usage
+from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.server.in_flight import current
 
@@ -31,7 +31,8 @@ LONG_TEXT = 20_000  # characters; tokenizing more would hold the event loop up f
 class Work:
     """One prompt (token ids, whole, BOS included), how to go on from it, and how many times.
 
-    `tenant` and `cache_salt` name the prefix cache, `priority` the rank among waiting calls.
+    `tenant` and `cache_salt` name the prefix cache, `priority` the rank among waiting calls. `prompt_logprobs`: how
+    many likeliest tokens are wanted at each place of the prompt, where its logprobs are wanted at all.
     """
 
     prompt_ids: Sequence[int]
@@ -41,6 +42,7 @@ class Work:
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass
@@ -51,6 +53,7 @@ class Run:
     works: list[Work] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # of calls, per work
+    scored: list[Call | None] = field(default_factory=list)  # per work: the call that scores its prompt
 
     async def results(self) -> list[CallResult]:
         """Every call's result, in order. Raises the first failure as soon as it is known."""
@@ -58,6 +61,13 @@ class Run:
             for index, _ in batch:
                 self.calls[index].result(0)
         return [call.result(0) for call in self.calls]
+
+    async def prompt_logprobs(self) -> list[list[TokenLogprob]]:
+        """Per work, the logprobs of its prompt's tokens but the first; none where they were not asked for."""
+        return [
+            [] if call is None else _entries(work.prompt_ids[1:], (await call.aresult()).choice)
+            for work, call in zip(self.works, self.scored, strict=True)
+        ]
 
     async def progress(self) -> AsyncGenerator[list[tuple[int, Progress]], None]:
         """`follow` of all calls; raises a call's failure when it comes to its end."""
@@ -71,11 +81,12 @@ class Run:
     def usage(self) -> Usage:
         """Of all calls that are done; a prompt counts once, however many answers it has."""
         prompt = cached = completion = at = 0
-        for count in self.counts:
+        for index, count in enumerate(self.counts):
             usages = [call.result(0).usage for call in self.calls[at : at + count]]
             at += count
             prompt += usages[0].prompt_tokens
-            cached += min(usage.cached_tokens for usage in usages)
+            if self.works[index].prompt_logprobs is None:  # else all of it was computed
+                cached += min(usage.cached_tokens for usage in usages)
             completion += sum(usage.completion_tokens for usage in usages)
         return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
 
@@ -91,7 +102,7 @@ async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
             _start(client, work, run)
         yield run
     finally:
-        finished = all(call.done() for call in run.calls)
+        finished = all(call.done() for call in (*run.calls, *run.scored) if call is not None)
         for session in run.sessions:
             session.close() if finished else session.abort()
 
@@ -99,8 +110,8 @@ async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
 def _start(client: Client, work: Work, run: Run) -> None:
     session = client.open_session(tenant=work.tenant, cache_salt=work.cache_salt, priority=work.priority)
     run.sessions.append(session)
-    session.append_tokens(work.prompt_ids)
     run.works.append(work)
+    run.scored.append(_append_prompt(session, work))
     run.counts.append(work.n)
     if work.n == 1:
         run.calls.append(session.generate(work.sampling, work.constraint))
@@ -109,6 +120,22 @@ def _start(client: Client, work: Work, run: Run) -> None:
     run.sessions += children
     for index, child in enumerate(children):
         run.calls.append(child.generate(_seeded(work.sampling, index), work.constraint))
+
+
+def _append_prompt(session: Session, work: Work) -> Call | None:
+    """The prompt becomes text; the call that scores it, where it is scored."""
+    if work.prompt_logprobs is None or len(work.prompt_ids) < 2:
+        session.append_tokens(work.prompt_ids)
+        return None
+    session.append_tokens(work.prompt_ids[:1])
+    return session.score_tokens(work.prompt_ids[1:], work.prompt_logprobs, work.sampling.timeout_s)
+
+
+def _entries(token_ids: Sequence[int], scores: ChoiceScores | None) -> list[TokenLogprob]:
+    assert scores is not None
+    tops = scores.top_logprobs[0] if scores.top_logprobs else [[]] * len(token_ids)
+    triples = zip(token_ids, scores.token_logprobs[0], tops, strict=True)
+    return [TokenLogprob(token, logprob, top) for token, logprob, top in triples]
 
 
 def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:

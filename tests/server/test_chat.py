@@ -190,18 +190,10 @@ def test_a_tool_that_must_be_called(client, choice, tools) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
-def test_auto_calls_what_it_begins(client) -> None:
-    """The model is led to open a call; what follows then fits the schema, though nothing forced the call."""
-    lead = '{"tool_call":{"name":"clock","arguments":{"zone":"CET"}}}'
-    messages = [{"role": "user", "content": f"Repeat exactly: {lead}"}]
-    answer = both(client, messages=messages, tools=TOOLS[1:], logit_bias={"30399": 100, "24": 20}, max_tokens=60)
-    for call in answer.choices[0].message.tool_calls or []:
-        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
-    messages = [*messages, {"role": "assistant", "content": '{"tool_call'}]
-    answer = both(
-        client, messages=messages, tools=TOOLS[1:], max_tokens=60, extra_body={"continue_final_message": True}
-    )
-    assert both(client, tools=TOOLS, tool_choice="none", max_tokens=12).choices[0].message.tool_calls is None
+def test_tools_that_need_not_be_called(client) -> None:
+    for choice in ("auto", "none"):
+        answer = both(client, tools=TOOLS, tool_choice=choice, max_tokens=8)
+        assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
 
 
 def test_a_call_cut_by_the_limit_streams_as_it_is_whole(client) -> None:

@@ -84,7 +84,7 @@ def test_a_tool_and_its_result(client) -> None:
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12:30"}
-    history = [{"role": "user", "content": ASK}, *(item.model_dump() for item in whole.output), result]
+    history = [{"role": "user", "content": ASK}, *whole.output, result]
     answer, _ = both(client, input=history, tools=[TOOL], tool_choice="none", max_output_tokens=12)
     assert answer.output_text
 
@@ -93,7 +93,7 @@ def test_instructions_items_and_earlier_answers(client) -> None:
     first, _ = both(client, instructions="Be brief.", max_output_tokens=16)
     history = [
         {"role": "user", "content": [{"type": "input_text", "text": ASK}]},
-        *(item.model_dump() for item in first.output),
+        *first.output,
         {"type": "message", "role": "user", "content": "And of Italy?"},
     ]
     second, _ = both(client, input=history, instructions="Be brief.", max_output_tokens=16)

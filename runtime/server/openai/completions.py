@@ -5,8 +5,9 @@ Knows: OpenAI's completion objects. Must not know: chat templates, sockets.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from plait.runtime.server.answering import json_answer, sse, stream_answer, unle
 from plait.runtime.server.errors import as_api_error, invalid, unsupported
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.logprobs import LogprobFeed
+from plait.runtime.server.openai.chat_answers import NEVER
 from plait.runtime.server.openai.common import (
     FinishReason,
     Sampled,
@@ -123,8 +125,6 @@ async def _plan(body: CompletionRequest, state: State, tenant: str) -> Plan:
         raise invalid("'stream_options' is only for streams", "stream_options")
     if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
         raise invalid(f"'logprobs' must be from 0 to {MAX_LOGPROBS}", "logprobs")
-    if body.echo and body.logprobs is not None:
-        raise unsupported("echo", "cannot be combined with logprobs on this server")
     constraint, constraint_param = constraint_of(body)
     prompts = await _prompts(body, state.client)
     if len(prompts) * best_of > settings.max_choices:
@@ -136,7 +136,8 @@ async def _plan(body: CompletionRequest, state: State, tenant: str) -> Plan:
         most = min(DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         sampling = sampling_of(body, max_tokens=most, logprobs=with_logprobs, top_logprobs=body.logprobs or 0)
         salt, priority = body.cache_salt or "", body.priority or 0
-        works.append(Work(ids, sampling, constraint, best_of, tenant, salt, priority))
+        of_prompt = body.logprobs if body.echo else None
+        works.append(Work(ids, sampling, constraint, best_of, tenant, salt, priority, of_prompt))
     echoes = [text if body.echo else "" for _, text in prompts]
     options = body.stream_options
     usage = bool(options and options.include_usage)
@@ -161,7 +162,7 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
                 raise invalid(f"'{param}' holds a token id that is not from 0 to {width - 1}", param)
             ids, text = prompt, client.tokenizer.decode(prompt)
         else:
-            raise invalid("'prompt' mixes token ids with texts", param)
+            raise invalid("'prompt' mixes token ids with texts or lists", "prompt")
         if not ids:
             raise invalid(f"'{param}' is empty", param)
         prompts.append((ids, text))
@@ -170,12 +171,13 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
 
 async def _whole(client: Client, plan: Plan, head: dict[str, Any]) -> Completion:
     async with running(client, plan.works) as run:
+        scored = await run.prompt_logprobs()
         results = await run.results()
         choices: list[CompletionChoice] = []
-        for at, echo in enumerate(plan.echoes):
+        for at in range(len(plan.works)):
             group = results[at * plan.best_of : (at + 1) * plan.best_of]
             for result in _best(group, plan.n):
-                writer = _Writer(client, plan.logprobs, echo)
+                writer = _Writer(client, plan, at, scored[at])
                 news = Progress(result.text, result.token_ids, result.logprobs or [], True)
                 text, logprobs = writer.write(news)
                 choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason))
@@ -198,9 +200,11 @@ async def _events(state: State, plan: Plan, head: dict[str, Any]) -> AsyncGenera
     head = {"id": head["id"], "object": "text_completion", "created": head["created"], "model": head["model"]}
     usage = {"usage": None} if plan.include_usage else {}
     async with running(state.client, plan.works) as run:
-        writers = [_Writer(state.client, plan.logprobs, echo) for echo in plan.echoes for _ in range(plan.n)]
         told = False
         try:
+            scored = await run.prompt_logprobs()
+            works = range(len(plan.works))
+            writers = [_Writer(state.client, plan, at, scored[at]) for at in works for _ in range(plan.n)]
             async for batch in run.progress():
                 chunks = []
                 for index, news in batch:
@@ -228,31 +232,33 @@ def _last(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
 class _Writer:
     """One answer's texts and logprobs as they come, the echoed prompt first."""
 
-    def __init__(self, client: Client, logprobs: int | None, echo: str) -> None:
+    def __init__(self, client: Client, plan: Plan, at: int, scored: Sequence[TokenLogprob]) -> None:
         self._token_bytes = client.tokenizer.vocabulary.token_bytes
-        self._feed = LogprobFeed(self._token_bytes) if logprobs is not None else None
-        self._top, self._echo, self._offset = logprobs, echo, len(echo)
+        self._feed = LogprobFeed(self._token_bytes) if plan.logprobs is not None else None
+        self._top, self._echo, self._offset = plan.logprobs, plan.echoes[at], 0
+        self._prompt: list[TokenLogprob] = []
+        if plan.logprobs is not None and plan.works[at].prompt_logprobs is not None:
+            self._prompt = [TokenLogprob(plan.works[at].prompt_ids[0], math.nan), *scored]
 
     def write(self, news: Progress) -> tuple[str, TextLogprobs | None]:
         text, self._echo = self._echo + news.text, ""
-        return text, None if self._feed is None else self._logprobs(self._feed.push(news))
+        if self._feed is None:
+            return text, None
+        entries, self._prompt = self._prompt + self._feed.push(news), []
+        return text, self._logprobs(entries) if entries or news.ended else None
 
-    def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs | None:
+    def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs:
         told = TextLogprobs([], [], [] if self._top else None, [])
         for entry in entries:
-            word = self._word(entry.token_id)
+            word, is_first = self._word(entry.token_id), math.isnan(entry.logprob)
             told.tokens.append(word)
-            told.token_logprobs.append(_finite(entry.logprob))
+            told.token_logprobs.append(None if is_first else max(entry.logprob, NEVER))
             if told.top_logprobs is not None:
-                told.top_logprobs.append({self._word(token): _finite(value) for token, value in entry.top})
+                top = {self._word(token): max(value, NEVER) for token, value in entry.top}
+                told.top_logprobs.append(None if is_first else top)
             told.text_offset.append(self._offset)
             self._offset += len(word)
-        return told if entries else None
+        return told
 
     def _word(self, token: int) -> str:
         return self._token_bytes[token].decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI writes -9999 for "never"."""
-    return max(logprob, -9999.0)

@@ -50,6 +50,8 @@ class CallItem(Shape, tag_field="type", tag="function_call"):
     arguments: str
     id: str | None = None
     status: str | None = None
+    caller: None = None
+    namespace: None = None
 
 
 class CallOutputItem(Shape, tag_field="type", tag="function_call_output"):
