@@ -45,13 +45,18 @@ class ErrorBody(msgspec.Struct):
 
 
 def documented(
-    request: Any = None, answer: Any = None, *, stream: bool = False, errors: tuple[int, ...] = tuple(WHY)
+    request: Any = None,
+    answer: Any = None,
+    *,
+    stream: bool = False,
+    errors: tuple[int, ...] = tuple(WHY),
+    media_type: str = "application/json",
 ) -> dict[str, Any]:
     """Keyword arguments for a route: what it takes, what it gives, and its errors."""
     extra: dict[str, Any] = {}
     if request is not None:
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(request)}}}
-    content: dict[str, Any] = {"application/json": {"schema": _schema(answer) if answer is not None else {}}}
+    content: dict[str, Any] = {media_type: {"schema": _schema(answer) if answer is not None else {}}}
     if stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[int | str, Any] = {200: {"description": "Done.", "content": content}}

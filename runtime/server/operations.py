@@ -89,7 +89,7 @@ async def ready(request: Request) -> Response:
     return json_answer(Ready())
 
 
-@router.get("/metrics", **documented(errors=(401, 500)))
+@router.get("/metrics", **documented(answer=str, errors=(401, 500), media_type=exposition.CONTENT_TYPE))
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
     state = state_of(request)
