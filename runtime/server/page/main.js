@@ -1,11 +1,10 @@
 // The frame around the views: tabs, the API key, whether the server is there.
 
-import { status, useKey, whenRefused } from "./api.js";
+import { useKey, whenRefused } from "./api.js";
 import { startChat } from "./chat.js";
 import { startLive } from "./live.js";
 import { startSchema } from "./schema.js";
 
-const STATE_EVERY_MS = 10000;
 const byId = (id) => document.getElementById(id);
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -18,7 +17,6 @@ function show(tab) {
   }
   const view = tab.getAttribute("aria-controls");
   history.replaceState(null, "", view === "chat" ? "/" : `#${view}`);
-  live.setVisible(view === "live");
 }
 
 function turn(event) {
@@ -41,18 +39,15 @@ function onStatus(now) {
   else showState("good", "ready");
 }
 
-async function look() {
-  if (document.hidden) return;
-  try {
-    onStatus(await status());
-  } catch (error) {
-    showState("bad", byId("keybar").hidden ? "no connection" : "needs a key");
-  }
+function onFailure() {
+  showState("bad", byId("keybar").hidden ? "no connection" : "needs a key");
 }
 
 whenRefused(() => {
-  byId("keybar").hidden = false;
-  byId("key").focus();
+  if (byId("keybar").hidden) {
+    byId("keybar").hidden = false;
+    byId("key").focus();
+  }
 });
 byId("keybar").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -63,12 +58,9 @@ byId("keybar").addEventListener("submit", (event) => {
 
 startChat();
 startSchema();
-const live = startLive(onStatus, (text) => showState("bad", text));
+const look = startLive(onStatus, onFailure);
 for (const tab of tabs) {
   tab.addEventListener("click", () => show(tab));
   tab.addEventListener("keydown", turn);
 }
 show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
-look();
-setInterval(look, STATE_EVERY_MS);
-document.addEventListener("visibilitychange", look);

@@ -12,7 +12,6 @@ import pytest
 import schemathesis
 from hosting import hosted
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import (
