@@ -48,18 +48,19 @@ async def over_http(prompt: list[int], max_tokens: int) -> float:
     """Seconds to the first token of a stream."""
     body = {"model": "default", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
     began, first = time.perf_counter(), 0.0
-    reader = await post("/v1/completions", json.dumps(body | {"stream": True}).encode())
+    reader, writer = await post("/v1/completions", json.dumps(body | {"stream": True}).encode())
     while data := await reader.read(65536):
         if b"data:" in data:
             first = first or time.perf_counter() - began
+    writer.close()
     return first
 
 
-async def post(path: str, body: bytes) -> asyncio.StreamReader:
+async def post(path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(HOST, PORT)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
-    return reader
+    return reader, writer
 
 
 async def overhead(client: Client, streams: int) -> None:
@@ -100,9 +101,10 @@ async def refusals() -> None:
         times, status = [], b""
         for _ in range(5):
             began = time.perf_counter()
-            answer = await (await post("/v1/chat/completions", body)).read()
+            reader, writer = await post("/v1/chat/completions", body)
+            status = (await reader.readline())[9:12]
             times.append(time.perf_counter() - began)
-            status = answer[9:12]
+            writer.close()
         print(f"{name}: {status.decode()} after {statistics.median(times) * 1e3:.1f} ms")
 
 

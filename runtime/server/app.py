@@ -8,7 +8,6 @@ Knows: which routers there are. Must not know: what they answer, processes, sock
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
 from fastapi import FastAPI, Request
@@ -31,8 +30,6 @@ from plait.runtime.server.settings import ServerSettings
 from plait.runtime.server.state import State
 
 ROUTERS = (operations.router, models.router, completions.router, chat.router, responses.router, embeddings.router)
-
-log = logging.getLogger("plait.server")
 
 
 class Backend(Protocol):
@@ -105,6 +102,4 @@ async def _on_error(request: Request, error: Exception) -> Response:
     record = current()
     if record is not None:
         record.code = record.code or answer.code
-    if answer.status == 500:
-        log.error("%s failed", request.state.request_id, exc_info=error.__cause__ or error)
     return json_answer(answer.body(), answer.status, answer.headers)

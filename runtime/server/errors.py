@@ -8,10 +8,14 @@ Knows: HTTP status codes and error kinds. Must not know: requests, frameworks.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from plait.runtime import errors
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.server.in_flight import current
+
+log = logging.getLogger("plait.server")
 
 INVALID, NOT_FOUND, TIMEOUT = "invalid_request_error", "not_found_error", "timeout_error"
 OVERLOADED, INTERNAL = "overloaded_error", "server_error"
@@ -55,7 +59,7 @@ _SAID = {"timeout_s": "timeout"}
 
 
 def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
-    """The answer to any exception; what is not foreseen is a 500 whose text tells nothing of our insides."""
+    """The answer to any exception; what is not foreseen is logged, and is a 500 that tells nothing of it."""
     if isinstance(error, ApiError):
         return error
     retry = {"Retry-After": str(retry_after_s)}
@@ -76,6 +80,8 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return invalid(str(error), _param_of(str(error)))
     if isinstance(error, errors.UnsupportedModel):
         return invalid(str(error), code="unsupported_by_model")
+    record = current()
+    log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
 
 

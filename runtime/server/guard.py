@@ -9,15 +9,12 @@ Knows: ASGI messages. Must not know: routes, JSON.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.in_flight import DRAINED, current
-
-log = logging.getLogger("plait.server")
 
 
 class Guard:
@@ -50,11 +47,10 @@ class Guard:
             text = "the server is being stopped"
             await refuse(ApiError(503, text, type=OVERLOADED, code=DRAINED, headers=headers), noted)
         except Exception as error:
-            if not isinstance(error, ApiError):
-                log.error("%s failed", scope["state"].get("request_id", ""), exc_info=error)
+            answer = as_api_error(error, retry_after_s=self.retry_after_s)
             if started:
                 raise  # too late for an answer: the connection is cut
-            await refuse(as_api_error(error, retry_after_s=self.retry_after_s), noted)
+            await refuse(answer, noted)
 
     def _limited(self, receive: Receive) -> Receive:
         left, is_whole = self.max_body_bytes, False

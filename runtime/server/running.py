@@ -12,14 +12,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
 from plait.constrained.specs import Spec
+from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress, follow
 from plait.runtime.client.session import Session
+from plait.runtime.errors import ContextOverflow
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.server.in_flight import current
@@ -122,6 +125,12 @@ def _start(client: Client, work: Work, run: Run) -> None:
         run.calls.append(child.generate(_seeded(work.sampling, index), work.constraint))
 
 
+@lru_cache(maxsize=8)
+def _longest_token(vocabulary: Vocabulary) -> int:
+    """Bytes of the longest token: a text of more characters is more than one."""
+    return max(map(len, vocabulary.token_bytes))
+
+
 def _append_prompt(session: Session, work: Work) -> Call | None:
     """The prompt becomes text; the call that scores it, where it is scored."""
     if work.prompt_logprobs is None or len(work.prompt_ids) < 2:
@@ -147,9 +156,16 @@ def _seeded(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:
-    """The ids of a whole prompt of (text, is the template's own) parts, BOS included if the model wants one."""
-    tokenizer = client.tokenizer
-    if sum(len(text) for text, _ in parts) > LONG_TEXT:
+    """The ids of a whole prompt of (text, is the template's own) parts, BOS included if the model wants one.
+
+    Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
+    """
+    tokenizer, length = client.tokenizer, sum(len(text) for text, _ in parts)
+    if length > LONG_TEXT:
+        most = client.model.context_length * _longest_token(tokenizer.vocabulary)
+        if length > most:
+            limit = client.model.context_length
+            raise ContextOverflow(f"the prompt has {length} characters, which cannot be {limit} tokens or fewer")
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
+from plait.runtime.errors import PlaitError
 from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
@@ -58,7 +59,7 @@ async def create_chat_completion(request: Request) -> Response:
         if body.stream:
             return await stream_answer(request, _events(state.client, plan))
         return json_answer(await unless_gone(request, _whole(state.client, plan)))
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error, constraint_param=plan.prepared.constraint_param) from error
 
 

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
+from plait.runtime.errors import PlaitError
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.errors import as_api_error, invalid, unsupported
@@ -107,7 +108,7 @@ async def create_completion(request: Request) -> Response:
         if body.stream:
             return await stream_answer(request, _events(state, plan, head))
         return json_answer(await unless_gone(request, _whole(state.client, plan, head)))
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error, constraint_param=plan.constraint_param) from error
 
 
