@@ -62,7 +62,7 @@ class Served:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        assert eventually(lambda: self.get("/status").json()["requests"], 20)
+        assert eventually(lambda: any(each["tokens"] > 2 for each in self.get("/status").json()["requests"]), 20)
         return reader, events
 
     def ended(self, timeout_s: float = 20) -> int:
@@ -157,7 +157,7 @@ def test_a_second_interrupt_does_not_wait(served) -> None:
     server.process.send_signal(signal.SIGINT)
     assert server.ended() == 130
     reader.join(5)
-    assert "aborted" in events[-2]
+    assert "aborted" in [line for line in events if line][-1]
 
 
 @pytest.mark.parametrize(
