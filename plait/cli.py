@@ -19,6 +19,7 @@ import plait
 from plait.chat import CHAT_HELP, chat
 from plait.check import check
 from plait.lang.backend import settings_ignored, use_embedded
+from plait.serving import add_serve_options, serve_command
 from plait.tracebacks import print_traceback
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
@@ -65,16 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
     talk.set_defaults(command=_chat)
 
-    server = commands.add_parser("serve", help="serve OpenAI's API over HTTP")
-    server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
-    server.add_argument("--host", help="the address to listen at; default: 127.0.0.1, this machine only")
-    server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
-    server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
-    server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
-    server.add_argument(
-        "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
-    )
-    server.set_defaults(command=_serve)
+    server = commands.add_parser("serve", help="serve the model over HTTP to the clients that people have")
+    add_serve_options(server)
+    server.set_defaults(command=serve_command)
 
     machine = commands.add_parser("check", help="say what this machine has and which model is found")
     machine.add_argument("--model", help="as for run")
@@ -129,15 +123,6 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     return check(options.model)
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from plait.runtime.server.serve import serve
-    from plait.runtime.server.settings import server_settings
-
-    settings = server_settings(host=options.host, port=options.port, model_name=options.model_name)
-    device = {} if options.device is None else {"device": options.device}
-    return serve(options.model, settings, deterministic=options.deterministic, **device)
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -126,7 +126,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
     time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
     sampled, and `drafted_tokens` were guessed from the text before the model confirmed them. Times in seconds:
-    waiting to be admitted, until the first token, and in all.
+    waiting to be admitted, until the first token, and in all; `compile_s`, a part of `queue_s`, was spent waiting for
+    the call's own grammar.
     """
 
     prompt_tokens: int = 0
@@ -139,6 +140,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     ttft_s: float = 0.0
     wall_s: float = 0.0
     drafted_tokens: int = 0
+    compile_s: float = 0.0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -193,7 +195,10 @@ class Failed(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV)."""
+    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV).
+
+    From `steps` on the counts only grow: see `scheduler.totals` for the last four.
+    """
 
     call: int
     sessions: int
@@ -208,6 +213,10 @@ class Status(Message, frozen=True):
     computed_tokens: int
     retractions: int
     bad_frames: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    forced_tokens: int = 0
 
 
 Reply = Welcome | Tokens | Finished | Failed | Status

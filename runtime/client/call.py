@@ -6,6 +6,7 @@ Must not know: sockets, or what the call is about beyond its name.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -69,6 +70,7 @@ class Call:
         checked_by: Spec | None = None,
     ) -> None:
         self.call_id = call_id
+        self.started = time.monotonic()
         self._detokenizer = detokenizer
         self._cancel = cancel
         self._checked_by = checked_by
@@ -80,12 +82,14 @@ class Call:
         self._result: CallResult | None = None
         self._error: CallFailed | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._arrivals: list[tuple[float, int]] = []  # (when, how many) of tokens
 
     # -- what the channel's side calls ------------------------------------------------------------
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
         with self._changed:
             self._token_ids.extend(token_ids)
+            self._arrivals.append((time.monotonic(), len(token_ids)))
             if logprobs:
                 self._logprobs = self._logprobs or []
                 self._logprobs.extend(logprobs)
@@ -140,6 +144,21 @@ class Call:
             return Progress(text, token_ids, logprobs[since.logprobs :], self.done()), here
 
     # -- what a program calls ---------------------------------------------------------------------
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that have come so far."""
+        return len(self._token_ids)
+
+    @property
+    def failure(self) -> CallFailed | None:
+        """Why the call failed; None while it runs and where it did not."""
+        return self._error
+
+    def gaps(self) -> list[tuple[float, int]]:
+        """(seconds since the tokens before came, how many came together) for all that followed the first ones."""
+        arrivals = self._arrivals[: len(self._arrivals)]
+        return [(at - before, count) for (before, _), (at, count) in itertools.pairwise(arrivals) if count]
 
     def done(self) -> bool:
         """True once a result or an error is there."""

@@ -5,12 +5,14 @@ Knows: ids, calls, and the model's tokenizer. Must not know: how messages travel
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from plait.constrained.specs import Spec
+from plait.runtime.client.bell import Bell
 from plait.runtime.client.call import Call
 from plait.runtime.client.channel import Channel
 from plait.runtime.client.session import Session
@@ -69,6 +71,15 @@ class Client:
     def status(self) -> Status:
         """Counts of sessions, calls and pages in the scheduler now."""
         return self._ask(Inspect)
+
+    async def astatus(self) -> Status:
+        """`status()` for an event loop; waits as long as the runtime lives."""
+        changed, bell = asyncio.Event(), Bell.here()
+        call_id, asked = self.next_id(), _Asked(lambda: bell.ring(changed))
+        self._register(call_id, asked)
+        self.send(Inspect(call_id))
+        await changed.wait()
+        return asked.value()
 
     def flush_cache(self) -> Status:
         """Drops every cached prefix that no running call needs."""
@@ -169,8 +180,9 @@ class Client:
 class _Asked:
     """A question about the scheduler, waiting for its Status."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Callable[[], None] = lambda: None) -> None:
         self.changed = threading.Condition()
+        self._listener = listener
         self._status: Status | None = None
         self._error: PlaitError | None = None
 
@@ -181,11 +193,13 @@ class _Asked:
         with self.changed:
             self._status = status
             self.changed.notify_all()
+        self._listener()
 
     def on_failed(self, error: CallFailed) -> None:
         with self.changed:
             self._error = error
             self.changed.notify_all()
+        self._listener()
 
     def value(self) -> Status:
         if self._error is not None:

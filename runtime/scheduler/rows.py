@@ -34,7 +34,7 @@ class Meter:
         self.num_prompt = num_prompt
         self.computed = self.recomputed = 0
         self.arrived = time.monotonic()
-        self.admitted = self.first_token = 0.0
+        self.admitted = self.first_token = self.compile_s = 0.0
         self._high_water = 0  # tokens [0, high_water) were computed by, or cached for, this row before
 
     def count_cached(self, num_computed: int) -> None:
@@ -67,6 +67,7 @@ class Meter:
             queue_s=(self.admitted or now) - self.arrived,
             ttft_s=(self.first_token or now) - self.arrived,
             wall_s=now - self.arrived,
+            compile_s=self.compile_s,
         )
 
 

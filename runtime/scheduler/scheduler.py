@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
@@ -148,6 +149,7 @@ class Scheduler:
     def status(self, call_id: int) -> Status:
         """Counts as they are now."""
         free, cached, held = self.cache.counts()
+        totals = self.sessions.totals.with_unfinished((*self.policy.running, *self.policy.waiting))
         return Status(
             call_id,
             sessions=len(self.sessions),
@@ -162,6 +164,7 @@ class Scheduler:
             computed_tokens=self.num_computed_tokens,
             retractions=self.policy.num_retractions,
             bad_frames=self.link.num_bad_frames,
+            **msgspec.structs.asdict(totals),
         )
 
     # -- mask and commit --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,7 @@ from plait.runtime.scheduler.rows import Generation, Scoring, Selection
 from plait.runtime.scheduler.scoring import add_rows, best_choice
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.session import Broken, ClientId, Instruction, Session, SessionKey
+from plait.runtime.scheduler.totals import Totals
 
 Call = Generation | Selection
 Send = Callable[[ClientId, Reply], None]
@@ -64,6 +66,7 @@ class Sessions:
         self.generating = generating
         self.max_length = generating.max_length
         self.deadlines = Deadlines()
+        self.totals = Totals()
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._compiling: dict[int, Generation] = {}
@@ -308,6 +311,7 @@ class Sessions:
         if isinstance(outcome, GrammarError):
             self.fail(gen, "constraint", str(outcome))
             return
+        gen.meter.compile_s = time.monotonic() - gen.meter.arrived
         gen.matcher = outcome.matcher()
         try:
             ending = self.generating.begin(gen)
@@ -347,6 +351,7 @@ class Sessions:
         """Takes a call out of the batch and answers it; what it computed becomes cache."""
         session = call.session
         session.active = None
+        self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self._num_calls -= 1
         if isinstance(call, Generation):

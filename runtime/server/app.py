@@ -11,17 +11,22 @@ from __future__ import annotations
 from typing import Protocol
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
-from plait.runtime.server import openapi, tokens
+from plait.runtime.server import openapi, operations, page_files, tokens
+from plait.runtime.server.admission import Admission
 from plait.runtime.server.answering import ClientGone, json_answer
 from plait.runtime.server.anthropic import messages
 from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
+from plait.runtime.server.in_flight import current
+from plait.runtime.server.observing import Observer
 from plait.runtime.server.ollama import generate as ollama_generate
 from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
@@ -31,7 +36,7 @@ from plait.runtime.server.sglang import generate, info
 from plait.runtime.server.state import State
 
 ROUTERS = (
-    *(models.router, completions.router, chat.router, responses.router, embeddings.router),
+    *(operations.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
     *(tokens.router, program_route.router),
 )
@@ -47,16 +52,53 @@ class Backend(Protocol):
 def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     """The ASGI application that serves `backend`."""
     app = FastAPI(
-        title="plait", summary="A language model behind the APIs that clients know.", docs_url=None, redoc_url=None
+        title="plait",
+        summary="A language model behind the APIs that clients know.",
+        docs_url=None,
+        redoc_url=None,
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+        },  # else each request has two spans
     )
-    app.state.plait = State(backend, settings)
-    for router in ROUTERS:
+    state = app.state.plait = State(backend, settings)
+    routers = [*ROUTERS, *([page_files.router] if settings.page else [])]
+    for router in routers:
         app.include_router(router)
-    app.add_middleware(Guard, max_body_bytes=settings.max_body_bytes)
+    paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    _add_middleware(app, state, frozenset(path for path in paths if "{" not in path))
     for kind in (ApiError, PlaitError, HTTPException, ClientGone):
         app.add_exception_handler(kind, _on_error)
     openapi.install(app)
     return app
+
+
+def _add_middleware(app: FastAPI, state: State, paths: frozenset[str]) -> None:
+    """The outermost comes last. `paths`: those of routes."""
+    settings = state.settings
+    app.add_middleware(Admission, gate=state.gate)
+    app.add_middleware(
+        Guard,
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        retry_after_s=settings.retry_after_s,
+    )
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(
+        Observer,
+        in_flight=state.in_flight,
+        metrics=state.metrics,
+        paths=paths,
+        log_prompts=settings.log_prompts,
+    )
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -67,5 +109,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
             error.status_code, str(error.detail), type=NOT_FOUND, code=None, headers=dict(error.headers or {})
         )
     answer = as_api_error(error, retry_after_s=request.app.state.plait.settings.retry_after_s)
+    record = current()
+    if record is not None:
+        record.code = record.code or answer.code
     body = error_body(request.url.path, answer, request.state.request_id)
     return json_answer(body, answer.status, answer.headers)

@@ -13,6 +13,7 @@ from typing import Any
 
 from plait.runtime import errors
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.server.in_flight import current
 
 log = logging.getLogger("plait.server")
 
@@ -79,7 +80,8 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return invalid(str(error), _param_of(str(error)))
     if isinstance(error, errors.UnsupportedModel):
         return invalid(str(error), code="unsupported_by_model")
-    log.error("a request failed", exc_info=error)
+    record = current()
+    log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
 
 

@@ -1,5 +1,5 @@
-"""Before any route: every request gets an id of ours, a body above the limit is refused while it comes, and a fault
-that nobody caught is an answer too.
+"""Before any route: a body above the limit, or one that does not come, is refused while it comes; and whatever is
+raised outside of the routes is an answer too.
 
 Plain ASGI, so that nothing stands between a route and its client's disconnect.
 
@@ -8,73 +8,88 @@ Knows: ASGI messages. Must not know: routes, JSON.
 
 from __future__ import annotations
 
-import logging
-import secrets
+import asyncio
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.runtime.server.error_shapes import error_body
-from plait.runtime.server.errors import ApiError, as_api_error
-
-log = logging.getLogger("plait.server")
+from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
+from plait.runtime.server.in_flight import DRAINED, current
 
 
 class Guard:
-    """Sets `scope["state"]["request_id"]` and the answer's `x-request-id`; limits the body to `max_body_bytes`."""
+    """Limits the body to `max_body_bytes`, and to `body_timeout_s` seconds from its beginning to its end."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
-        self.app, self.max_body_bytes = app, max_body_bytes
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int) -> None:
+        self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
+        self.retry_after_s = retry_after_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = "req-" + secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = request_id
-        left, started = self.max_body_bytes, False
+        started = False
 
-        async def limited() -> Message:
-            nonlocal left
-            message = await receive()
-            if message["type"] == "http.request":
-                left -= len(message.get("body", b""))
-                if left < 0:
-                    raise _TooLarge
-            return message
-
-        async def named(message: Message) -> None:
+        async def noted(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
             if _declared_length(scope) > self.max_body_bytes:
-                raise _TooLarge
-            await self.app(scope, limited, named)
-        except _TooLarge:
-            text = f"the body is larger than {self.max_body_bytes} bytes"
-            if not started:
-                await _refuse(ApiError(413, text, code="body_too_large"), scope, named)
+                raise self._too_large()
+            await self.app(scope, self._limited(receive), noted)
+        except asyncio.CancelledError:
+            record = current()
+            if started or record is None or record.code != DRAINED:
+                raise
+            headers = {"Retry-After": str(self.retry_after_s)}
+            text = "the server is being stopped"
+            await refuse(ApiError(503, text, type=OVERLOADED, code=DRAINED, headers=headers), noted)
         except Exception as error:
-            answer = as_api_error(error)
-            log.error("%s ended in status %d", request_id, answer.status)
+            answer = as_api_error(error, retry_after_s=self.retry_after_s)
             if started:
                 raise  # too late for an answer: the connection is cut
-            await _refuse(answer, scope, named)
+            await refuse(answer, noted)
+
+    def _limited(self, receive: Receive) -> Receive:
+        left, is_whole = self.max_body_bytes, False
+        due = asyncio.get_running_loop().time() + self.body_timeout_s
+
+        async def limited() -> Message:
+            nonlocal left, is_whole
+            if is_whole:  # what comes now is the disconnect, and may take as long as the answer
+                return await receive()
+            try:
+                async with asyncio.timeout_at(due):
+                    message = await receive()
+            except TimeoutError:
+                text = f"the body did not come within {self.body_timeout_s:g} s"
+                raise ApiError(408, text, type=TIMEOUT, code="body_timeout") from None
+            is_whole = not message.get("more_body")
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
 
 
-async def _refuse(error: ApiError, scope: Scope, send: Send) -> None:
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    body = error_body(scope["path"], error, scope["state"]["request_id"])
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": msgspec.json.encode(body)})
-
-
-class _TooLarge(Exception):
-    """The body went over the limit while it was read."""
+async def refuse(error: ApiError, send: Send) -> None:
+    """Answers with an error and closes the connection: what follows on it may be the rest of a body."""
+    record = current()
+    if record is not None:
+        record.code = record.code or error.code
+    path, request_id = (record.path, record.request_id) if record is not None else ("", "")
+    body = msgspec.json.encode(error_body(path, error, request_id))
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error.headers).items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _declared_length(scope: Scope) -> int:

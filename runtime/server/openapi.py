@@ -17,9 +17,13 @@ _kinds: list[Any] = []
 
 WHY = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
+    401: "An API key is needed, and none that is known was given.",
+    403: "A page of another origin may not do this.",
     404: "There is no such model or path.",
+    408: "The body did not come in time.",
     413: "The body is too large.",
     415: "The body is not application/json.",
+    429: "This key has as many requests running as it may; come again after Retry-After seconds.",
     500: "A fault of the server.",
     503: "There is no room, or the model is being started; come again after Retry-After seconds.",
     504: "The request's own timeout passed.",
@@ -48,6 +52,7 @@ def documented(
     stream: bool | str = False,
     errors: tuple[int, ...] = tuple(WHY),
     error_body: Any = ErrorBody,
+    media_type: str = "application/json",
 ) -> dict[str, Any]:
     """Keyword arguments for a route: what it takes, what it gives, and its errors.
 
@@ -56,7 +61,7 @@ def documented(
     extra: dict[str, Any] = {}
     if request is not None:
         extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": _schema(request)}}}
-    content: dict[str, Any] = {"application/json": {"schema": _schema(answer) if answer is not None else {}}}
+    content: dict[str, Any] = {media_type: {"schema": _schema(answer) if answer is not None else {}}}
     if stream:
         content[stream if isinstance(stream, str) else "text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[int | str, Any] = {200: {"description": "Done.", "content": content}}

@@ -1,5 +1,8 @@
 """A runtime process that is started again when it dies, so that the server in front of it stays.
 
+One that dies soon after it started counts as a failed start: the pause before the next doubles. After `MAX_FAILURES` of
+them in a row there is no further attempt.
+
 Knows: `launch.Runtime` and when to try again. Must not know: HTTP.
 """
 
@@ -14,8 +17,10 @@ from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.launch import Runtime
 
-LOOK_EVERY_S = 0.25
+LOOK_EVERY_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+STEADY_S = 60.0  # a runtime that lived so long had been started well
+MAX_FAILURES = 8
 
 log = logging.getLogger("plait.server")
 
@@ -23,13 +28,16 @@ log = logging.getLogger("plait.server")
 class RestartingRuntime:
     """Settings are those of `Runtime`. Starts one at once and raises what that raises; a thread replaces it later.
 
-    `num_restarts` counts the replacements.
+    `num_restarts` counts the replacements. `has_given_up`: there will be no other.
     """
 
     def __init__(self, model_path: str | None = None, **settings: Any) -> None:
         self._model_path, self._settings = model_path, settings
         self._runtime = self._start()
+        self._started_at = time.monotonic()
+        self._num_failures = 0
         self.num_restarts = 0
+        self.has_given_up = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="plait-restart", daemon=True)
         self._thread.start()
@@ -51,21 +59,35 @@ class RestartingRuntime:
         return Runtime(self._model_path, **self._settings)
 
     def _watch(self) -> None:
-        pause_s = FIRST_PAUSE_S
         while not self._closing.wait(LOOK_EVERY_S):
-            if not self._runtime.client.is_gone:
-                continue
-            began = time.monotonic()
-            self._runtime.shutdown()
-            log.error("the runtime process ended; starting it again")
-            try:
-                runtime = self._start()
-            except PlaitError as error:
-                log.error("the runtime did not start (%s); trying again in %g s", error, pause_s)
-                self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                continue
-            self._runtime, self.num_restarts, pause_s = runtime, self.num_restarts + 1, FIRST_PAUSE_S
-            log.warning("the runtime runs again after %.1f s", time.monotonic() - began)
-            if self._closing.is_set():
-                runtime.shutdown()
+            if self._runtime.client.is_gone:
+                self._replace()
+            if self.has_given_up:
+                return
+
+    def _replace(self) -> None:
+        """One attempt, after the pause that is due."""
+        began = time.monotonic()
+        self._runtime.shutdown()
+        if self._closing.is_set():
+            return
+        self._num_failures = 0 if began - self._started_at > STEADY_S else self._num_failures + 1
+        if self._num_failures > MAX_FAILURES:
+            log.error("the runtime did not stay up in %d attempts", MAX_FAILURES)
+            self.has_given_up = True
+            return
+        pause_s = 0.0 if self._num_failures < 2 else min(FIRST_PAUSE_S * 2 ** (self._num_failures - 2), LONGEST_PAUSE_S)
+        log.error("the runtime process ended; it is started again in %g s", pause_s)
+        if self._closing.wait(pause_s):
+            return
+        self._started_at = time.monotonic()
+        try:
+            runtime = self._start()
+        except PlaitError as error:
+            log.error("the runtime did not start: %s", error)
+            return
+        self._runtime, self.num_restarts = runtime, self.num_restarts + 1
+        self._started_at = time.monotonic()
+        log.warning("the runtime runs again after %.1f s", self._started_at - began)
+        if self._closing.is_set():
+            runtime.shutdown()

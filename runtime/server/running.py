@@ -25,6 +25,7 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import ContextOverflow
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.server.in_flight import current
 
 LONG_TEXT = 20_000  # characters; tokenizing more would hold the event loop up for milliseconds
 
@@ -97,6 +98,8 @@ class Run:
 async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
     """Starts every work; on the way out closes its sessions, or aborts those whose calls are not done."""
     run = Run()
+    if (record := current()) is not None:
+        record.runs.append(run)
     try:
         for work in works:
             _start(client, work, run)

@@ -1,83 +1,75 @@
 """`plait serve`: the runtime process, and in this one the HTTP server in front of it.
 
-Knows: sockets, signals, uvicorn. Must not know: routes.
+Knows: sockets, uvicorn, what is started in which order. Must not know: routes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import ipaddress
 import logging
 import os
-import signal
 import socket
-import sys
-from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import uvicorn
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.app import create_app
+from plait.runtime.server.connections import patient_protocol
+from plait.runtime.server.draining import DrainingServer
+from plait.runtime.server.request_log import LogFormat, set_up_log
 from plait.runtime.server.restarting import RestartingRuntime
 from plait.runtime.server.settings import ServerSettings
+from plait.runtime.server.tracing import export_spans
 
-DRAIN_S = 5
+CLOSE_S = 2  # for connections to be closed, once no request is left
 BACKLOG = 2048
 
+log = logging.getLogger("plait.server")
 
-def serve(model: str | None, settings: ServerSettings, **engine: Any) -> int:
+
+def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "json", **engine: Any) -> int:
     """Serves until SIGINT or SIGTERM; the exit code. `engine` are settings of `Runtime`.
 
-    Prints one line with the address once clients can come. Raises InputError when the address cannot be taken, and
-    what `Runtime` raises for a model that cannot be run.
+    Prints one line with the address once clients can come. 0: it was told to stop and did; 130: it was told twice;
+    1: the runtime died and could not be started again. Raises InputError when the address cannot be taken, and what
+    `Runtime` raises for a model that cannot be run.
     """
     listener = _bind(settings)  # before the model is loaded: a taken port is told at once
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_log(log_format)
+    export_spans()
+    if not settings.api_keys and not _is_local(listener):
+        log.warning("whoever reaches this address may use the server: it has no API key")
+    settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
         runtime = RestartingRuntime(model, **engine)
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(_serve(runtime, settings, listener))
+                return runner.run(_serve(runtime, settings, listener))
         finally:
             runtime.shutdown()
-    return 0
 
 
-async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket) -> None:
+async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket) -> int:
+    app = create_app(runtime, settings)
     config = uvicorn.Config(
-        create_app(runtime, settings),
+        app,
+        http=patient_protocol(settings.idle_timeout_s, settings.write_timeout_s),
+        ws="none",
         lifespan="off",
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
+        timeout_graceful_shutdown=CLOSE_S,
         backlog=BACKLOG,
     )
-    server = _Server(config, _address(settings, listener))
+    server = DrainingServer(config, app.state.plait, runtime, _address(settings, listener))
     await server.serve(sockets=[listener])
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that says where it listens, once it does, and does not kill itself by the signal that ended it."""
-
-    def __init__(self, config: uvicorn.Config, address: str) -> None:
-        super().__init__(config)
-        self._said = f"plait serves at {address}"
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        print(self._said, flush=True)
+    return server.exit_code
 
 
 def _bind(settings: ServerSettings) -> socket.socket:
@@ -96,6 +88,10 @@ def _bind(settings: ServerSettings) -> socket.socket:
 def _address(settings: ServerSettings, listener: socket.socket) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _is_local(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback
 
 
 def _loop_factory() -> Any:

@@ -5,6 +5,7 @@ Knows: where these are kept in a request. Must not know: routes, JSON.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from plait.runtime.client.client import Client
+from plait.runtime.errors import RuntimeGone
+from plait.runtime.server.admission import Gate
 from plait.runtime.server.errors import NOT_FOUND, ApiError
+from plait.runtime.server.in_flight import InFlight
+from plait.runtime.server.metrics import Metrics
+from plait.runtime.server.pulse import Pulse
 from plait.runtime.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -25,11 +31,24 @@ class State:
     def __init__(self, backend: Backend, settings: ServerSettings) -> None:
         self.backend, self.settings = backend, settings
         self.started_at = int(time.time())
+        self.in_flight = InFlight()
+        self.gate = Gate(settings, self.in_flight)
+        self.metrics = Metrics()
+        self.pulse = Pulse(lambda: self.client, settings.stuck_after_s)
+        self.last_model_name = ""  # also known while the runtime is being started again
+        with contextlib.suppress(RuntimeGone):
+            self.last_model_name = self.model_name
 
     @property
     def client(self) -> Client:
         """The connection to the runtime. Raises RuntimeGone while there is none."""
         return self.backend.client
+
+    @property
+    def num_restarts(self) -> int:
+        """Times that the backend put a new runtime in the place of one that died."""
+        number: int = getattr(self.backend, "num_restarts", 0)
+        return number
 
     @property
     def model_name(self) -> str:
@@ -50,7 +69,7 @@ def state_of(request: Request) -> State:
 
 
 def request_id(request: Request) -> str:
-    """The id that the guard gave this request."""
+    """The id that the observer gave this request."""
     name: str = request.scope["state"]["request_id"]
     return name
 

@@ -19,9 +19,11 @@ import msgspec
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import follow
+from plait.runtime.client.session import Session
 from plait.runtime.errors import PlaitError
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.in_flight import current
 from plait.runtime.server.programs.compile import (
     AddText,
     AddVariable,
@@ -63,6 +65,12 @@ class ProgramRun:
         self._samples: list[Strand] = []
         self._tasks: asyncio.TaskGroup | None = None
         self.done: list[Done] = []
+        self.calls: list[Call] = []
+
+    @property
+    def sessions(self) -> list[Session]:
+        """What it has opened so far."""
+        return [strand.session for strand in self._strands + self._samples]
 
     @contextlib.asynccontextmanager
     async def running(
@@ -72,6 +80,8 @@ class ProgramRun:
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
         main = Strand(self._client, session, variables)
         self._strands.append(main)
+        if (record := current()) is not None:
+            record.runs.append(self)
         finished = False
         try:
             try:
@@ -83,8 +93,8 @@ class ProgramRun:
             self.done.sort(key=_in_program_order)
             yield main
         finally:
-            for strand in self._strands + self._samples:
-                strand.session.close() if finished else strand.session.abort()
+            for each in self.sessions:
+                each.close() if finished else each.abort()
 
     async def _run(self, steps: Sequence[Step], strand: Strand) -> None:
         for step in steps:
@@ -108,6 +118,7 @@ class ProgramRun:
         with _named(step.path):
             calls = await strand.tokenizing(lambda: self._started(step, strand))
         assert self._tasks is not None
+        self.calls += calls
         texts = [self._tasks.create_task(self._watch(step, i, call)) for i, call in enumerate(calls)]
         strand.pieces.append(Piece(texts[0]))
         if step.name is not None:

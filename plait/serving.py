@@ -1,0 +1,84 @@
+"""The command `plait serve`: its options, and the settings they become.
+
+Knows: arguments, environment variables. Must not know: how anything is served; nothing heavy is imported before then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Literal
+
+KEY_VARIABLE = "PLAIT_API_KEY"
+
+
+def add_serve_options(server: argparse.ArgumentParser) -> None:
+    """The options of `plait serve`; docs/server.md and docs/deploy.md explain each."""
+    server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
+    server.add_argument("--host", help="the address to listen at; default: 127.0.0.1, this machine only")
+    server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
+    server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
+    server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    server.add_argument(
+        "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
+    )
+    _add_access(server.add_argument_group("who may come"))
+    _add_limits(server.add_argument_group("how much, and how long"))
+    log = server.add_argument_group("the log")
+    log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
+    log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
+
+
+def _add_access(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--api-key", metavar="KEY", help=f"clients must send it; better: {KEY_VARIABLE} or a file")
+    group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key, or sha256: and its digest")
+    group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
+    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; may be repeated")
+    group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    def number(flag: str, kind: type, metavar: str, text: str) -> None:
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
+
+    number("--max-body-bytes", int, "N", "larger requests are refused; default: 8388608")
+    number("--max-queue", int, "N", "requests that may wait beside those that run; default: 512")
+    number("--max-requests-per-key", int, "N", "running and waiting at once; default: 0, no limit")
+    number("--body-timeout", float, "S", "seconds for a body to come; default: 30")
+    number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
+    number("--write-timeout", float, "S", "seconds for a client to take what it is sent; default: 60")
+    number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
+    number("--stuck-after", float, "S", "/health fails when the runtime is silent for so long; default: 10")
+    number("--retry-after", int, "S", "what refused clients are told; default: 1")
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Runs the server; its exit code."""
+    from plait.runtime.server.keys import read_keys
+    from plait.runtime.server.serve import serve
+    from plait.runtime.server.settings import server_settings
+
+    key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
+    settings = server_settings(
+        host=options.host,
+        port=options.port,
+        model_name=options.model_name,
+        api_keys=read_keys(key, options.api_key_file),
+        open_metrics=options.open_metrics,
+        cors_origins=options.cors_origin,
+        page=not options.no_page,
+        log_prompts=options.log_prompts,
+        max_body_bytes=options.max_body_bytes,
+        max_queue=options.max_queue,
+        max_requests_per_key=options.max_requests_per_key,
+        body_timeout_s=options.body_timeout,
+        idle_timeout_s=options.idle_timeout,
+        write_timeout_s=options.write_timeout,
+        drain_timeout_s=options.drain_timeout,
+        stuck_after_s=options.stuck_after,
+        retry_after_s=options.retry_after,
+    )
+    device = {} if options.device is None else {"device": options.device}
+    form: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
+    return serve(options.model, settings, form, deterministic=options.deterministic, **device)

@@ -1,0 +1,80 @@
+"""What uvicorn leaves open: connections that send their headers slowly or without end, and those that do not read.
+
+A connection has `idle_timeout_s` for a request's line and headers, from its first byte on, and 64 KiB for them; a
+client that takes nothing of what it is sent for `write_timeout_s` is cut off, and what ran for it ends as after any
+disconnect.
+
+Knows: uvicorn's HTTP protocols, timers. Must not know: ASGI, requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+MAX_HEAD_BYTES = 1 << 16
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+_Base: Any = AutoHTTPProtocol
+
+
+def patient_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """A class for `uvicorn.Config(http=...)`."""
+
+    class Patient(_Base):  # type: ignore[misc]
+        """uvicorn's protocol with timers."""
+
+        _head_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
+        _head_bytes = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._start_head_timer()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop_head_timer()
+            self._stop_write_timer()
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self._head_bytes = 0
+                self._stop_head_timer()
+            elif before is None or before.response_complete:
+                self._count_head(len(data))
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._write_timer = self.loop.call_later(write_timeout_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
+
+        def _count_head(self, num_bytes: int) -> None:
+            self._head_bytes += num_bytes
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+            elif self._head_timer is None:
+                self._start_head_timer()
+
+        def _start_head_timer(self) -> None:
+            self._head_timer = self.loop.call_later(idle_timeout_s, self.transport.abort)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+    return Patient

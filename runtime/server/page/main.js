@@ -1,0 +1,66 @@
+// The frame around the views: tabs, the API key, whether the server is there.
+
+import { useKey, whenRefused } from "./api.js";
+import { startChat } from "./chat.js";
+import { startLive } from "./live.js";
+import { startSchema } from "./schema.js";
+
+const byId = (id) => document.getElementById(id);
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function show(tab) {
+  for (const each of tabs) {
+    const chosen = each === tab;
+    each.setAttribute("aria-selected", String(chosen));
+    each.tabIndex = chosen ? 0 : -1;
+    byId(each.getAttribute("aria-controls")).hidden = !chosen;
+  }
+  const view = tab.getAttribute("aria-controls");
+  history.replaceState(null, "", view === "chat" ? "/" : `#${view}`);
+}
+
+function turn(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  const next = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
+  next.focus();
+  show(next);
+}
+
+function showState(state, text) {
+  byId("state").dataset.state = state;
+  byId("state-text").textContent = text;
+}
+
+function onStatus(now) {
+  byId("model").textContent = now.model ?? "";
+  if (now.runtime === null) showState("bad", "runtime does not answer");
+  else if (!now.ready) showState("wait", "not admitting");
+  else showState("good", "ready");
+}
+
+function onFailure() {
+  showState("bad", byId("keybar").hidden ? "no connection" : "needs a key");
+}
+
+whenRefused(() => {
+  if (byId("keybar").hidden) {
+    byId("keybar").hidden = false;
+    byId("key").focus();
+  }
+});
+byId("keybar").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(byId("key").value);
+  byId("keybar").hidden = true;
+  look();
+});
+
+startChat();
+startSchema();
+const look = startLive(onStatus, onFailure);
+for (const tab of tabs) {
+  tab.addEventListener("click", () => show(tab));
+  tab.addEventListener("keydown", turn);
+}
+show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);
