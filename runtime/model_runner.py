@@ -80,7 +80,6 @@ class ModelRunner:
         )
         progress(0.9, "preparing kernels (the first start compiles them)")
         self._warm_up()
-        progress(1.0, "ready")
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
