@@ -17,11 +17,15 @@ def rms_norm(
     """x [..., C] over its root mean square along C, times weight [C] (Zhang and Sennrich 2019), in x's dtype.
 
     With x [T, H, C] this is the norm of every head. The mean is taken in float32. Llama's form rounds to x's
-    dtype before it multiplies; Gemma's (`unit_offset`) multiplies by 1 + weight in float32 and rounds once.
+    dtype before it multiplies; Gemma's (`unit_offset`) multiplies by 1 + weight in float32 and rounds once, as does
+    a float32 weight, which may hold that sum already.
     """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    result = (scaled * (1.0 + weight.float())).to(x.dtype) if unit_offset else scaled.to(x.dtype) * weight
+    if unit_offset:
+        result = (scaled * (1.0 + weight.float())).to(x.dtype)
+    else:
+        result = (scaled.to(weight.dtype) * weight).to(x.dtype)
     return result if out is None else out.copy_(result)
 
 

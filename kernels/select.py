@@ -14,7 +14,9 @@ from torch.nn import functional
 
 from plait.kernels import deterministic as fixed
 from plait.kernels import reference
+from plait.kernels.fused import FusedOperators
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.select_cuda import Heads, why_not_triton
 
 PagedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor]
 
@@ -35,15 +37,25 @@ class Kernels:
     experts: Experts
     paged_attention: PagedAttention
     names: dict[str, str]
+    fused: FusedOperators | None = None  # what a GPU does in one piece; None: composed of the above
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype, deterministic: bool = False) -> Kernels:
-    """numba's attention on a CPU for bfloat16 and float32, the plain torch operators elsewhere.
+def select_kernels(
+    device: torch.device, dtype: torch.dtype, deterministic: bool = False, heads: Heads | None = None
+) -> Kernels:
+    """Triton's operators on CUDA, numba's attention on a CPU for bfloat16 and float32, else plain torch.
 
     `deterministic`: a row's bits depend on that row alone; ValueError where that cannot be had.
     """
     attention: PagedAttention = reference.paged_attention
     chosen = "torch reference"
+    if device.type == "cuda" and not deterministic:
+        reason = why_not_triton(dtype, heads)
+        if reason is None:
+            from plait.kernels.triton.operators import triton_kernels
+
+            return triton_kernels(dtype)
+        chosen = f"torch reference ({reason})"
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
         try:
             from plait.kernels import cpu_attention

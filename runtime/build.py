@@ -10,6 +10,7 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
+from plait.runtime.gpu.steps import gpu_steps
 from plait.runtime.messages import PROTOCOL, Welcome
 from plait.runtime.model_runner import ModelRunner, Progress
 from plait.runtime.sampler import Sampler
@@ -22,6 +23,8 @@ def build_scheduler(
 ) -> Scheduler:
     """A scheduler that is ready to step. Raises ModelError or InputError before anything is started."""
     runner = ModelRunner(config, model_path, progress)
+    steps = gpu_steps(config, runner, lambda share: progress(0.9 + 0.1 * share, "capturing decode graphs"))
+    progress(1.0, "ready")
     vocabulary = load_tokenizer(model_path, width=runner.config.vocab_size).vocabulary
     compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s)
     compiler.start()
@@ -32,4 +35,4 @@ def build_scheduler(
         context_length=runner.max_session_tokens,
         server_pid=os.getpid(),
     )
-    return Scheduler(config, welcome, runner, Sampler(runner.device), vocabulary, compiler, link)
+    return Scheduler(config, welcome, runner, Sampler(runner.device), vocabulary, compiler, link, steps)

@@ -38,9 +38,10 @@ class Runtime:
 
     Settings, all optional, an unknown one is an error: model_path (a GGUF, a folder of safetensors, a Hugging Face
     id; none: the embedded model), device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16",
-    "float16"), kv_memory_bytes or max_pages (one page holds one token's KV), context_length, max_batch_tokens and
-    max_batch_rows (of one step), max_sessions, max_waiting_calls, deterministic, compile_deadline_s,
-    check_integrity. `progress` shows a bar while loading (default: on a terminal).
+    "float16"), kv_dtype ("auto", "fp8", "int8"), kv_memory_bytes or max_pages (one page holds one token's KV),
+    context_length, max_batch_tokens and max_batch_rows (of one step), max_sessions, max_waiting_calls,
+    cuda_graphs, deterministic, compile_deadline_s, check_integrity. `progress` shows a bar while loading (default:
+    on a terminal).
 
     Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
     process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.

@@ -14,11 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from plait.kernels.layout import AttentionLayout
-from plait.kernels.select import select_kernels
+from plait.kernels.kv_cache import allocate_caches, cache_dtype, slot_bytes
+from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.select import Kernels, select_kernels
+from plait.kernels.select_cuda import Heads
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
+from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import MODELS
+from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -30,16 +34,23 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class ModelRunner:
-    """One model on one device. `num_pages` pages, each holding one token's KV in every layer."""
+    """One model on one device. `num_pages` pages, each holding one token's KV in every layer.
 
-    def __init__(self, config: EngineConfig, model_path: Path, progress: Progress = lambda share, doing: None) -> None:
+    `kernels`: other operators than those the device would get (tests run a GPU's on the CPU so).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_path: Path,
+        progress: Progress = lambda share, doing: None,
+        kernels: Kernels | None = None,
+    ) -> None:
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
-        try:
-            self.kernels = select_kernels(self.device, self.dtype, config.deterministic)
-        except ValueError as error:
-            raise InputError(str(error)) from None
         checkpoint = open_checkpoint(model_path)
+        self.kernels = kernels or self._select_kernels(config, checkpoint.config)
+        self.kv_dtype = self._check_kv_dtype(config.kv_dtype)
         longest = checkpoint.config.context_length
         self.context_length = min(config.context_length or longest, longest)
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
@@ -58,11 +69,31 @@ class ModelRunner:
         )
         self.num_pages = self._choose_num_pages(config)
         self.max_session_tokens = min(self.context_length, self.num_pages)
-        shape = (self.config.num_layers, 2, self.num_pages, self.config.num_kv_heads, self.config.head_dim)
-        self.kv_cache = torch.empty(shape, dtype=self.dtype, device=self.device)  # untouched until used
+        groups, size = self.config.num_kv_heads, self.config.head_dim
+        self.kv_cache = allocate_caches(
+            self.kv_dtype, self.dtype, self.config.num_layers, self.num_pages, groups, size, self.device
+        )
+        held = cache_dtype(self.kv_dtype, self.dtype)
+        windows = dict.fromkeys(self.config.window(i) for i in range(self.config.num_layers))
+        self.attention_shapes = tuple(
+            AttentionShape(self.config.num_heads, groups, size, held, window) for window in windows
+        )
         progress(0.9, "preparing kernels (the first start compiles them)")
         self._warm_up()
-        progress(1.0, "ready")
+
+    def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
+        heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
+        try:
+            return select_kernels(self.device, self.dtype, config.deterministic, heads)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def _check_kv_dtype(self, kind: str) -> str:
+        fused = self.kernels.fused
+        if kind != "auto" and (fused is None or kind not in fused.kv_dtypes):
+            attention = self.kernels.names["attention"]
+            raise InputError(f"kv_dtype {kind!r} needs Triton's attention on a GPU; here attention is: {attention}")
+        return kind
 
     def _warm_up(self) -> None:
         """One small forward, so that kernels are compiled and loaded before the first request."""
@@ -75,8 +106,8 @@ class ModelRunner:
     @property
     def page_bytes(self) -> int:
         """Bytes of one token's KV in all layers."""
-        item = self.dtype.itemsize
-        return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * item
+        groups, size = self.config.num_kv_heads, self.config.head_dim
+        return self.config.num_layers * slot_bytes(self.kv_dtype, self.dtype, groups, size)
 
     def _choose_num_pages(self, config: EngineConfig) -> int:
         budget = config.kv_memory_bytes or free_memory(self.device)
@@ -93,10 +124,11 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
-        token_ids = torch.from_numpy(batch.token_ids()).to(self.device)
-        hidden = self.model.forward(token_ids, self._layout(batch), self.kv_cache)
-        wanted = self._logit_positions(batch)
-        return hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted).to(self.device)]
+        token_ids, wanted, layout = self._inputs(batch)
+        if self.kernels.fused is not None:
+            layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
+        hidden = self.model.forward(token_ids, layout, self.kv_cache)
+        return hidden if len(wanted) == len(hidden) else hidden[wanted]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
@@ -118,34 +150,46 @@ class ModelRunner:
             out[i, columns] = self.model.logits(hidden[i : i + 1], columns)[0]
         return out
 
-    def _layout(self, batch: Batch) -> AttentionLayout:
+    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, AttentionLayout]:
+        """The batch's token ids [T], the places among them where logits are wanted, and the layout; all int32."""
         rows = batch.rows
         ends = [each.start + each.count for each in rows]
         pages = [each.row.seq.pages.view()[:end] for each, end in zip(rows, ends, strict=True)]
-        positions = [np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]
-        writes = [p[each.start :] for each, p in zip(rows, pages, strict=True)]
-        return AttentionLayout(
-            q_starts=self._starts([each.count for each in rows]),
-            kv_starts=self._starts(ends),
-            kv_pages=self._tensor(np.concatenate(pages)),
-            positions=self._tensor(np.concatenate(positions)),
-            write_pages=self._tensor(np.concatenate(writes)),
+        counts = [each.count for each in rows]
+        parts = [
+            batch.token_ids(),
+            _logit_positions(batch),
+            _starts(counts),
+            _starts(ends),
+            np.concatenate(pages),
+            np.concatenate([np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]),
+            np.concatenate([p[each.start :] for each, p in zip(rows, pages, strict=True)]),
+        ]
+        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes = upload(parts, self.device)
+        layout = AttentionLayout(
+            q_starts, kv_starts, kv_pages, positions, writes, min_q_len=min(counts), max_q_len=max(counts)
         )
+        return token_ids, wanted, layout
 
-    @staticmethod
-    def _logit_positions(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Indices among the batch's tokens."""
-        found, at = [], 0
-        for each in batch.rows:
-            at += each.count
-            found.append(np.arange(at - each.num_logits, at))
-        return np.concatenate(found)
 
-    def _starts(self, lengths: list[int]) -> torch.Tensor:
-        return self._tensor(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """int32 arrays on the device, by one copy that the host does not wait for."""
+    whole = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate(arrays, out=whole.numpy())
+    return list(torch.split(whole.to(device, non_blocking=True), [len(each) for each in arrays]))
 
-    def _tensor(self, array: np.ndarray[tuple[int], np.dtype[np.int32]]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+
+def _logit_positions(batch: Batch) -> IntArray:
+    """Indices among the batch's tokens."""
+    found, at = [], 0
+    for each in batch.rows:
+        at += each.count
+        found.append(np.arange(at - each.num_logits, at, dtype=np.int32))
+    return np.concatenate(found)
+
+
+def _starts(lengths: list[int]) -> IntArray:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 def choose_device(name: str) -> torch.device:
@@ -172,6 +216,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def free_memory(device: torch.device) -> int:
     """Bytes a KV cache may take when nothing was said: 85% of a GPU's free memory, an eighth of a computer's."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left behind is free too
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

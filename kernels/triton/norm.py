@@ -68,7 +68,12 @@ def _rms_norm(
     mean = tl.sum(wide * wide, axis=1, keep_dims=True) / channels
     scaled = wide * (1.0 / tl.sqrt_rn(mean + eps))
     weight = tl.load(weight_ptr + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    result = scaled * (1.0 + weight) if UNIT_OFFSET else scaled.to(dtype).to(tl.float32) * weight
+    if UNIT_OFFSET:
+        result = scaled * (1.0 + weight)
+    elif weight_ptr.dtype.element_ty == tl.float32:
+        result = scaled * weight
+    else:
+        result = scaled.to(dtype).to(tl.float32) * weight
     to = out_ptr + token * out_token_stride + head * out_head_stride + channel
     tl.store(to, result.to(dtype), mask=inside)
 

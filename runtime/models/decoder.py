@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.select import Kernels
 from plait.runtime.models.config import ModelConfig
@@ -84,9 +85,11 @@ class Decoder:
         self.head = self.embedding if config.tie_word_embeddings else self.get("lm_head.weight")
         self.rotations = self._rotary_tables()
 
-    def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: torch.Tensor) -> torch.Tensor:
-        """Hidden states [T, C] of token_ids [T], after the last norm. Writes KV into kv_cache [layers, 2, P, G, D]."""
-        turned = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rotations]
+    def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
+        """Hidden states [T, C] of token_ids [T], after the last norm. Writes KV into kv_cache, one for each layer."""
+        turned = self.rotations  # whole tables, which fused operators look positions up in
+        if self.kernels.fused is None:
+            turned = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rotations]
         x = self.embed(token_ids)
         for layer, cache in zip(self.layers, kv_cache, strict=True):
             x = self.block(layer, x, turned, cache, layout)
@@ -108,7 +111,7 @@ class Decoder:
         layer: Layer,
         x: torch.Tensor,
         turned: Sequence[Rotation],
-        cache: torch.Tensor,
+        cache: LayerCache,
         layout: AttentionLayout,
     ) -> torch.Tensor:
         """One layer over x [T, C]."""
@@ -124,13 +127,20 @@ class Decoder:
         attention: Attention,
         h: torch.Tensor,
         turned: Sequence[Rotation],
-        cache: torch.Tensor,
+        cache: LayerCache,
         layout: AttentionLayout,
     ) -> torch.Tensor:
-        """Attention of h [T, C] with its projections, [T, C]; cache [2, P, G, D] is written before it is read."""
+        """Attention of h [T, C] with its projections, [T, C]; the cache is written before it is read."""
         config, kernels = self.config, self.kernels
         heads, groups, size = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = kernels.linear(h, *attention.qkv).view(len(h), heads + 2 * groups, size)  # [T, H + 2 G, D]
+        if kernels.fused is not None:
+            cos, sin = turned[attention.rotation]
+            weight, eps = attention.head_norm, config.rms_norm_eps
+            attended = kernels.fused.attend(
+                qkv, cos, sin, cache, layout, config.score_scale, attention.window, weight, eps
+            )
+            return kernels.linear(attended.view(len(h), heads * size), *attention.output)
         qk = qkv[:, : heads + groups]
         if attention.head_norm is not None:
             qk = kernels.head_norm(qk, attention.head_norm, config.rms_norm_eps)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.select import Kernels
 from plait.runtime.errors import CorruptModel, InputError, UnsupportedModel
@@ -60,7 +61,7 @@ class Gemma3Model(Decoder):
         layer: Layer,
         x: torch.Tensor,
         turned: Sequence[Rotation],
-        cache: torch.Tensor,
+        cache: LayerCache,
         layout: AttentionLayout,
     ) -> torch.Tensor:
         assert layer.post_attention_norm is not None

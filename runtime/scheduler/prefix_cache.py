@@ -113,7 +113,7 @@ class PrefixCache:
         self.tree.unlock_node(seq.node)
         self.num_private -= end - at
         self.pool.release(mine[kept != mine])
-        seq.pages.view()[at:end] = kept
+        seq.pages.replace(at, kept)
         seq.node, seq.num_in_tree = node, end
 
     def release(self, seq: Sequence) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
 from plait.runtime.config import EngineConfig
+from plait.runtime.flight import DeviceSteps, Launcher
 from plait.runtime.messages import (
     Abort,
     FlushCache,
@@ -73,9 +74,10 @@ class Scheduler:
         vocabulary: Vocabulary,
         compiler: CompilePool,
         link: Link,
+        device_steps: DeviceSteps | None = None,
     ) -> None:
         self.config, self.welcome, self.link = config, welcome, link
-        self.model_runner, self.sampler = model_runner, sampler
+        self.model_runner, self.launcher = model_runner, Launcher(model_runner, sampler, device_steps)
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
         self.policy = Policy(
@@ -83,7 +85,7 @@ class Scheduler:
             model_runner.max_batch_tokens,
             config.max_batch_rows,
             welcome.context_length,
-            draft=config.prompt_lookup,
+            draft=config.prompt_lookup and device_steps is None,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
@@ -97,10 +99,11 @@ class Scheduler:
         if batch is None:
             return
         try:
-            hidden = self.model_runner.forward(batch)
-            mask = self.fill_token_mask(batch)
-            logits = self.model_runner.logits(hidden, mask.narrow if mask else {})
-            sampled = self.sampler.sample(logits, batch, mask)
+            flight = self.launcher.launch(batch)  # a GPU computes while masks are filled and messages come in
+            flight.sample(self.fill_token_mask(batch))
+            if not flight.is_done:
+                self.receive(timeout_s=0.0)
+            sampled = flight.collect()
         except Exception as error:
             self._fail_batch(batch, error)
             return

@@ -16,13 +16,14 @@ from plait.runtime.scheduler.radix_tree import Node, Space
 
 
 class IntBuffer:
-    """A growing int32 array whose live part is a numpy view."""
+    """A growing int32 array whose live part is a numpy view. `version` changes with every change but growth."""
 
-    __slots__ = ("_data", "_size")
+    __slots__ = ("_data", "_size", "version")
 
     def __init__(self, values: IntArray | list[int] | None = None) -> None:
         self._data = np.array(values if values is not None else [], dtype=np.int32)
         self._size = len(self._data)
+        self.version = 0
 
     def __len__(self) -> int:
         return self._size
@@ -42,7 +43,15 @@ class IntBuffer:
 
     def truncate(self, size: int) -> None:
         assert 0 <= size <= self._size
+        self.version += size < self._size
         self._size = size
+
+    def replace(self, start: int, values: IntArray) -> None:
+        """Writes values over [start, start + len(values))."""
+        end = start + len(values)
+        assert 0 <= start <= end <= self._size
+        self.version += not np.array_equal(self._data[start:end], values)
+        self._data[start:end] = values
 
 
 class Sequence:

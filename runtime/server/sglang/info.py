@@ -112,7 +112,7 @@ async def flush_cache_by_get(request: Request) -> Response:
 async def health_generate(request: Request) -> Response:
     """200 once one token was generated for this very request."""
     await unless_gone(request, _one_token(state_of(request)))
-    return Response(status_code=200)
+    return json_answer({})
 
 
 async def _one_token(state: State) -> None:

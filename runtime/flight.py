@@ -1,0 +1,82 @@
+"""A step under way: launched, given its masks, collected. On the CPU each of these is done when it returns.
+
+    flight = launcher.launch(batch)   the forward has begun
+    flight.sample(mask)               and the sampler behind it
+    flight.collect()                  waits for the tokens
+
+Between these the host is free. Knows: the order. Must not know: sessions, how a device computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from plait.runtime.sampler import Mask, Sampled, Sampler
+from plait.runtime.scheduler.rows import Batch
+
+
+class Flight(Protocol):
+    """See the file's header."""
+
+    def sample(self, mask: Mask | None) -> None:
+        """Masks of the sampled rows; what they do not name is free. Once."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `collect` would not wait."""
+
+    def collect(self) -> Sampled:
+        """What the step gave. Once, after `sample`."""
+
+
+class Runner(Protocol):
+    """What computes a batch, one call after the other; see ModelRunner."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Hidden states."""
+
+    def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
+        """Logits of hidden states."""
+
+
+class DeviceSteps(Protocol):
+    """Steps that the device does on its own."""
+
+    def launch(self, batch: Batch) -> Flight | None:
+        """None for a batch that asks for what the device alone does not have."""
+
+
+class PlainFlight:
+    """The runner's forward, then the sampler, which reads the logits back."""
+
+    def __init__(self, runner: Runner, sampler: Sampler, batch: Batch) -> None:
+        self._runner, self._sampler, self._batch = runner, sampler, batch
+        self._hidden = runner.forward(batch)
+        self._sampled = Sampled()
+
+    def sample(self, mask: Mask | None) -> None:
+        logits = self._runner.logits(self._hidden, mask.narrow if mask else {})
+        self._sampled = self._sampler.sample(logits, self._batch, mask)
+
+    @property
+    def is_done(self) -> bool:
+        return True
+
+    def collect(self) -> Sampled:
+        return self._sampled
+
+
+class Launcher:
+    """Chooses how a batch is computed: by the device alone where there is one that can, else step by step."""
+
+    def __init__(self, runner: Runner, sampler: Sampler, device_steps: DeviceSteps | None = None) -> None:
+        self._runner, self._sampler, self._device_steps = runner, sampler, device_steps
+
+    def launch(self, batch: Batch) -> Flight:
+        flight = self._device_steps.launch(batch) if self._device_steps is not None else None
+        return flight or PlainFlight(self._runner, self._sampler, batch)

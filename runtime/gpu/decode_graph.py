@@ -1,0 +1,165 @@
+"""Decode steps as captured graphs: one for each size of a ladder, padded with empty rows, replayed with new inputs.
+
+A step of R rows and T tokens runs in the graph of the next size n: n tokens in min(n, max_rows) rows. Rows bring one
+token each (decode), or up to WIDEST (forced tokens); the two kinds have graphs of their own. A graph is two: the
+forward, which can run while the host still fills masks, and the sampler behind it.
+
+Knows: the model's forward, static buffers. Must not know: how capture works, sessions.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from plait.kernels.layout import AttentionLayout
+from plait.runtime.gpu.buffers import TwinBuffers
+from plait.runtime.gpu.device_sampling import DeviceSampling
+from plait.runtime.gpu.page_table import PageTable
+from plait.runtime.gpu.recorder import Recorder, Work
+from plait.runtime.model_runner import ModelRunner
+from plait.runtime.scheduler.rows import Batch
+
+Values = npt.NDArray[Any] | list[int]
+WIDEST = 8  # new tokens of one row
+
+
+class Size(NamedTuple):
+    """What a graph is made for."""
+
+    tokens: int
+    q_len: int  # the most new tokens of a row: 1 or WIDEST
+
+
+@dataclass
+class Graph:
+    """`forward` leaves the logits where `sample` finds them."""
+
+    forward: Work
+    sample: Work
+
+
+def ladder(largest: int) -> list[int]:
+    """1, 2, 4, 8, every eighth to 64, every sixteenth to 128, then by 64, and `largest` itself.
+
+    >>> ladder(40)
+    [1, 2, 4, 8, 16, 24, 32, 40]
+    """
+    steps = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(192, largest + 1, 64)]
+    return [*(step for step in steps if step < largest), largest]
+
+
+class DecodeGraphs:
+    """Graphs over one model's weights and caches; `runner.kernels.fused` must be there."""
+
+    def __init__(self, runner: ModelRunner, sampling: DeviceSampling, recorder: Recorder, max_rows: int) -> None:
+        self.runner, self.sampling, self.recorder = runner, sampling, recorder
+        self.max_rows = max_rows
+        self.sizes = {1: ladder(self.max_rows), WIDEST: ladder(2 * self.max_rows)}
+        self.table = PageTable(self.max_rows, runner.max_session_tokens, runner.device)
+        rows, tokens = self.max_rows, 2 * self.max_rows
+        self.buffers = TwinBuffers(
+            dict.fromkeys(("token_ids", "positions", "write_pages"), (torch.int32, tokens))
+            | {"q_starts": (torch.int32, rows + 1), "kv_starts": (torch.int32, rows + 1)}
+            | {"page_starts": (torch.int32, rows), "wanted": (torch.int64, rows), "places": (torch.int64, tokens)},
+            runner.device,
+        )
+        self.graphs: dict[Size, Graph] = {}
+
+    def size_of(self, batch: Batch) -> Size | None:
+        """The graph for a batch; None if some row gets no token yet, or it is too wide or too large."""
+        most = max(each.count for each in batch.rows)
+        if most > WIDEST or len(batch.rows) > self.max_rows or not all(each.is_sampled for each in batch.rows):
+            return None
+        q_len = 1 if most == 1 else WIDEST
+        sizes = self.sizes[q_len]
+        at = bisect.bisect_left(sizes, batch.num_tokens)
+        return Size(sizes[at], q_len) if at < len(sizes) else None
+
+    def forward(self, batch: Batch, size: Size) -> Work:
+        """Starts the batch's forward and gives what samples from it, to be called once the masks are set."""
+        self._fill(batch)
+        graph = self.graphs.get(size)
+        if graph is None:
+            graph = self._capture(size)  # which computes this batch's logits, or leaves inputs as they are
+        graph.forward()
+        return graph.sample
+
+    def capture_decode(self, progress: Callable[[float], None] = lambda share: None) -> None:
+        """Captures all sizes of plain decoding, the largest first: the pool need not grow then."""
+        self._fill(Batch(0))
+        todo = self.sizes[1][::-1]
+        for i, tokens in enumerate(todo):
+            self._capture(Size(tokens, 1))
+            progress((i + 1) / len(todo))
+
+    def _fill(self, batch: Batch) -> None:
+        """The batch's inputs, padded, on their way to the device."""
+        self.buffers.begin()
+        host, rows = self.buffers.host, batch.rows
+        num_rows, num_tokens = len(rows), batch.num_tokens
+        firsts = self.table.place(rows)
+        starts = [each.start for each in rows]
+        counts = np.array([each.count for each in rows], dtype=np.int32)
+        ends = np.cumsum(counts, dtype=np.int32)
+        _fill(host["q_starts"][1:], ends, num_tokens)
+        kv_ends = np.cumsum(np.array(starts, dtype=np.int32) + counts, dtype=np.int32)
+        _fill(host["kv_starts"][1:], kv_ends, kv_ends[-1] if num_rows else 0)
+        _fill(host["page_starts"], firsts, self.table.spare_at)
+        _fill(host["wanted"], ends - 1, 0)
+        if num_tokens == num_rows:
+            positions = np.array(starts, dtype=np.int64)
+            write_pages: Values = [each.row.seq.pages.view()[each.start] for each in rows]
+            token_ids: Values = [each.row.seq.tokens.view()[each.start] for each in rows]
+        else:
+            positions = np.concatenate([np.arange(each.start, each.start + each.count) for each in rows])
+            write_pages = np.concatenate([x.row.seq.pages.view()[x.start : x.start + x.count] for x in rows])
+            token_ids = batch.token_ids()
+        _fill(host["positions"], positions, 0)
+        _fill(host["write_pages"], write_pages, -1)
+        _fill(host["token_ids"], token_ids, 0)
+        _fill(host["places"], positions + np.repeat(np.array(firsts, dtype=np.int64), counts), self.table.spare_at)
+        self.buffers.upload()
+
+    def _capture(self, size: Size) -> Graph:
+        tokens, rows = size.tokens, min(size.tokens, self.max_rows)
+        device, runner, table = self.buffers.device, self.runner, self.table.flat
+        fused = runner.kernels.fused
+        assert fused is not None
+        layout = AttentionLayout(
+            q_starts=device["q_starts"][: rows + 1],
+            kv_starts=device["kv_starts"][: rows + 1],
+            kv_pages=table,
+            positions=device["positions"][:tokens],
+            write_pages=device["write_pages"][:tokens],
+            page_starts=device["page_starts"][:rows],
+            min_q_len=1,
+            max_q_len=size.q_len,
+        )
+        logits: list[torch.Tensor] = []  # kept, so that nothing else comes to lie in their place
+
+        def forward() -> None:
+            table[device["places"][:tokens]] = layout.write_pages
+            planned = fused.with_plans(layout, runner.attention_shapes)
+            hidden = runner.model.forward(device["token_ids"][:tokens], planned, runner.kv_cache)
+            if size.q_len > 1:
+                hidden = hidden[device["wanted"][:rows]]
+            logits[:] = [runner.model.logits(hidden)]
+
+        replay = self.recorder.record(forward)
+        graph = Graph(replay, self.recorder.record(lambda: self.sampling.sample(logits[0])))
+        self.graphs[size] = graph
+        return graph
+
+
+def _fill(target: npt.NDArray[Any], values: Values, rest: int) -> None:
+    """The values first, then `rest`."""
+    count = len(values)
+    target[:count] = values
+    target[count:] = rest

@@ -1,0 +1,113 @@
+"""Steps that are under way while messages come in: what arrives meanwhile changes nothing but what it is about."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import Scheduler, drive, greedy, make_scheduler, outcomes
+
+from plait.runtime.flight import Launcher, PlainFlight
+from plait.runtime.messages import Abort, Append, Close, Finished, FlushCache, Generate, Open
+from plait.runtime.sampler import Sampler
+from plait.runtime.sampling import sampling_params
+
+
+class Slow(PlainFlight):
+    """Is not done before it is collected; `meanwhile` happens once it has been sampled."""
+
+    def __init__(self, meanwhile, *parts) -> None:
+        super().__init__(*parts)
+        self._meanwhile = meanwhile
+
+    @property
+    def is_done(self) -> bool:
+        self._meanwhile()
+        return False
+
+
+def slow_scheduler(meanwhile=lambda: None, **settings) -> tuple[Scheduler, object]:
+    scheduler, link, runner = make_scheduler(**settings)
+    sampler = Sampler(scheduler_device())
+
+    class Steps:
+        def launch(self, batch):
+            return Slow(lambda: meanwhile(), runner, sampler, batch)
+
+    scheduler.launcher = Launcher(runner, sampler, Steps())
+    return scheduler, link
+
+
+def scheduler_device():
+    import torch
+
+    return torch.device("cpu")
+
+
+def gen(session, call, n=8):
+    return Generate(session, call, sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True))
+
+
+def test_what_arrives_during_a_step_runs_in_the_next():
+    scheduler, link = slow_scheduler()
+    late = [Open(2), Append(2, [2, 2]), gen(2, 2)]
+    link.inbox += [(b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1))]
+    receive, times = link.receive, iter(range(10**9))
+
+    def receive_late(timeout_s, fds):
+        if next(times) == 3:  # in the middle of the second step
+            link.inbox += [(b"c", x) for x in late]
+        return receive(timeout_s, fds)
+
+    link.receive = receive_late
+    calls = drive(scheduler, link)
+    assert calls[1].tokens == greedy([1, 2, 3], 8, ignore_eos=True)
+    assert calls[2].tokens == greedy([2, 2], 8, ignore_eos=True)
+
+
+@pytest.mark.parametrize("request_of", [lambda: Abort(1, 1), lambda: Close(1), lambda: FlushCache(9)])
+def test_a_row_may_go_while_its_step_is_under_way(request_of):
+    """Its result is passed over, its pages come back (integrity is checked after the step), its neighbour goes on."""
+    scheduler, link = slow_scheduler(pages=200)
+    link.inbox += [(b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1), Open(2), Append(2, [1, 2]), gen(2, 2))]
+    for _ in range(3):
+        scheduler.step(0.0)
+    receive, first = link.receive, [True]
+
+    def receive_in_flight(timeout_s, fds):
+        taken = receive(timeout_s, fds)
+        if not first[0]:
+            link.receive = receive
+            return [*taken, (b"c", request_of())]
+        first[0] = False
+        return taken
+
+    link.receive = receive_in_flight
+    calls = drive(scheduler, link)
+    assert calls[2].tokens == greedy([1, 2], 8, ignore_eos=True)
+    assert isinstance(calls[2].end, Finished)
+    done = outcomes(link)[1].tokens
+    assert done == greedy([1, 2, 3], 8, ignore_eos=True)[: len(done)]
+    free, cached, held = scheduler.cache.counts()
+    assert held == 0 and free + cached == 200
+
+
+def test_a_step_that_breaks_when_collected_fails_its_rows_alone():
+    scheduler, link = slow_scheduler()
+    broken = [True]
+
+    class Breaking(Slow):
+        def collect(self):
+            if broken and broken.pop():
+                raise RuntimeError("the device is gone")
+            return super().collect()
+
+    steps = scheduler.launcher._device_steps
+    make = steps.launch
+    steps.launch = lambda batch: Breaking(lambda: None, *_parts(make(batch)))
+    calls = drive(scheduler, link, Open(1), Append(1, [1, 2, 3]), gen(1, 1))
+    assert calls[1].end.kind == "internal"
+    calls = drive(scheduler, link, Open(2), Append(2, [1, 2, 3]), gen(2, 2))
+    assert calls[2].tokens == greedy([1, 2, 3], 8, ignore_eos=True)
+
+
+def _parts(flight):
+    return flight._runner, flight._sampler, flight._batch
