@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.errors import ProgramError, program_error
+from plait.lang.errors import ProgramError, program_error, unreadable
 from plait.lang.meta import choice_meta, generation_meta
+from plait.lang.typed.form import Form
 from plait.runtime.errors import CallFailed, InputError
 
 if TYPE_CHECKING:
@@ -149,8 +150,35 @@ class Answer(Readable):
         return program_error(self._run.program, self._name, error)
 
 
+_UNREAD = object()
+
+
 class Generated(Answer):
-    """Text that the model sampled."""
+    """Text that the model sampled; its value is the text, or what `form` reads in it, read once."""
+
+    def __init__(self, run: Run, name: str | None, call: Call, form: Form | None = None) -> None:
+        super().__init__(run, name, call)
+        self.form = form
+        self._value: Any = _UNREAD
+
+    def value(self) -> Any:
+        if self.form is None:
+            return self.text()
+        if self._value is _UNREAD:
+            self._value = self._read(self.form)
+        return self._value
+
+    def _read(self, form: Form) -> Any:
+        result = self.result()
+        program, text = self._run.program, result.text
+        if result.finish_reason == "length" and form.spec is not None:
+            why = f"max_tokens ended the {form.said} after {text[-40:]!r}; raise max_tokens, or leave complete=True on"
+            raise unreadable(program, self._name, text, why)
+        try:
+            return form.read(text)
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+            why = f"{text!r:.80} cannot be read as {form.said}: {error}"
+            raise unreadable(program, self._name, text, why) from error
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)
@@ -181,13 +209,13 @@ class Chosen(Answer):
 
 
 class Several(Readable):
-    """n samples of one gen. The value is all their texts; the text goes on with the first."""
+    """n samples of one gen. The value is all their values; the text goes on with the first."""
 
     def __init__(self, answers: Sequence[Generated]) -> None:
         self.answers = tuple(answers)
 
-    def value(self) -> list[str]:
-        return [answer.text() for answer in self.answers]
+    def value(self) -> list[Any]:
+        return [answer.value() for answer in self.answers]
 
     def text(self) -> str:
         return self.answers[0].text()

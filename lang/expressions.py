@@ -6,16 +6,18 @@ Knows: the nodes and how they are put together. Must not know: sessions, states,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from plait.constrained.specs import Spec
 from plait.lang.options import Options
+from plait.lang.typed.form import Form
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
 
 Role = Literal["system", "user", "assistant"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ class Gen(Expr):
     name: str | None
     options: Options = field(default_factory=Options)
     constraint: Spec | None = None
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Typed(Gen, Generic[T]):
+    """`gen(name, type=T)`, whose value is read as a T. It is a handle too: `s[p]` is that T, to type checkers as well.
+
+    >>> age = gen("age", type=int)                                  # doctest: +SKIP
+    >>> s += "I am " + age; s[age] + 1                              # doctest: +SKIP
+    """
 
 
 @dataclass(frozen=True)

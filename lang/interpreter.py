@@ -57,7 +57,7 @@ def _generate(strand: Strand, expr: Gen) -> None:
     answers: list[Generated] = []
     for index, each in enumerate((session, *others)):
         call = each.generate(_sample(params, index), expr.constraint)
-        answers.append(Generated(run, expr.name, call))
+        answers.append(Generated(run, expr.name, call, expr.form))
         run.add(answers[-1])
     for each in others:
         each.close()

@@ -14,8 +14,8 @@ from plait.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from plait.lang.errors import MissingVariable, ProgramError
-from plait.lang.expressions import Expr
+from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
+from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
 from plait.lang.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
 from plait.lang.program import Program, function
@@ -79,6 +79,8 @@ __all__ = [
     "ProgramUsage",
     "Runtime",
     "RuntimeGone",
+    "Typed",
+    "UnreadableValue",
     "UnsupportedModel",
     "assistant",
     "assistant_begin",
