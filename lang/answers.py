@@ -171,7 +171,7 @@ class Generated(Answer):
     def _read(self, form: Form) -> Any:
         result = self.result()
         program, text = self._run.program, result.text
-        if result.finish_reason == "length" and form.spec is not None:
+        if result.finish_reason == "length" and form.spec is not None and not form.may_be_cut:
             why = f"max_tokens ended the {form.said} after {text[-40:]!r}; raise max_tokens, or leave complete=True on"
             raise unreadable(program, self._name, text, why)
         try:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from plait.constrained.specs import Spec
 from plait.lang.options import Options
+from plait.lang.tools.generating import ToolChoice
+from plait.lang.tools.tool import Tool
 from plait.lang.typed.form import Form
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 T = TypeVar("T")
 
 
@@ -87,10 +89,28 @@ class Select(Expr):
 
 
 @dataclass(frozen=True)
+class GenCall(Expr):
+    """A call of one of several tools, worded as the model words calls."""
+
+    name: str | None
+    options: Options
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+
+
+@dataclass(frozen=True)
 class RoleBegin(Expr):
     """The chat template's text before a turn."""
 
     role: Role
+
+
+@dataclass(frozen=True)
+class SystemWithTools(Expr):
+    """A system turn that also lists tools, in the model's own form where its template has one."""
+
+    content: Expr
+    tools: tuple[Tool, ...]
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from plait.constrained.specs import Choices, Spec
 from plait.lang.arguments import checked_choices, checked_constraint, where_of
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.errors import unknown_keyword
-from plait.lang.expressions import Expr, Gen, Select, T, Typed
+from plait.lang.expressions import Expr, Gen, GenCall, Select, T, Typed
 from plait.lang.options import SAMPLING_KEYWORDS, check_text_in_logprobs, make_options
+from plait.lang.tools.generating import call_options, checked_tools
 from plait.lang.typed.form import form_of
 from plait.runtime.errors import InputError
 
@@ -25,7 +26,7 @@ Stop = str | Collection[str]
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
 _OWN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
-    *("choices", "choices_method", "type"),
+    *("choices", "choices_method", "type", "tools", "tool_choice"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
@@ -80,6 +81,8 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     type: None = None,
+    tools: Iterable[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
 ) -> Expr: ...
 def gen(
@@ -111,6 +114,8 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     type: Any = None,
+    tools: Iterable[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
 ) -> Expr:
     """Text sampled by the model, kept as variable `name`. What is None is taken from `run(...)`.
@@ -130,6 +135,9 @@ def gen(
       Enum, Literal, int, float, bool, date, list[...], X | None and what is made of them. `s[name]` is the object,
       `s.text_of(name)` the text; the expression itself is a typed handle, `s[p]`. It is complete unless
       `complete=False`; a value that max_tokens cut off then raises UnreadableValue when it is read.
+    - `tools`: typed functions. The text is a call of one of them that parses and fits its signature, worded as the
+      model words calls; `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the
+      default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
     - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
       come with them.
 
@@ -160,6 +168,19 @@ def gen(
         "complete": complete,
     }
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
+    if tools is not None:
+        if (
+            spec is not None
+            or type is not None
+            or choices is not None
+            or choices_method is not None
+            or n not in (None, 1)
+        ):
+            raise InputError(f"{where}: tools say what the value is; leave out type, regex, choices, n and the like")
+        checked, choice = checked_tools(where, tools, tool_choice)
+        return GenCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
+    if tool_choice is not None:
+        raise InputError(f"{where}: tool_choice needs tools")
     if type is not None:
         if spec is not None or choices is not None or choices_method is not None:
             raise InputError(

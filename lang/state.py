@@ -13,6 +13,7 @@ from plait.lang.answers import Known, Span
 from plait.lang.expressions import Expr, as_expr
 from plait.lang.interpreter import execute
 from plait.lang.reading import Reading
+from plait.lang.tools.calling import ToolResult, call_tool
 from plait.lang.turns import Turns
 from plait.runtime.errors import InputError
 
@@ -80,6 +81,19 @@ class ProgramState(Turns, Reading):
         self._strand.set(_name(name), Known(value))
 
     __setitem__ = set_var
+
+    def call(self, name: str) -> ToolResult | None:
+        """Runs the tool that `gen(name, tools=...)` called and appends its result for the model to read.
+
+        What the tool raises is told to the model too: `result.error`. None: with `tool_choice="auto"` the model
+        called nothing. A tool that is `async def` is run to its end.
+
+        >>> s += assistant(gen("step", tools=[search, add]))            # doctest: +SKIP
+        >>> s.call("step").value                                        # doctest: +SKIP
+        3
+        """
+        with self._body_may_handle():
+            return call_tool(self._strand, name, self._variable(name))
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""

@@ -7,7 +7,7 @@ Knows: segments, turns, the session. Must not know: expressions, handles, who re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.answers import Answer, Readable, Several, Span, Written
@@ -86,6 +86,22 @@ class Strand:
         self._open_turn = None
         self.write(suffix, control=True)
         self.turns.append(turn)
+
+    def own_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+        """A whole turn whose template text is not what `begin_turn` would write."""
+        if self._open_turn is not None:
+            raise InputError(f"{_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn")
+        self.write(prefix, control=True)
+        self._open_turn = (role, len(self.segments))
+        write_content()
+        self.turns.append(Turn(role, self._open_turn[1], len(self.segments)))
+        self._open_turn = None
+        self.write(suffix, control=True)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open."""
+        return self._open_turn is not None
 
     def messages(self) -> list[tuple[Role, Span]]:
         """The turns and their contents; the last one may still be open."""

@@ -31,6 +31,8 @@ from plait.lang.roles import (
     user_end,
 )
 from plait.lang.state import ProgramState
+from plait.lang.tools.calling import ToolResult
+from plait.lang.tools.tool import ToolCall
 from plait.lang.usage import ProgramUsage
 from plait.runtime.errors import (
     Aborted,
@@ -79,6 +81,8 @@ __all__ = [
     "ProgramUsage",
     "Runtime",
     "RuntimeGone",
+    "ToolCall",
+    "ToolResult",
     "Typed",
     "UnreadableValue",
     "UnsupportedModel",

@@ -28,12 +28,14 @@ from plait.runtime.errors import InputError
 @dataclass(frozen=True)
 class Form:
     """`spec` holds the text (None: any text will do), `read` makes the value of it and raises ValueError where it
-    cannot. `room`: tokens that suffice for the longest text, where there are so few that no limit is needed."""
+    cannot. `room`: tokens that suffice for the longest text, where there are so few that no limit is needed.
+    `may_be_cut`: a text that max_tokens ended can be read too."""
 
     said: str
     spec: Spec | None
     read: Callable[[str], Any]
     room: int | None = None
+    may_be_cut: bool = False
 
 
 _PATTERNS: dict[type, str] = {

@@ -288,7 +288,7 @@ def test_mypy_knows_the_types(tmp_path):
         text=True,
         timeout=200,
     )
-    said = re.findall(r"(?:Revealed type is|error:) (.*)", done.stdout)
+    said = re.findall(r"typed_program.*(?:Revealed type is|error:) (.*)", done.stdout)
     assert said[0] == '"typed_program.Person"', done.stdout + done.stderr
     assert said[1] in ('"builtins.list[builtins.int]"', '"list[int]"')
     assert said[2:4] == ['"Any"', '"Any"']
