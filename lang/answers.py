@@ -7,6 +7,7 @@ Knows: calls and their results. Must not know: names of variables in a state, se
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,11 @@ class Answer(Readable):
             return self._failed(error)
         return None
 
+    async def finish(self) -> None:
+        """Waits on an event loop for the call's end, whatever it is."""
+        with contextlib.suppress(CallFailed):
+            await self.call.aresult()
+
     def text(self) -> str:
         return self.result().text
 
@@ -141,8 +147,10 @@ class Answer(Readable):
             raise self._failed(error) from error
 
     async def arrive(self) -> None:
-        async for _ in self.apieces():
-            pass
+        try:
+            await self.call.aresult()
+        except CallFailed as error:
+            raise self._failed(error) from error
 
     def _failed(self, error: CallFailed) -> ProgramError:
         if self._run.error is not None:  # calls of a failed program are aborted; that is not why it failed

@@ -130,7 +130,7 @@ def as_expr(value: object) -> Expr:
         raise InputError("None cannot be appended; does a helper function lack its return?")
     if hasattr(value, "run_batch"):
         raise InputError("a program cannot be appended; to run it on this state, call it: program(s, ...)")
-    if hasattr(value, "text_iter"):
+    if hasattr(value, "var_scope"):
         raise InputError(
             "a state cannot be appended; append one of its values, s += state['name'], or "
             "to continue this text with another program call other(s, ...)"

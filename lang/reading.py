@@ -53,10 +53,6 @@ class Reading:
         with self._body_may_handle():
             return (self._of_handle(name) if isinstance(name, Typed) else self._variable(name)).text()
 
-    def __contains__(self, name: object) -> bool:
-        """Whether variable `name` exists by now; its value may still be on its way."""
-        return name in self._strand.variables
-
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
 

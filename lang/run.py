@@ -119,6 +119,12 @@ class Run:
             if failure is not None and not any(self._is_handled(each) for each in answer.siblings):
                 raise failure
 
+    async def settle_async(self) -> None:
+        """`settle` for an event loop."""
+        for answer in self.answers():
+            await answer.finish()
+        self.settle()
+
     def _is_handled(self, answer: Answer) -> bool:
         failure = answer.failure()
         return failure is not None and any(failure.__cause__ is cause for cause in self._handled)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from plait.lang.aio.state import AsyncState
 from plait.lang.backend import flush_cache, get_server_info, set_default_backend
 from plait.lang.choices import (
     ChoicesMethod,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "AsyncState",
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
