@@ -1,4 +1,4 @@
-"""The command `plait`: run a program, chat in the terminal, check this machine.
+"""The command `plait`: run a program, chat in the terminal, serve HTTP clients, check this machine.
 
 Knows: arguments, exit codes, what is printed. Must not know: how programs run; nothing heavy is imported before a
 command needs it.
@@ -65,6 +65,17 @@ def _parser() -> argparse.ArgumentParser:
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
     talk.set_defaults(command=_chat)
 
+    server = commands.add_parser("serve", help="serve OpenAI's API over HTTP")
+    server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
+    server.add_argument("--host", help="the address to listen at; default: 127.0.0.1, this machine only")
+    server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
+    server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
+    server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    server.add_argument(
+        "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
+    )
+    server.set_defaults(command=_serve)
+
     machine = commands.add_parser("check", help="say what this machine has and which model is found")
     machine.add_argument("--model", help="as for run")
     machine.set_defaults(command=_check)
@@ -118,6 +129,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     return check(options.model)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from plait.runtime.server.serve import serve
+    from plait.runtime.server.settings import server_settings
+
+    settings = server_settings(host=options.host, port=options.port, model_name=options.model_name)
+    device = {} if options.device is None else {"device": options.device}
+    return serve(options.model, settings, deterministic=options.deterministic, **device)
 
 
 def _chat(options: argparse.Namespace) -> int:

@@ -22,7 +22,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the
     device computes it fast, else float32. kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens
     of one step (0: chosen by device). deterministic: a call's tokens do not depend on its neighbours, on cache
-    hits, chunking or retraction. check_integrity: verify the page accounting after every step (slow).
+    hits, chunking or retraction. prompt_lookup: several tokens that the text itself
+    suggests are verified in one step; no token changes. check_integrity: verify the page accounting after every step.
     """
 
     model_path: str = ""
@@ -37,6 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_waiting_calls: int = 16384
     deterministic: bool = False
     compile_deadline_s: float = 2.0
+    prompt_lookup: bool = True
     check_integrity: bool = False
 
 

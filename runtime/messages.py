@@ -71,6 +71,7 @@ class Select(Message, frozen=True):
     choices: list[list[int]]
     method: SelectMethod = "token_length_normalized"
     timeout_s: float | None = None
+    top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
 
 
 class Fork(Message, frozen=True):
@@ -124,7 +125,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     `cached_tokens`: prompt tokens whose KV was found (in the radix tree, or kept by the session itself).
     `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
     time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
-    sampled. Times in seconds: waiting to be admitted, until the first token, and in all.
+    sampled, and `drafted_tokens` were guessed from the text before the model confirmed them. Times in seconds:
+    waiting to be admitted, until the first token, and in all.
     """
 
     prompt_tokens: int = 0
@@ -136,6 +138,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_s: float = 0.0
     ttft_s: float = 0.0
     wall_s: float = 0.0
+    drafted_tokens: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -147,12 +150,16 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide."""
+    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide.
+
+    `top_logprobs[i][j]`: the likeliest tokens where token j of choice i stands, where that was asked for.
+    """
 
     index: int
     scores: list[float]
     token_logprobs: list[list[float]]
     unconditional_logprobs: list[list[float]] | None = None
+    top_logprobs: list[list[list[tuple[int, float]]]] | None = None
 
 
 class Tokens(Message, frozen=True):

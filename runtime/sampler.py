@@ -9,17 +9,20 @@ Knows: logits and sampling parameters. Must not know: sessions, pages, models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from plait.runtime.messages import TokenLogprob
+from plait.runtime.sampling import SamplingParams
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Scoring
+
+TopLogprobs: TypeAlias = list[tuple[int, float]]
 
 NO_TOKEN = -1  # the mask and the parameters leave no token
 NOT_FINITE = -2  # the logits hold NaN or +inf
@@ -44,7 +47,17 @@ class Sampled:
     tokens: dict[Generation, int] = field(default_factory=dict)
     logprobs: dict[Generation, TokenLogprob] = field(default_factory=dict)
     scores: dict[Scoring, dict[tuple[int, int], float]] = field(default_factory=dict)
+    tops: dict[Scoring, dict[int, list[tuple[int, float]]]] = field(default_factory=dict)
     prompt_logprobs: dict[Generation, list[TokenLogprob]] = field(default_factory=dict)
+    drafted: dict[Generation, list[int]] = field(default_factory=dict)  # one more token than there were guesses
+
+
+class Draw(NamedTuple):
+    """What a random choice depends on besides the logits; a Generation has the same."""
+
+    params: SamplingParams
+    seed: int
+    num_sampled: int
 
 
 class Sampler:
@@ -62,7 +75,12 @@ class Sampler:
         for each in batch.rows:
             if isinstance(each.row, Scoring) and each.num_logits:
                 first = each.start + each.count - each.num_logits
-                sampled.scores[each.row] = score(logits[at : at + each.num_logits], first, each.row.targets)
+                own, targets = logits[at : at + each.num_logits], each.row.targets
+                sampled.scores[each.row] = score(own, first, targets)
+                if each.row.selection.top_logprobs:
+                    sampled.tops[each.row] = likeliest(own, first, targets, each.row.selection.top_logprobs)
+            elif isinstance(each.row, Generation) and each.num_draft:
+                sampled.drafted[each.row] = self._verify(logits[at : at + each.num_logits], each.row)
             elif isinstance(each.row, Generation) and each.num_logits - each.is_sampled > 0:
                 sampled.prompt_logprobs[each.row] = prompt_logprobs(logits[at : at + each.num_logits], each)
             at += each.num_logits
@@ -71,6 +89,14 @@ class Sampler:
             rows = logits if len(places) == len(logits) else logits[[at for at, _ in places]]
             self._sample_generations(rows, [gen for _, gen in places], mask, sampled)
         return sampled
+
+    def _verify(self, logits: torch.Tensor, gen: Generation) -> list[int]:
+        """What the model chooses at each position of logits [1 + guesses, V], as if it had come there by itself."""
+        finite = _is_finite(logits)
+        for row in logits:
+            adjust(row, gen)
+        draws = [Draw(gen.params, gen.seed, gen.num_sampled + offset) for offset in range(len(logits))]
+        return [token if good else NOT_FINITE for token, good in zip(choose(logits, draws), finite, strict=True)]
 
     def _sample_generations(
         self, logits: torch.Tensor, generations: list[Generation], mask: Mask | None, sampled: Sampled
@@ -119,7 +145,7 @@ def adjust(logits: torch.Tensor, gen: Generation) -> None:
         logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
 
 
-def choose(logits: torch.Tensor, generations: list[Generation]) -> list[int]:
+def choose(logits: torch.Tensor, generations: Sequence[Generation | Draw]) -> list[int]:
     """One token id per row of logits [B, V], NO_TOKEN where every logit is -inf."""
     peaks, best = logits.max(dim=-1)
     tokens: list[int] = best.tolist()
@@ -147,7 +173,7 @@ def uniform(seed: int, step: int) -> float:
     return (word >> 11) / 2.0**53
 
 
-def _is_filtered(gen: Generation) -> bool:
+def _is_filtered(gen: Generation | Draw) -> bool:
     return gen.params.top_k > 0 or gen.params.top_p < 1.0 or gen.params.min_p > 0.0
 
 
@@ -155,7 +181,7 @@ def _column(like: torch.Tensor, values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
-def _draw(probs: torch.Tensor, generations: list[Generation]) -> list[int]:
+def _draw(probs: torch.Tensor, generations: Sequence[Generation | Draw]) -> list[int]:
     """Inverse transform sampling along the last axis of probs [B, N] float64 (not necessarily normalized)."""
     cumulative = probs.cumsum(dim=-1)
     draws = torch.tensor([uniform(g.seed, g.num_sampled) for g in generations], dtype=probs.dtype, device=probs.device)
@@ -164,7 +190,7 @@ def _draw(probs: torch.Tensor, generations: list[Generation]) -> list[int]:
     return [min(int(i), probs.shape[1] - 1) for i in found.tolist()]
 
 
-def _draw_filtered(logits: torch.Tensor, gen: Generation) -> int:
+def _draw_filtered(logits: torch.Tensor, gen: Generation | Draw) -> int:
     """Draws from one row [V] under top-k, then top-p of what is left, then min-p; ties in order of token id."""
     params = gen.params
     probs = torch.softmax((logits.double() - logits.max()) / params.temperature, dim=-1)
@@ -217,10 +243,21 @@ def prompt_logprobs(logits: torch.Tensor, each: BatchRow) -> list[TokenLogprob]:
     ]
 
 
+def likeliest(logits: torch.Tensor, first: int, positions: Container[int], num_top: int) -> dict[int, TopLogprobs]:
+    """{position: its `num_top` likeliest tokens with their logprobs}. logits [n, V] of positions from `first` on."""
+    found: dict[int, TopLogprobs] = {}
+    for offset in range(len(logits)):
+        if first + offset in positions:
+            found[first + offset] = top_logprobs(torch.log_softmax(logits[offset], dim=-1), num_top)
+    return found
+
+
+def top_logprobs(logprobs: torch.Tensor, num_top: int) -> TopLogprobs:
+    """The `num_top` largest of logprobs [V], falling."""
+    values, ids = torch.topk(logprobs, min(num_top, len(logprobs)))
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
 def token_logprob(logprobs: torch.Tensor, token: int, num_top: int) -> TokenLogprob:
     """The token's entry of logprobs [V], and the `num_top` largest."""
-    top: list[tuple[int, float]] = []
-    if num_top:
-        values, ids = torch.topk(logprobs, min(num_top, len(logprobs)))
-        top = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), top)
+    return TokenLogprob(token, float(logprobs[token]), top_logprobs(logprobs, num_top) if num_top else [])

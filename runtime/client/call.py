@@ -6,8 +6,6 @@ Must not know: sockets, or what the call is about beyond its name.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from plait.constrained.specs import Spec
+from plait.runtime.client.following import Place, Progress, follow
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
@@ -73,7 +72,7 @@ class Call:
         self._detokenizer = detokenizer
         self._cancel = cancel
         self._checked_by = checked_by
-        self._give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
+        self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
         self._changed = threading.Condition()
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
@@ -88,7 +87,8 @@ class Call:
         with self._changed:
             self._token_ids.extend(token_ids)
             if logprobs:
-                self._logprobs = (self._logprobs or []) + logprobs
+                self._logprobs = self._logprobs or []
+                self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
             if piece:
                 self._pieces.append(piece)
@@ -119,6 +119,25 @@ class Call:
         self._changed.notify_all()
         for listener in self._listeners:
             listener()
+
+    # -- what `follow` needs ----------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called, in the channel's thread, whenever something is new."""
+        with self._changed:
+            self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        with self._changed:
+            self._listeners.remove(listener)
+
+    def news(self, since: Place) -> tuple[Progress, Place]:
+        """What came after `since`, and the place after it."""
+        with self._changed:
+            text, token_ids = "".join(self._pieces[since.pieces :]), self._token_ids[since.tokens :]
+            logprobs = self._logprobs or []
+            here = Place(len(self._pieces), len(self._token_ids), len(logprobs))
+            return Progress(text, token_ids, logprobs[since.logprobs :], self.done()), here
 
     # -- what a program calls ---------------------------------------------------------------------
 
@@ -151,37 +170,15 @@ class Call:
 
     async def apieces(self) -> AsyncIterator[str]:
         """`pieces()` for an event loop: waits without holding a thread."""
-        at, loop, changed = 0, asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(changed.set)
-
-        with self._changed:
-            self._listeners.append(wake)
-        try:
-            while True:
-                with self._changed:
-                    fresh, at = self._pieces[at:], len(self._pieces)
-                    ended = self.done()
-                    changed.clear()
-                for piece in fresh:
-                    yield piece
-                if ended:
-                    self._value()
-                    return
-                left = None if self._give_up_at is None else max(0.0, self._give_up_at - time.monotonic())
-                try:
-                    await asyncio.wait_for(changed.wait(), left)
-                except TimeoutError:
-                    self._give_up()
-        finally:
-            with self._changed:
-                self._listeners.remove(wake)
+        async for batch in follow([self]):
+            for _, progress in batch:
+                if progress.text:
+                    yield progress.text
+        self._value()
 
     async def aresult(self) -> CallResult:
         """`result()` for an event loop."""
-        async for _ in self.apieces():
+        async for _ in follow([self], only_ends=True):
             pass
         return self._value()
 
@@ -192,16 +189,16 @@ class Call:
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits, `_changed` held, for `ready()`, the caller's own `timeout_s`, or the call's deadline."""
-        own = None if self._give_up_at is None else self._give_up_at - time.monotonic()
+        own = None if self.give_up_at is None else self.give_up_at - time.monotonic()
         limits = [max(0.0, limit) for limit in (own, timeout_s) if limit is not None]
         if self._changed.wait_for(ready, min(limits, default=None)):
             return
         if own is not None and (timeout_s is None or own <= timeout_s):
-            self._give_up()
+            self.give_up()
         else:
             raise DeadlineExceeded("no answer in the time given to this read (the call goes on; abort() ends it)")
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """The deadline is past and the scheduler, which should have said so, is silent."""
         self._cancel()
         self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))

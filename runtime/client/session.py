@@ -55,6 +55,16 @@ class Session:
         if text:
             self._parts.append((text, control))
 
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Adds tokens as they are, control tokens too, and no BOS: for a caller who has tokenized the text itself."""
+        self._flush(None)
+        width = self._client.model.vocab_size
+        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < width for token in token_ids):
+            raise InputError(f"token ids are integers from 0 to {width - 1}")
+        if token_ids:
+            self._client.send(Append(self.session_id, list(token_ids)))
+            self._is_empty = False
+
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled.
 
@@ -89,6 +99,18 @@ class Session:
         self._flush("select")
         return self._client.start_call(
             self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
+        )
+
+    def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
+        """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
+        tokens there. The text so far must not be empty."""
+        sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
+        self._flush("a score")
+        choices = [list(token_ids)]
+        return self._client.start_call(
+            self.session_id,
+            lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
+            timeout_s,
         )
 
     def fork(self, size: int) -> list[Session]:

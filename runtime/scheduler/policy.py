@@ -19,7 +19,9 @@ from plait.runtime.scheduler.radix_tree import Node
 from plait.runtime.scheduler.rows import Batch, Row
 
 RANKED = 64  # how many of the waiting are compared by cached prefix in one step
+DRAFT_TOKENS = 32  # running rows and guesses of one step together
 STARVING_S = 10.0
+MAX_AWAY = 4096  # tenants without rows whose service is remembered
 MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
 RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
@@ -28,17 +30,21 @@ RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another
 class Policy:
     """Waiting and running rows, and the choice between them."""
 
-    def __init__(self, cache: PrefixCache, max_batch_tokens: int, max_batch_rows: int) -> None:
+    def __init__(
+        self, cache: PrefixCache, max_batch_tokens: int, max_batch_rows: int, max_length: int, draft: bool = True
+    ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_rows = max_batch_rows
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
+        self.max_length, self.draft = max_length, draft
         self.waiting: dict[Row, None] = {}  # in order of arrival
         self.running: list[Row] = []  # in order of admission
         self.num_retractions = 0
         self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
         self._tenant_rows: Counter[str] = Counter()
         self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
+        self._tenants_away: dict[str, int] = {}  # what those without rows were served, the longest away first
         self._program_served: dict[tuple[bytes, int], int] = {}
         self._arrivals = 0
 
@@ -49,8 +55,9 @@ class Policy:
         self._arrivals += 1
         row.arrival = self._arrivals
         tenant = row.session.opened.tenant
-        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away
-            self._tenant_served[tenant] = min(self._tenant_served.values(), default=0)
+        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away, and owes
+            least = min(self._tenant_served.values(), default=0)
+            self._tenant_served[tenant] = max(least, self._tenants_away.pop(tenant, 0))
         self._tenant_rows[tenant] += 1
         self.waiting[row] = None
 
@@ -65,7 +72,10 @@ class Policy:
         tenant = row.session.opened.tenant
         self._tenant_rows[tenant] -= 1
         if not self._tenant_rows[tenant]:
-            del self._tenant_rows[tenant], self._tenant_served[tenant]
+            del self._tenant_rows[tenant]
+            self._tenants_away[tenant] = self._tenant_served.pop(tenant)
+            if len(self._tenants_away) > MAX_AWAY:
+                del self._tenants_away[next(iter(self._tenants_away))]
 
     def forget_program(self, program: tuple[bytes, int]) -> None:
         """The program's last session is gone."""
@@ -94,10 +104,16 @@ class Policy:
         self.cache.extend_from_cache(row.seq, row.logits_from)
         start = row.seq.num_computed
         row.meter.count_cached(start)
+        if row.num_pending == 1:
+            self._draft(batch, row)
         count = min(row.num_pending, batch.room_for(row, start))
         if count <= 0:
             return
         while not self.cache.allocate(row.seq, count):
+            if row.num_draft:
+                row.drop_draft()
+                count = 1
+                continue
             victim = next((r for r in reversed(self.running) if r not in chosen and r is not row), None)
             if victim is not None and victim.arrival > row.arrival:
                 self.retract(victim)
@@ -107,12 +123,19 @@ class Policy:
                 if chosen or victim is not None:
                     self.retract(row)
                 return
-        if count > 1 and (node := self.cache.publish_early(row.seq)) is not None:
+        if count > 1 and not row.num_draft and (node := self.cache.publish_early(row.seq)) is not None:
             self.new_nodes.append((node, len(node.key)))
-        row.meter.count_computed(start, start + count)
+        row.meter.count_computed(start, start + count - row.num_draft)
         self._charge(row, count)
         batch.add(row, start, count)
         chosen.add(row)
+
+    def _draft(self, batch: Batch, row: Row) -> None:
+        """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
+        room = min(DRAFT_TOKENS - len(self.running) - batch.num_drafts, batch.room_for(row, row.seq.num_computed) - 1)
+        room = min(room, self.max_length - len(row.seq))
+        if room > 0 and self.draft:
+            row.draft(room)
 
     def retract(self, row: Row) -> None:
         """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from plait.runtime.errors import InputError
 from plait.runtime.messages import MAX_CHOICES, Generate, Select
-from plait.runtime.sampling import check_sampling
+from plait.runtime.sampling import MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.deadlines import MAX_S
 from plait.runtime.scheduler.session import Broken, Session
 
@@ -39,6 +39,8 @@ def refusal(session: Session, message: Generate | Select, vocab_size: int, max_l
 def _select(message: Select, vocab_size: int) -> Broken | None:
     if message.timeout_s is not None and not 0 < message.timeout_s <= MAX_S:
         return Broken("invalid", f"timeout_s must be a positive number of seconds, not {message.timeout_s}")
+    if not 0 <= message.top_logprobs <= MAX_TOP_LOGPROBS:
+        return Broken("invalid", f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {message.top_logprobs}")
     if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
         return Broken("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
     if sum(len(choice) for choice in message.choices) > MAX_CHOICE_TOKENS:

@@ -18,6 +18,7 @@ import numpy as np
 from plait.constrained import Matcher
 from plait.runtime.messages import TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.stops import StopScanner
@@ -52,7 +53,7 @@ class Meter:
         """Prompt tokens before `end` that went through the model, the repeated last one aside."""
         return max(0, self.computed - max(0, self.num_prompt - end))
 
-    def usage(self, completion_tokens: int, forced_tokens: int = 0) -> Usage:
+    def usage(self, completion_tokens: int, forced_tokens: int = 0, drafted_tokens: int = 0) -> Usage:
         """What the row cost so far; `completion_tokens` were sampled or forced, the one that ended it included."""
         now = time.monotonic()
         return Usage(
@@ -62,6 +63,7 @@ class Meter:
             recomputed_tokens=self.recomputed,
             completion_tokens=completion_tokens,
             forced_tokens=forced_tokens,
+            drafted_tokens=drafted_tokens,
             queue_s=(self.admitted or now) - self.arrived,
             ttft_s=(self.first_token or now) - self.arrived,
             wall_s=now - self.arrived,
@@ -72,6 +74,7 @@ class Row:
     """Base of both kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted."""
 
     session: Session
+    num_draft = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
 
     def __init__(self, session: Session | None, seq: Sequence, call_id: int, logits_from: int) -> None:
         if session is not None:  # None: the model runner's own, before there are sessions
@@ -85,6 +88,14 @@ class Row:
     @property
     def num_pending(self) -> int:
         return len(self.seq) - self.seq.num_computed
+
+    def draft(self, most: int) -> None:
+        """Adds at most `most` guesses to `seq`, for a row that can verify them."""
+
+    def drop_draft(self) -> None:
+        """Takes the guesses off `seq` again; pages computed for them are the caller's to free."""
+        self.seq.tokens.truncate(len(self.seq) - self.num_draft)
+        self.num_draft = 0
 
 
 class Generation(Row):
@@ -108,6 +119,8 @@ class Generation(Row):
         self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
         self.output_counts: dict[int, int] = {}  # for the penalties
         self.unsent_logprobs: list[TokenLogprob] = []
+        self.lookup: PromptLookup | None = None  # what guesses this text's next tokens
+        self.num_drafted = 0  # output tokens that were guessed right
         self.plan: list[int] = []  # with params.complete: tokens that would make the text whole from here
         self.ahead: list[int] = []  # with params.logprobs: tokens that must come next, to be sampled one by one
         self.is_closing = False  # `ahead` is the plan, and the text is whole behind it
@@ -127,6 +140,14 @@ class Generation(Row):
         self.byte_ends.append((self.byte_ends[-1] if self.byte_ends else 0) + len(token_bytes))
         self.output_counts[token] = self.output_counts.get(token, 0) + 1
         self.logits_from = len(self.seq) - 1
+
+    def draft(self, most: int) -> None:
+        held_back = self.num_output < self.params.min_tokens
+        if self.lookup is None or not self.num_output or held_back:
+            return
+        guesses = self.lookup.guess(self.seq.tokens.view(), min(most, self.params.max_tokens - self.num_output - 1))
+        self.seq.tokens.extend(guesses)
+        self.num_draft = len(guesses)
 
     def num_safe_tokens(self) -> int:
         """Output tokens that no stop string can cut off any more."""
@@ -155,6 +176,7 @@ class Scoring(Row):
         self.targets = targets
         self.selection = selection
         self.logprobs: dict[tuple[int, int], float] = {}  # (position, token) -> logprob
+        self.top: dict[int, list[tuple[int, float]]] = {}  # position -> the likeliest tokens, where asked for
 
 
 @dataclass
@@ -166,6 +188,7 @@ class Selection:
     choices: list[list[int]]
     method: str
     num_prompt: int
+    top_logprobs: int = 0
     rows: list[Scoring] = field(default_factory=list)
     unconditional_rows: list[Scoring] = field(default_factory=list)
     row_of: list[int] = field(default_factory=list)
@@ -193,6 +216,7 @@ class BatchRow:
     start: int
     count: int
     num_logits: int
+    num_draft: int = 0  # how many of the tokens are guesses; the logits before each tell whether it is right
 
     @property
     def is_sampled(self) -> bool:
@@ -210,13 +234,17 @@ class Batch:
 
     def add(self, row: Row, start: int, count: int) -> None:
         num_logits = max(0, start + count - max(start, row.logits_from))
-        self.rows.append(BatchRow(row, start, count, num_logits))
+        self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft))
         self.budget -= count
         self.logits_budget -= num_logits
 
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
         return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(each.num_draft for each in self.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -227,11 +255,11 @@ class Batch:
         return sum(each.num_logits for each in self.rows)
 
     def sampled_rows(self) -> list[tuple[int, Generation]]:
-        """The generations that get a token in this step, each with the index of its logits, in order."""
+        """The generations that get one token in this step, each with the index of its logits, in order."""
         found, at = [], 0
         for each in self.rows:
             at += each.num_logits
-            if each.is_sampled and isinstance(each.row, Generation):
+            if each.is_sampled and not each.num_draft and isinstance(each.row, Generation):
                 found.append((at - 1, each.row))
         return found
 

@@ -17,7 +17,18 @@ import numpy as np
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
 from plait.runtime.config import EngineConfig
-from plait.runtime.messages import Abort, FlushCache, Hello, Inspect, Open, Reply, Request, Status, Welcome
+from plait.runtime.messages import (
+    Abort,
+    FlushCache,
+    Hello,
+    Inspect,
+    Open,
+    Reply,
+    Request,
+    Status,
+    TokenLogprob,
+    Welcome,
+)
 from plait.runtime.model_runner import ModelRunner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
@@ -66,7 +77,13 @@ class Scheduler:
         self.model_runner, self.sampler = model_runner, sampler
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
-        self.policy = Policy(self.cache, model_runner.max_batch_tokens, config.max_batch_rows)
+        self.policy = Policy(
+            self.cache,
+            model_runner.max_batch_tokens,
+            config.max_batch_rows,
+            welcome.context_length,
+            draft=config.prompt_lookup,
+        )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
@@ -191,6 +208,7 @@ class Scheduler:
                 self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
                 return
             row.logprobs.update(scores)
+            row.top.update(sampled.tops.get(row, {}))
             if not row.num_pending:
                 self.sessions.finish_row(row)
         elif isinstance(row, Generation):
@@ -198,15 +216,33 @@ class Scheduler:
                 assert row.prompt_logprobs is not None
                 row.prompt_logprobs += sampled.prompt_logprobs[row]
                 row.logits_from = min(each.start + each.count, len(row.seq) - 1)
-            if each.is_sampled:
-                self._commit_token(row, sampled)
+            if each.num_draft:
+                self._commit_drafted(row, each.num_draft, sampled.drafted[row])
+            elif each.is_sampled:
+                self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
 
-    def _commit_token(self, gen: Generation, sampled: Sampled) -> None:
+    def _commit_drafted(self, gen: Generation, num_draft: int, tokens: list[int]) -> None:
+        """Takes the tokens that the model chose, up to the first that was not guessed."""
+        guesses, right = gen.seq.tokens.view()[-num_draft:].tolist(), 0
+        gen.drop_draft()
+        base = len(gen.seq)
+        while right < num_draft and tokens[right] == guesses[right]:
+            right += 1
+        assert gen.lookup is not None
+        gen.lookup.learn(num_draft, right)
+        self.cache.truncate(gen.seq, base + right)  # what the wrong guesses filled
+        for token in tokens[: right + 1]:
+            gen.num_drafted += right > 0
+            right -= 1
+            self._commit_token(gen, token, None)
+            if gen not in self.policy.running:
+                return
+
+    def _commit_token(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> None:
         gen.meter.first_token = gen.meter.first_token or time.monotonic()
         if gen.params.max_tokens == 0:
             self.sessions.finish_generation(gen, Ending("length"))
             return
-        token = sampled.tokens[gen]
         if token == NO_TOKEN:
             self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
             return
@@ -215,7 +251,7 @@ class Scheduler:
             return
         begun = time.thread_time()
         try:
-            ending = self.generating.take(gen, token, sampled.logprobs.get(gen))
+            ending = self.generating.take(gen, token, logprob)
             if gen.matcher is not None and ending is None:
                 _check_cost(time.thread_time() - begun)
         except (RuntimeError, GrammarError) as error:
@@ -235,6 +271,7 @@ class Scheduler:
         traceback.print_exception(error, file=sys.stderr)
         void = list(self.policy.new_nodes)
         for each in batch.rows:
+            each.row.drop_draft()
             self.cache.reset(each.row.seq)
         for node, num_tokens in void:
             self.cache.void(node, num_tokens)

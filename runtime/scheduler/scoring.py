@@ -70,7 +70,16 @@ def best_choice(selection: Selection) -> ChoiceScores:
     else:
         scores = [sum(each) / len(each) for each in logprobs]
     index = max(range(len(scores)), key=lambda i: (scores[i], -i))
-    return ChoiceScores(index, scores, logprobs, unconditional)
+    return ChoiceScores(index, scores, logprobs, unconditional, _tops(selection) if selection.top_logprobs else None)
+
+
+def _tops(selection: Selection) -> list[list[list[tuple[int, float]]]]:
+    """The likeliest tokens where token j of choice i stands."""
+    first = selection.num_prompt - 1
+    return [
+        [selection.rows[row].top[first + j] for j in range(len(choice))]
+        for row, choice in zip(selection.row_of, selection.choices, strict=True)
+    ]
 
 
 def _read(selection: Selection, rows: list[Scoring], first: int) -> list[list[float]]:

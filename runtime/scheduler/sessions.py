@@ -31,6 +31,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.scheduler.deadlines import Deadlines
 from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
+from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
@@ -160,7 +161,7 @@ class Sessions:
 
     def finish_generation(self, gen: Generation, ending: Ending) -> None:
         self.send_tokens(gen, gen.num_output)
-        usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced)
+        usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced, gen.num_drafted)
         self._end(
             gen,
             Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
@@ -279,7 +280,9 @@ class Sessions:
         if isinstance(message, Generate):
             self._begin_generation(session, message)
             return
-        selection = Selection(session, message.call, message.choices, message.method, len(session.seq))
+        selection = Selection(
+            session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs
+        )
         session.active = selection
         bos = session.seq.tokens.view()[0]
         add_rows(selection, self.cache, int(bos))
@@ -290,6 +293,9 @@ class Sessions:
         params = message.sampling
         seed = secrets.randbits(63) if params.seed is None else params.seed
         gen = session.active = Generation(session, message.call, params, seed)
+        depends = params.logprobs or params.frequency_penalty or params.presence_penalty
+        if message.constraint is None and not depends:
+            gen.lookup = PromptLookup()
         if message.constraint is None:
             self.policy.add(gen)
         else:
@@ -345,6 +351,8 @@ class Sessions:
         self._num_calls -= 1
         if isinstance(call, Generation):
             self.policy.remove(call)
+            if call.seq.num_computed > len(call.seq):  # it ended among guesses that were right
+                self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
             if call.ticket is not None and self._compiling.pop(call.ticket, None) is not None:
                 self.compiler.cancel(call.ticket)

@@ -55,6 +55,11 @@ class Tokenizer:
         """The number of logits: ids are below it."""
         return len(self._definition.token_bytes)
 
+    @property
+    def added_texts(self) -> frozenset[str]:
+        """What stands for one token in a chat template's own text, such as "<|im_end|>"."""
+        return frozenset(self._definition.added)
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokens as constraints see them."""

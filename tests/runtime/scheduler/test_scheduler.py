@@ -1016,3 +1016,21 @@ def test_a_constraint_that_costs_too_long_ends_its_own_call(slow_in):
     assert "one token of this constraint took" in calls[0].end.text
     assert calls[1].tokens == text
     idle_counts(scheduler)
+
+
+def test_a_tenant_that_comes_back_after_each_call_is_not_always_first():
+    """Virtual token counter: service is remembered while a tenant is away, unless the others have caught up."""
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    policy = scheduler.policy
+    link.inbox += [(b"c", r) for r in (Open(1, "busy"), Append(1, [1] * 600), gen(1, 1, 1))]
+    link.inbox += [(b"c", r) for r in (Open(2, "other"), Append(2, [2] * 900), gen(2, 2, 1))]
+    for _ in range(13):
+        scheduler.step(timeout_s=0.0)
+    link.inbox += [(b"c", r) for r in (Open(3, "busy"), Append(3, [3] * 600), gen(3, 3, 1))]
+    link.inbox += [(b"c", r) for r in (Open(4, "other"), Append(4, [1, 2] * 5), gen(4, 4, 1))]
+    link.inbox += [(b"c", r) for r in (Open(5, "third"), Append(5, [1, 3] * 5), gen(5, 5, 1))]
+    drive(scheduler, link)
+    ends = [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
+    assert ends.index(5) < ends.index(3), ends
+    assert not policy._tenant_served
+    assert set(policy._tenants_away) == {"busy", "other", "third"}

@@ -1,0 +1,91 @@
+"""What a client is told when something goes wrong: one error type, and how each of the runtime's errors becomes it.
+
+The words are OpenAI's: a message for a person, a type, the parameter to blame and a code for a program. A protocol
+with another shape makes its own answer out of the same four.
+
+Knows: HTTP status codes and error kinds. Must not know: requests, frameworks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from plait.runtime import errors
+from plait.runtime.sampling import SamplingParams
+
+log = logging.getLogger("plait.server")
+
+INVALID, NOT_FOUND, TIMEOUT = "invalid_request_error", "not_found_error", "timeout_error"
+OVERLOADED, INTERNAL = "overloaded_error", "server_error"
+
+
+class ApiError(Exception):
+    """An answer that is an error. `param` is a path into the body, such as `messages[0].content`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's shape."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """400: the client's value is wrong."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """400: a documented parameter that this server does not have; `why` completes "'param' ..."."""
+    return ApiError(400, f"'{param}' {why}", param=param, code="unsupported_parameter")
+
+
+# how the runtime's own names of sampling parameters are spelled in HTTP
+_SAID = {"timeout_s": "timeout"}
+
+
+def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
+    """The answer to any exception; what is not foreseen is logged, and is a 500 that tells nothing of it."""
+    if isinstance(error, ApiError):
+        return error
+    retry = {"Retry-After": str(retry_after_s)}
+    if isinstance(error, errors.ContextOverflow):
+        return invalid(str(error), code="context_length_exceeded")
+    if isinstance(error, errors.ConstraintFailed):
+        return invalid(str(error), constraint_param, "invalid_constraint")
+    if isinstance(error, errors.DeadlineExceeded):
+        return ApiError(504, str(error), type=TIMEOUT, param="timeout", code="deadline_exceeded")
+    if isinstance(error, errors.Overloaded):
+        return ApiError(503, str(error), type=OVERLOADED, code="overloaded", headers=retry)
+    if isinstance(error, errors.RuntimeGone):
+        text = "the model's runtime process has ended and is being started again"
+        return ApiError(503, text, type=OVERLOADED, code="runtime_gone", headers=retry)
+    if isinstance(error, errors.Aborted):
+        return ApiError(503, str(error), type=OVERLOADED, code="aborted", headers=retry)
+    if isinstance(error, errors.InputError | errors.CallRejected):
+        return invalid(str(error), _param_of(str(error)))
+    if isinstance(error, errors.UnsupportedModel):
+        return invalid(str(error), code="unsupported_by_model")
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
+
+
+def _param_of(sentence: str) -> str | None:
+    """The parameter that a sentence of the runtime's validator begins with, if it does."""
+    if sentence.startswith(("a stop string", "stop strings")):
+        return "stop"
+    first = sentence.partition(" ")[0]
+    return _SAID.get(first, first) if first in SamplingParams.__struct_fields__ else None

@@ -1,0 +1,152 @@
+"""How models write tool calls and reasoning: tables of data, read by one constraint builder and one parser.
+
+A tool format's call is `begin`, JSON, `end`. Where `begin` has {name} in it, the JSON is the arguments; else it is an
+object of a name and the arguments under the format's two keys. The constraint holds whatever follows a `begin` to the
+schema, so that what opens a call is always a call that fits.
+
+Sources: the chat templates that the models' makers published (Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral v3).
+
+Knows: texts. Must not know: protocols, tokens, how texts are parsed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.constrained.specs import GrammarError, Structural, Trigger
+from plait.runtime.server.conversation import Conversation, Tool, ToolCall
+from plait.runtime.server.errors import invalid
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """`mark`: a text in the chat template of models that use it; "" for the form used where there is none."""
+
+    mark: str
+    begin: str
+    end: str
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+
+    @property
+    def is_template_own(self) -> bool:
+        """Whether the template itself shows tools, calls and results to the model."""
+        return bool(self.mark)
+
+    def begins(self, names: Sequence[str]) -> dict[str, str | None]:
+        """Text that opens a call -> the tool called, where the text says so already."""
+        if "{name}" in self.begin:
+            return {self.begin.replace("{name}", name): name for name in names}
+        return {self.begin: None}
+
+    def write(self, call: ToolCall) -> str:
+        """A call as the model writes it."""
+        if "{name}" in self.begin:
+            return f"{self.begin.replace('{name}', call.name)}{call.arguments}{self.end}"
+        name = json.dumps(call.name)
+        return f'{self.begin}{{"{self.name_key}":{name},"{self.arguments_key}":{call.arguments}}}{self.end}'
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """Reasoning stands between these two texts, at the beginning of the answer."""
+
+    begin: str
+    end: str
+
+
+TOOL_FORMATS = (
+    ToolFormat(mark="<tool_call>", begin="<tool_call>", end="</tool_call>"),
+    ToolFormat(mark="[TOOL_CALLS]", begin="[TOOL_CALLS][", end="]"),
+    ToolFormat(mark="<|python_tag|>", begin='{"name": "{name}", "parameters": ', end="}", arguments_key="parameters"),
+)
+PLAIN = ToolFormat(mark="", begin='{"tool_call":', end="}")
+REASONING_FORMATS = (ReasoningFormat("<think>", "</think>"), ReasoningFormat("[THINK]", "[/THINK]"))
+
+_INSTRUCTIONS = """You can call functions. Each is given as a JSON object with its parameters' JSON schema:
+{tools}
+To call a function, write {example} with the function's name and arguments. You may write text before it. \
+The function's result is then given to you."""
+
+
+def tool_format(template: str) -> ToolFormat:
+    """The format of a model with this chat template."""
+    shows_tools = "tools" in template
+    return next((each for each in TOOL_FORMATS if shows_tools and each.mark in template), PLAIN)
+
+
+def reasoning_format(template: str) -> ReasoningFormat | None:
+    """The format of a model with this chat template, if it marks reasoning."""
+    return next((each for each in REASONING_FORMATS if each.begin in template or each.end in template), None)
+
+
+def instructions(tools: Sequence[Tool]) -> str:
+    """What the system turn says where the template cannot show tools."""
+    lines = [json.dumps(described(tool)["function"], ensure_ascii=False) for tool in tools]
+    example = PLAIN.write(ToolCall("", "NAME", "{...}"))
+    return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\n".join(lines))
+
+
+def described(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates and OpenAI write it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+def tool_constraint(style: ToolFormat, asked: Conversation) -> Structural:
+    """Free text in which calls fit their tools; with `must_call` nothing but calls. ApiError names a bad schema."""
+    tools = asked.callable_tools
+    if "{name}" in style.begin:
+        triggers = [_trigger(style.begin.replace("{name}", t.name), dict(t.parameters), style.end, t) for t in tools]
+    elif len(tools) == 1:
+        triggers = [_trigger(style.begin, _object(style, tools[0], "#"), style.end, tools[0])]
+    else:
+        for tool in tools:  # each alone first, so that a bad schema is named
+            _trigger(style.begin, _object(style, tool, "#"), style.end, tool)
+        any_of = [_object(style, tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
+        triggers = [_trigger(style.begin, {"anyOf": any_of}, style.end, tools[0])]
+    return Structural(
+        triggers,
+        at_least=1 if asked.must_call else 0,
+        at_most=1 if asked.one_call else None,
+        free_text=not asked.must_call,
+        annotations=not any(tool.strict for tool in tools),
+    )
+
+
+def _trigger(begin: str, schema: dict[str, Any], end: str, tool: Tool) -> Trigger:
+    try:
+        return Trigger(begin, schema, end)
+    except GrammarError as error:
+        raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
+
+
+def _object(style: ToolFormat, tool: Tool, at: str) -> dict[str, Any]:
+    """The schema of one tool's call, to stand at the JSON pointer `at` of a whole."""
+    arguments = _moved(dict(tool.parameters), f"{at}/properties/{style.arguments_key}")
+    return {
+        "type": "object",
+        "properties": {style.name_key: {"const": tool.name}, style.arguments_key: arguments},
+        "required": [style.name_key, style.arguments_key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, to: str, depth: int = 0) -> Any:
+    """The schema with its local references ("#/...") pointing to where it stands now."""
+    if isinstance(schema, list):
+        return [_moved(item, to, depth + 1) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = to + value[1:]
+        elif key in ("const", "enum", "default", "examples"):
+            moved[key] = value
+        else:
+            moved[key] = _moved(value, to, depth + 1)
+    return moved

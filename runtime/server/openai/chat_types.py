@@ -1,0 +1,160 @@
+"""The body of a chat completion request, every documented field of it.
+
+Knows: shapes. Must not know: what is done with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from plait.runtime.server.openai.common import Sampled
+
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
+
+
+class Shape(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of all parts of a request."""
+
+
+class TextPart(Shape, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(Shape, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class CalledFunction(Shape):
+    name: str
+    arguments: str
+
+
+class MadeCall(Shape):
+    """A tool call that the model made earlier."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class SystemMessage(Shape, tag_field="role", tag="system"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class DeveloperMessage(Shape, tag_field="role", tag="developer"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class UserMessage(Shape, tag_field="role", tag="user"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class AssistantMessage(Shape, tag_field="role", tag="assistant"):
+    """An answer as it was given; the fields that are only null here are those this server never fills."""
+
+    content: str | list[TextPart | RefusalPart] | None = None
+    tool_calls: list[MadeCall] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    name: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(Shape, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class Function(Shape):
+    """`parameters` is a JSON schema; the arguments always fit it, `strict` or not."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Shape, tag_field="type", tag="function"):
+    function: Function
+
+
+class FunctionName(Shape):
+    name: str
+
+
+class NamedChoice(Shape, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTool(Shape, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTools(Shape):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedChoice(Shape, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+class ChatRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's chat completion request. What `refused` lists can only have the values given there."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    metadata: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "functions": (),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}

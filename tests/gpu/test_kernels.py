@@ -1,0 +1,137 @@
+"""The Triton kernels other than attention on a real GPU: shapes of real models, and capture in a CUDA graph.
+
+tests/kernels/test_triton_*.py run there too, without the interpreter; this adds what they are too small for.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plait.kernels import quantized, reference_fused, reference_matmul, reference_sampling
+from plait.kernels.sampling_inputs import LogitShaping, RowMasks, SamplingInputs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
+
+BF16 = torch.bfloat16
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def inputs(rows: int, temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingInputs:
+    floats = [torch.full((rows,), value, device="cuda") for value in (temperature, top_p, min_p)]
+    ks = torch.full((rows,), top_k, dtype=torch.int32, device="cuda")
+    seeds = torch.arange(rows, device="cuda") * 7919
+    return SamplingInputs(floats[0], ks, floats[1], floats[2], seeds, seeds + 1)
+
+
+KINDS = [(0.0, -1, 1.0, 0.0), (1.0, -1, 1.0, 0.0), (1.0, -1, 0.9, 0.0), (0.7, 50, 0.95, 0.05), (4.0, -1, 0.9, 0.0)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab", [128_256, 262_144])
+def test_sampling_gives_what_the_reference_gives(kind: tuple[float, int, float, float], vocab: int) -> None:
+    from plait.kernels.triton import sampling
+
+    logits, rows = randn(200, vocab) * 3, inputs(200, *kind)
+    words = torch.randint(-(2**31), 2**31, (100, -(-vocab // 32)), device="cuda").int()
+    shaping = LogitShaping(RowMasks(words, torch.arange(-100, 100, device="cuda").clamp(min=-1).int()))
+    found = sampling.sample(logits, rows, shaping)
+    expected = reference_sampling.sample(logits, rows, shaping)
+    # The hardware's 2^x is two units in the last place off, so a draw may fall on the other side of a border.
+    assert int((found != expected).sum()) <= 1
+    alone = SamplingInputs(*(column[150:151].contiguous() for column in rows))
+    one = LogitShaping(RowMasks(words, torch.tensor([50], dtype=torch.int32, device="cuda")))
+    assert sampling.sample(logits[150:151], alone, one).item() == found[150].item()
+
+
+def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
+    from plait.kernels.triton import logprobs, sampling
+
+    logits, rows = randn(8, 128_256), inputs(8, 1.0, -1, 0.9, 0.0)
+    out = torch.empty(8, dtype=torch.int32, device="cuda")
+    work = sampling.SamplingWorkspace.allocate(8, 128_256, logits.device)
+    places = torch.arange(8, dtype=torch.int32, device="cuda")
+
+    def step() -> torch.Tensor:
+        sampling.sample(logits, rows, out=out, workspace=work)
+        return logprobs.gather_logprobs(logits, places, out)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chosen = step()
+    for seed in range(3):
+        logits.copy_(randn(8, 128_256, seed=seed + 10) * 3)
+        rows.step.add_(1)
+        graph.replay()
+        again = sampling.sample(logits, rows)
+        assert torch.equal(out, again)
+        torch.testing.assert_close(
+            chosen, reference_sampling.gather_logprobs(logits, places, again), atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_quantized_products(rows: int, dtype: torch.dtype) -> None:
+    from plait.kernels.triton import quantized_matmul
+
+    dense, x = randn(6144, 4096, dtype=torch.float32), randn(rows, 4096, dtype=dtype, seed=1)
+    for group in (32, 128):
+        for with_minima in (False, True):
+            four = quantized.quantize_int4(dense, group, with_minima=with_minima)
+            found, expected = quantized_matmul.int4_matmul(x, four), reference_matmul.int4_matmul(x, four)
+            assert relative_error(found, expected) < 3e-3
+    eight = quantized.quantize_int8(dense)
+    assert relative_error(quantized_matmul.int8_matmul(x, eight), reference_matmul.int8_matmul(x, eight)) < 3e-3
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2)])
+def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k: int) -> None:
+    from plait.kernels.triton import activation, grouped_matmul
+
+    hidden, inner = 1024, 512
+    first, second = randn(experts, 2 * inner, hidden), randn(experts, hidden, inner, seed=1)
+    x, ids = randn(tokens, hidden, seed=2), torch.empty(tokens, top_k, dtype=torch.int32, device="cuda")
+    shares = randn(tokens, top_k, seed=3, dtype=torch.float32).softmax(-1)
+
+    def layer(module, gate) -> torch.Tensor:
+        routing = module.route(ids, experts, grouped_matmul.routing_block(ids.numel(), experts))
+        gated = gate(module.grouped_matmul(x, first, routing, top_k))
+        return module.combine_experts(module.grouped_matmul(gated, second, routing, 1), shares, ids)
+
+    def choose(seed: int) -> None:
+        ids.copy_(randn(tokens, experts, seed=seed).topk(top_k).indices)
+
+    choose(4)
+    layer(grouped_matmul, activation.silu_and_multiply)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = layer(grouped_matmul, activation.silu_and_multiply)
+    for seed in (5, 6):
+        choose(seed)
+        graph.replay()
+        assert relative_error(found, layer(reference_matmul, reference_fused.silu_and_multiply)) < 5e-3
+
+
+def test_norms_and_activations_of_long_batches() -> None:
+    from plait.kernels.triton import activation, norm
+
+    x, residual, weight = randn(8192, 5120), randn(8192, 5120, seed=1), randn(5120, seed=2)
+    ours, theirs = residual.clone(), residual.clone()
+    found = norm.add_rms_norm(x, ours, weight, 1e-5, unit_offset=True)
+    assert relative_error(found, reference_fused.add_rms_norm(x, theirs, weight, 1e-5, unit_offset=True)) < 3e-3
+    assert torch.equal(ours, theirs)
+    gate_up = randn(8192, 2 * 13824)
+    for name in ("silu_and_multiply", "gelu_tanh_and_multiply"):
+        assert relative_error(getattr(activation, name)(gate_up), getattr(reference_fused, name)(gate_up)) < 3e-3

@@ -1,0 +1,154 @@
+"""4-bit and 8-bit weights: what they mean, and the Triton products against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_device import DEVICE, close_enough
+
+from plait.kernels import quantized
+from plait.kernels import reference_matmul as reference
+from plait.kernels.dequantize import dequantize
+from plait.kernels.triton import quantized_matmul
+
+dtypes = st.sampled_from([torch.bfloat16, torch.float16])
+seeds = st.integers(0, 10**6)
+
+
+def moved(weight):
+    """The weight on the device of the tests."""
+    fields = {
+        name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(weight).items()
+    }
+    return type(weight)(**fields)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def agree(found, expected, dtype, channels):
+    """Within the error that rounding the weights and one result can make in a sum of `channels` products."""
+    scale = channels**0.5
+    torch.testing.assert_close(found.float() / scale, expected.float() / scale, **close_enough(dtype))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(0, 70),
+    st.sampled_from([1, 63, 64, 200]),
+    st.sampled_from([32, 96, 128, 576, 1000]),
+    st.sampled_from([32, 128]),
+    st.booleans(),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
+def test_int4_products(rows, outs, channels, group, with_minima, with_bias, dtype, seed):
+    weight = quantized.quantize_int4(
+        randn(outs, channels, dtype=torch.float32, seed=seed), group, with_minima=with_minima
+    )
+    x = randn(rows, channels + 8, dtype=dtype, seed=seed + 1)[:, :channels]
+    bias = randn(outs, dtype=dtype, seed=seed + 2) * 20 if with_bias else None
+    expected = reference.int4_matmul(x, weight, bias)
+    out = torch.empty_like(expected)
+    assert quantized_matmul.int4_matmul(x, weight, bias, out) is out
+    agree(out, expected, dtype, channels)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 70),
+    st.sampled_from([1, 63, 64, 200]),
+    st.sampled_from([1, 64, 576, 1000]),
+    st.booleans(),
+    dtypes,
+    seeds,
+)
+def test_int8_products(rows, outs, channels, with_bias, dtype, seed):
+    weight = quantized.quantize_int8(randn(outs, channels, dtype=torch.float32, seed=seed))
+    x = randn(rows, channels, dtype=dtype, seed=seed + 1)
+    bias = randn(outs, dtype=dtype, seed=seed + 2) * 20 if with_bias else None
+    agree(quantized_matmul.int8_matmul(x, weight, bias), reference.int8_matmul(x, weight, bias), dtype, channels)
+
+
+@pytest.mark.parametrize("rows", [1, 65, 130])
+def test_long_sums_are_split_and_joined(rows):
+    weight = quantized.quantize_int4(randn(130, 2048, dtype=torch.float32, seed=0), 128)
+    x = randn(rows, 2048, dtype=torch.float16, seed=1)
+    bias = randn(130, dtype=torch.float16, seed=2) * 30
+    assert (quantized_matmul.quantized_plan(rows, 130, 16).splits > 1) == (rows == 1)
+    agree(quantized_matmul.int4_matmul(x, weight, bias), reference.int4_matmul(x, weight, bias), torch.float16, 2048)
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    weight = quantized.quantize_int4(randn(64, 1024, dtype=torch.float32, seed=0), 32)
+    x = randn(16, 1024, dtype=torch.float16, seed=1)
+    together = quantized_matmul.int4_matmul(x, weight)
+    for row in (0, 7, 15):
+        assert torch.equal(quantized_matmul.int4_matmul(x[row : row + 1], weight)[0], together[row])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(["Q4_0", "Q4_1"]), st.integers(1, 5), st.integers(1, 7), seeds)
+def test_ggufs_blocks_keep_their_numbers(quantization, outs, blocks, seed):
+    generator = np.random.default_rng(seed)
+    size = 18 if quantization == "Q4_0" else 20
+    raw = generator.integers(0, 256, (outs, blocks, size), dtype=np.uint8)
+    raw[..., : size - 16] = generator.normal(size=(outs, blocks, (size - 16) // 2)).astype(np.float16).view(np.uint8)
+    shape = (outs, blocks * 32)
+    weight = quantized.int4_from_gguf(torch.from_numpy(raw.copy()), quantization, shape)
+    expected = dequantize(torch.from_numpy(raw.reshape(outs, -1)), quantization, shape)
+    assert torch.equal(quantized.dequantize_int4(weight), expected)
+    assert len(weight.packed) % 2 == 0
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("with_minima", [False, True])
+def test_quantizing_errs_by_half_a_step_at_most(group, with_minima):
+    values = randn(24, 200, dtype=torch.float32, seed=3)
+    values[0] = 0.0
+    weight = quantized.quantize_int4(values, group, with_minima=with_minima)
+    step = weight.scales.float().T.abs().repeat_interleave(group, dim=1)[:, :200]
+    error = (quantized.dequantize_int4(weight) - values).abs()
+    # a symmetric scale reaches -8 on one side and 7 on the other
+    assert (error <= step * (0.51 if with_minima else 1.01) + 2e-3).all()
+    eight = quantized.quantize_int8(values)
+    error = (eight.values.float() * eight.scales[:, None] - values).abs()
+    assert (error <= eight.scales[:, None] * 0.501).all()
+
+
+def test_plans_fill_the_machine_and_leave_no_program_without_work():
+    for rows in (1, 16, 17, 32, 33, 64, 65, 4096):
+        for outs in (64, 576, 4096, 28672, 128_256):
+            for pairs in (1, 5, 32, 112):
+                plan = quantized_matmul.quantized_plan(rows, outs, pairs)
+                assert plan.splits <= max(1, pairs)
+                assert plan.block_m >= min(rows, 128)
+    assert quantized_matmul.quantized_plan(1, 4096, 32).splits == 8
+    assert quantized_matmul.quantized_plan(1, 4096, 32).splits == quantized_matmul.quantized_plan(16, 4096, 32).splits
+
+
+def four(outs: int = 64, channels: int = 128):
+    return quantized.quantize_int4(torch.ones(outs, channels), 32)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 64).half(), four()),
+        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128), four()),
+        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128).half(), four(), torch.zeros(3).half()),
+        lambda: quantized_matmul.int4_matmul(torch.zeros(2, 128).half(), four(), None, torch.zeros(2, 64)),
+        lambda: quantized.quantize_int4(torch.ones(2, 64), 48),
+        lambda: quantized.pack_int4(torch.zeros(2, 64), torch.zeros(2, 3), None, 32),
+        lambda: quantized.int4_from_gguf(torch.zeros(18, dtype=torch.uint8), "Q5_0", (1, 32)),
+        lambda: quantized.int4_from_gguf(torch.zeros(17, dtype=torch.uint8), "Q4_0", (1, 32)),
+    ],
+)
+def test_what_does_not_fit_is_refused(call):
+    with pytest.raises(ValueError, match=r"expected|take|groups|fit|hold|held"):
+        call()

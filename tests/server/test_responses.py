@@ -1,0 +1,132 @@
+"""`/v1/responses`, asked by OpenAI's own client: the events' order, and that they add up to the whole."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import openai
+import pytest
+from openai.types.responses import ParsedResponse, Response
+from pydantic import BaseModel
+
+MODEL = "default"
+ASK = "What is the capital of France?"
+CLOCK = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["CET", "UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "name": "clock", "parameters": CLOCK, "strict": True}
+
+
+def plain(response):
+    """A response without what differs from one to the next."""
+    items = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
+    usage = response.usage.model_dump(exclude={"input_tokens_details"})
+    return items, usage, response.status, response.incomplete_details
+
+
+def both(client, **request):
+    """(the whole response, the stream's events) after checking that they say the same."""
+    request = {"model": MODEL, "input": ASK, "temperature": 0, **request}
+    whole = client.responses.create(**request)
+    assert isinstance(whole, Response)
+    events = list(client.responses.create(**request, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert plain(events[-1].response) == plain(whole)
+    assert events[-1].type == f"response.{whole.status}"
+    return whole, events
+
+
+def test_text_and_its_events(client) -> None:
+    whole, events = both(client)
+    assert whole.output_text == "The capital of France is Paris." and whole.store is False
+    kinds = [event.type for event in events]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output_text and len(deltas) > 1
+    assert kinds[2:4] == ["response.output_item.added", "response.content_part.added"]
+    assert kinds[4:-4] == ["response.output_text.delta"] * len(deltas)
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert {event.item_id for event in events if hasattr(event, "item_id")} == {whole_id(events)}
+
+
+def whole_id(events):
+    return events[-1].response.output[0].id
+
+
+def test_the_limit_makes_it_incomplete(client) -> None:
+    whole, _ = both(client, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2)
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
+    logprobs = whole.output[0].content[0].logprobs
+    assert "".join(entry.token for entry in logprobs) == whole.output_text
+    assert whole.usage.output_tokens == 3 and whole.output[0].status == "incomplete"
+
+
+def test_a_tool_and_its_result(client) -> None:
+    whole, events = both(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    (call,) = whole.output
+    jsonschema.validate(json.loads(call.arguments), CLOCK)
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12:30"}
+    history = [{"role": "user", "content": ASK}, *whole.output, result]
+    answer, _ = both(client, input=history, tools=[TOOL], tool_choice="none", max_output_tokens=12)
+    assert answer.output_text
+
+
+def test_instructions_items_and_earlier_answers(client) -> None:
+    first, _ = both(client, instructions="Be brief.", max_output_tokens=16)
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": ASK}]},
+        *first.output,
+        {"type": "message", "role": "user", "content": "And of Italy?"},
+    ]
+    second, _ = both(client, input=history, instructions="Be brief.", max_output_tokens=16)
+    assert second.usage.input_tokens > first.usage.input_tokens and second.instructions == "Be brief."
+
+
+def test_parse_gives_a_pydantic_model(client) -> None:
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    answer = client.responses.parse(model=MODEL, input="Anna is 12.", text_format=Person, temperature=0)
+    assert isinstance(answer, ParsedResponse)
+    assert answer.output_parsed == Person(name="Anna", age=12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": "1"}]}, "input[0].call_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"extra_body": {"foo": 1}}, "foo"),
+    ],
+)
+def test_refusals_name_the_parameter(client, wrong, param) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**{"model": MODEL, "input": "a", **wrong})
+    assert caught.value.param == param
