@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.control.budget import Budget
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.options import Options
 from plait.lang.run import Run
@@ -34,8 +35,9 @@ class Execution:
         kwargs: Mapping[str, Any],
         client: Client,
         defaults: Options,
+        budget: Budget | None = None,
     ) -> None:
-        self.run = Run(program, client, defaults)
+        self.run = Run(program, client, defaults, budget)
         self.strand = Strand(self.run)
         self.state = ProgramState(self.strand, outside=True)
         self.body = body

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.answers import Known
+from plait.lang.control.ending import end_branch
 from plait.lang.expressions import Expr, as_expr
 from plait.lang.state import ProgramState
 from plait.lang.writing import Writing
@@ -24,20 +25,23 @@ G = TypeVar("G", bound="Group[Any]")
 class Group(Generic[S]):
     """n states in order, which can be written one by one or all at once."""
 
-    def __init__(self, states: Sequence[S], source: S) -> None:
+    def __init__(self, states: Sequence[S], source: S, of: Group[S] | None = None) -> None:
+        """`of`: the group that these states are some of; it is not joined any more, this one is."""
         self.states = list(states)
         self.src_state = source
-        self._names_before = frozenset(source._strand.variables)
-        self._start = len(source._strand.segments)
-        self._num_turns = len(source._strand.turns)
-        self._is_joined = False
+        self._names_before: frozenset[str] = of._names_before if of is not None else frozenset(source._strand.variables)
+        self._start: int = of._start if of is not None else len(source._strand.segments)
+        self._num_turns: int = of._num_turns if of is not None else len(source._strand.turns)
+        self._over: str | None = None
+        if of is not None:
+            of._over = "these branches ran a race: join the group that race(...) gave"
 
     def _begin_join(self, mode: JoinMode) -> None:
         if mode not in ("gather_variable", "concate_and_append"):
             raise InputError(f'join takes "gather_variable" or "concate_and_append", not {mode!r}')
-        if self._is_joined:
-            raise InputError("these branches were joined already")
-        self._is_joined = True
+        if self._over is not None:
+            raise InputError(self._over)
+        self._over = "these branches were joined already"
         for state in self.states:
             state._strand.close("this branch was joined")  # after its calls; it computes nothing more
 
@@ -118,3 +122,16 @@ class ProgramStateGroup(Group[ProgramState]):
         for state in self.states:
             state.sync()
         self._finish_join(mode)
+
+    def adopt(self, index: int) -> None:
+        """Goes on as branch `index`: its text is appended to the state they came from, its variables are that state's.
+        The other branches end."""
+        winner = self.states[index]
+        self._begin_join("concate_and_append")
+        for state in self.states:
+            if state is not winner:
+                end_branch(state._strand, "another branch was adopted")
+        winner.sync()
+        source = self.src_state._strand
+        source.append_tail(winner._strand, self._start, self._num_turns)
+        source.variables.update(winner._strand.variables)

@@ -70,6 +70,8 @@ def _begin_call(strand: Strand, expr: Gen | Select | GenCall) -> None:
 def _generate(strand: Strand, expr: Gen) -> None:
     run, session = strand.run, strand.session()
     params, n = expr.options.over(run.defaults)
+    if run.ledger is not None:
+        params = run.ledger.limited(params)
     others = session.fork(n - 1) if n > 1 else []
     answers: list[Generated] = []
     for index, each in enumerate((session, *others)):
@@ -120,6 +122,8 @@ def _sample(params: SamplingParams, index: int) -> SamplingParams:
 def _select(strand: Strand, expr: Select) -> None:
     run = strand.run
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
+    if run.ledger is not None:
+        timeout_s = run.ledger.timeout(timeout_s)
     call = strand.session().select(expr.choices, expr.method, timeout_s)
     answer = Chosen(run, expr.name, call, expr.choices)
     run.add(answer)

@@ -22,6 +22,7 @@ from plait.lang.aio.running import (
 from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all
+from plait.lang.control.budget import Budget, checked_budget
 from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
@@ -31,7 +32,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
-OWN_KEYWORDS = ("stream", "backend")
+OWN_KEYWORDS = ("stream", "backend", "budget")
 MISSING_METHODS = {
     "bind": "write a function that calls run with the fixed arguments, or functools.partial(program.run, ...)",
     "trace": "state.text() and state.usage show what a run did",
@@ -52,7 +53,14 @@ class Program:
         self._body = body
         functools.update_wrapper(self, body)
 
-    def run(self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any) -> ProgramState:
+    def run(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
+    ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
 
         These keywords are not the body's but defaults that each gen may override: max_new_tokens=128 (or
@@ -61,7 +69,9 @@ class Program:
         (seconds for each call).
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
-        `backend` is a Runtime, Engine or Client to use instead of the default one.
+        `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
+        program together may use; when it is spent they end, and what is read raises a ProgramError whose
+        `__cause__` is BudgetExceeded.
 
         Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
         """
@@ -69,7 +79,8 @@ class Program:
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
-        execution = Execution(self.name, self._body, args, kwargs, self._client("run", backend, options), options)
+        client = self._client("run", backend, options)
+        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
         if execution.is_async:
             return start_thread(execution) if stream else perform_here(execution)
         return execution.start() if stream else execution.perform()
@@ -81,13 +92,14 @@ class Program:
         backend: Backend | None = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
+        budget: Budget | None = None,
         **sampling: Any,
     ) -> list[ProgramState]:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
         raises it. The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a
-        time, "auto" means at most 64.
+        time, "auto" means at most 64. `budget` is each item's own.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
@@ -97,26 +109,42 @@ class Program:
         options, others = self._split("run_batch", sampling)
         for name in others:
             raise unknown_keyword("run_batch", name, SAMPLING_KEYWORDS)
+        checked_budget("run_batch", budget)
         items = self._checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
         if not items:
             return []
         client = self._client("run_batch", backend, options)
-        executions = [Execution(self.name, self._body, (), item, client, options) for item in items]
+        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
         if executions[0].is_async:
             return perform_all_here(executions, None if num_threads == "auto" else workers, progress_bar)
         return run_all(executions, workers, progress_bar)
 
     @overload
     async def arun(
-        self, *args: Any, stream: Literal[False] = False, backend: Backend | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        stream: Literal[False] = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
     ) -> ProgramState: ...
     @overload
     async def arun(
-        self, *args: Any, stream: Literal[True], backend: Backend | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        stream: Literal[True],
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
     ) -> AsyncState: ...
     async def arun(
-        self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
     ) -> ProgramState | AsyncState:
         """`run` for an event loop. An `async def` body runs on it and holds no thread; a plain body holds one while it
         runs, not while its last calls go on. Cancelling the task ends the program's calls.
@@ -130,7 +158,7 @@ class Program:
         if not isinstance(stream, bool):
             raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
         client = self._client("arun", backend, options)
-        execution = Execution(self.name, self._body, args, kwargs, client, options)
+        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
         return start(execution) if stream else await perform(execution)
 
     async def arun_batch(
@@ -140,15 +168,17 @@ class Program:
         backend: Backend | None = None,
         max_concurrency: int | None = None,
         progress_bar: bool = False,
+        budget: Budget | None = None,
         **sampling: Any,
     ) -> list[ProgramState]:
         """`run_batch` for an event loop, thousands at a time (at most 4,096, or `max_concurrency`)."""
         options, others = self._split("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
+        checked_budget("arun_batch", budget)
         items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         client = self._client("arun_batch", backend, options) if items else None
-        executions = [Execution(self.name, self._body, (), item, client, options) for item in items if client]
+        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
         return await perform_all(executions, concurrency, progress_bar)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

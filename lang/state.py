@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from plait.lang.control.ending import end_branch
 from plait.lang.reading import Reading
 from plait.lang.tools.calling import ToolResult, call_tool
 from plait.lang.writing import Writing, no_offset
@@ -66,6 +67,14 @@ class ProgramState(Writing, Reading):
         """
         with self._body_may_handle():
             return call_tool(self._strand, name, self._variable(name))
+
+    def cancel(self) -> None:
+        """Ends this text at once: its calls, and those of its branches. Inside the body the program goes on without
+        it; outside, the program ends. What is read of it afterwards raises."""
+        if self._outside:
+            self._run.abort()
+        else:
+            end_branch(self._strand, "this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""

@@ -7,6 +7,7 @@ Knows: segments, turns, the session. Must not know: expressions, handles, who re
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,24 @@ class Strand:
         self._open_turn: tuple[Role, int] | None = None
         self._session = session
         self._closed_by: str | None = None
+        self._base = 0  # segments before this are the parent's
+        self._children: weakref.WeakSet[Strand] = weakref.WeakSet()
+
+    def own_answers(self) -> Sequence[Answer]:
+        """The calls that began in this strand and in its branches, not before the fork."""
+        own = _answers(self.segments[self._base :])
+        return [*own, *(answer for child in list(self._children) for answer in child.own_answers())]
+
+    def abort(self, reason: str) -> None:
+        """Ends the session and the calls that began in this strand, and those of its branches, at once."""
+        for child in list(self._children):
+            child.abort(reason)
+        for answer in _answers(self.segments[self._base :]):
+            for each in answer.siblings:
+                each.abort()
+        if self._session is not None and self._closed_by is None:
+            self.run.abort_session(self._session)
+        self._closed_by = self._closed_by or reason
 
     def session(self) -> Session:
         """The session, to add to. Raises InputError once the state was joined or the program has ended."""
@@ -133,6 +152,8 @@ class Strand:
             child.variables = dict(self.variables)
             child.turns = list(self.turns)
             child._open_turn = self._open_turn
+            child._base = len(child.segments)
+            self._children.add(child)
             children.append(child)
         return children
 
@@ -154,17 +175,21 @@ class Strand:
 
     def answers(self) -> Sequence[Answer]:
         """The calls whose text stands in this strand."""
-        found: list[Answer] = []
-        for segment in self.segments:
-            if isinstance(segment, Answer):
-                found.append(segment)
-            elif isinstance(segment, Several):
-                found.extend(segment.answers)
-        return found
+        return _answers(self.segments)
 
     def __del__(self) -> None:
         if self._session is not None and self._closed_by is None:
             self.run.drop(self._session)
+
+
+def _answers(segments: Sequence[Readable]) -> list[Answer]:
+    found: list[Answer] = []
+    for segment in segments:
+        if isinstance(segment, Answer):
+            found.append(segment)
+        elif isinstance(segment, Several):
+            found.extend(segment.answers)
+    return found
 
 
 def _article(role: Role) -> str:

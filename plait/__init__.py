@@ -15,6 +15,9 @@ from plait.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from plait.lang.control.budget import Budget, BudgetExceeded
+from plait.lang.control.combinators import best_of, map, vote
+from plait.lang.control.race import race
 from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Aborted",
     "AsyncState",
+    "Budget",
+    "BudgetExceeded",
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
@@ -91,6 +96,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
     "flush_cache",
     "function",
     "gen",
@@ -99,6 +105,8 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "map",
+    "race",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -111,6 +119,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]
 
 

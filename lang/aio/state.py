@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from plait.lang.answers import Readable
+from plait.lang.control.ending import end_branch
 from plait.lang.errors import ProgramError
 from plait.lang.expressions import T, Typed
 from plait.lang.reading import Reading
@@ -138,6 +139,14 @@ class AsyncState(Writing):
             group[0]._strand.close("this copy was left by an exception")
             raise
         await group.join()
+
+    def cancel(self) -> None:
+        """Ends this text at once: its calls, and those of its branches. Inside the body the program goes on without
+        it; outside, the program ends. What is read of it afterwards raises."""
+        if self._outside:
+            self._run.abort()
+        else:
+            end_branch(self._strand, "this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""
