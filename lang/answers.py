@@ -7,12 +7,15 @@ Knows: calls and their results. Must not know: names of variables in a state, se
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from plait.lang.errors import ProgramError, program_error
+from plait.lang.errors import ProgramError, program_error, unreadable
 from plait.lang.meta import choice_meta, generation_meta
-from plait.runtime.errors import CallFailed, InputError
+from plait.lang.typed.form import Form
+from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
     from plait.lang.run import Run
@@ -103,14 +106,22 @@ class Answer(Readable):
     def __init__(self, run: Run, name: str | None, call: Call) -> None:
         self.call = call
         self.siblings: tuple[Answer, ...] = (self,)  # the samples of one gen: the program reads them together
+        self.name = name
+        self.began_s = time.monotonic()
+        self.ended_s = 0.0  # both by this process's monotonic clock; 0: it goes on
         self._run = run
-        self._name = name
+        call.listen(self._note_end)
+        self._note_end()
+
+    def _note_end(self) -> None:
+        if not self.ended_s and self.call.done():
+            self.ended_s = time.monotonic()
 
     def result(self) -> CallResult:
         try:
             return self.call.result()
         except CallFailed as error:
-            raise self._failed(error) from error
+            self._raise(error)
 
     def failure(self) -> ProgramError | None:
         """Waits for the call; the error it ended with, or None."""
@@ -119,6 +130,11 @@ class Answer(Readable):
         except CallFailed as error:
             return self._failed(error)
         return None
+
+    async def finish(self) -> None:
+        """Waits on an event loop for the call's end, whatever it is."""
+        with contextlib.suppress(CallFailed):
+            await self.call.aresult()
 
     def text(self) -> str:
         return self.result().text
@@ -130,27 +146,63 @@ class Answer(Readable):
         try:
             yield from self.call.pieces()
         except CallFailed as error:
-            raise self._failed(error) from error
+            self._raise(error)
 
     async def apieces(self) -> AsyncIterator[str]:
         try:
             async for piece in self.call.apieces():
                 yield piece
         except CallFailed as error:
-            raise self._failed(error) from error
+            self._raise(error)
 
     async def arrive(self) -> None:
-        async for _ in self.apieces():
-            pass
+        try:
+            await self.call.aresult()
+        except CallFailed as error:
+            self._raise(error)
+
+    def _raise(self, error: CallFailed) -> NoReturn:
+        failed = self._failed(error)
+        raise failed from failed.__cause__
 
     def _failed(self, error: CallFailed) -> ProgramError:
         if self._run.error is not None:  # calls of a failed program are aborted; that is not why it failed
             return self._run.error.again()
-        return program_error(self._run.program, self._name, error)
+        ledger = self._run.ledger
+        if ledger is not None and isinstance(error, DeadlineExceeded) and ledger.is_out_of_time():
+            return program_error(self._run.program, self.name, ledger.exceeded())
+        return program_error(self._run.program, self.name, error)
+
+
+_UNREAD = object()
 
 
 class Generated(Answer):
-    """Text that the model sampled."""
+    """Text that the model sampled; its value is the text, or what `form` reads in it, read once."""
+
+    def __init__(self, run: Run, name: str | None, call: Call, form: Form | None = None) -> None:
+        super().__init__(run, name, call)
+        self.form = form
+        self._value: Any = _UNREAD
+
+    def value(self) -> Any:
+        if self.form is None:
+            return self.text()
+        if self._value is _UNREAD:
+            self._value = self._read(self.form)
+        return self._value
+
+    def _read(self, form: Form) -> Any:
+        result = self.result()
+        program, text = self._run.program, result.text
+        if result.finish_reason == "length" and form.spec is not None and not form.may_be_cut:
+            why = f"max_tokens ended the {form.said} after {text[-40:]!r}; raise max_tokens, or leave complete=True on"
+            raise unreadable(program, self.name, text, why)
+        try:
+            return form.read(text)
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+            why = f"{text!r:.80} cannot be read as {form.said}: {error}"
+            raise unreadable(program, self.name, text, why) from error
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)
@@ -181,13 +233,13 @@ class Chosen(Answer):
 
 
 class Several(Readable):
-    """n samples of one gen. The value is all their texts; the text goes on with the first."""
+    """n samples of one gen. The value is all their values; the text goes on with the first."""
 
     def __init__(self, answers: Sequence[Generated]) -> None:
         self.answers = tuple(answers)
 
-    def value(self) -> list[str]:
-        return [answer.text() for answer in self.answers]
+    def value(self) -> list[Any]:
+        return [answer.value() for answer in self.answers]
 
     def text(self) -> str:
         return self.answers[0].text()

@@ -5,8 +5,9 @@ Knows: threads and progress. Must not know: programs, states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
 
 from plait.runtime.errors import InputError
 
@@ -32,13 +33,12 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
-    bar = _bar(len(executions)) if progress_bar else None
     try:
-        futures = [pool.submit(execution.perform_item) for execution in executions]
-        for _ in as_completed(futures):
-            if bar is not None:
-                bar.update(1)
-        return [future.result() for future in futures]
+        with progress(len(executions), progress_bar) as step:
+            futures = [pool.submit(execution.perform_item) for execution in executions]
+            for _ in as_completed(futures):
+                step()
+            return [future.result() for future in futures]
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for execution in executions:
@@ -46,11 +46,15 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
         raise
     finally:
         pool.shutdown(wait=False)
-        if bar is not None:
-            bar.close()
 
 
-def _bar(total: int) -> Any:
+@contextmanager
+def progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    """A bar for `total` items, if it is wanted; what is called after each item."""
+    if not wanted:
+        yield lambda: None
+        return
     from tqdm import tqdm
 
-    return tqdm(total=total, unit="item")
+    with tqdm(total=total, unit="item") as bar:
+        yield lambda: bar.update(1) and None

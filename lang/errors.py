@@ -2,7 +2,8 @@
 
     PlaitError
     └── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
-        └── MissingVariable     a name that was never generated (also a KeyError)
+        ├── MissingVariable     a name that was never generated (also a KeyError)
+        └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
 
 Knows: sentences. Must not know: sessions, or where an error is caught.
 """
@@ -32,6 +33,7 @@ class ProgramError(PlaitError):
     def again(self) -> ProgramError:
         """The same error to raise once more; raising one object twice would mix its tracebacks."""
         fresh = type(self)(str(self), program=self.program, variable=self.variable)
+        fresh.__dict__.update(self.__dict__)
         fresh.__cause__ = self.__cause__
         return fresh.with_traceback(self.__traceback__)  # the line of the body that it came from
 
@@ -40,6 +42,20 @@ class MissingVariable(ProgramError, KeyError):
     """The program has no variable of that name."""
 
     __str__ = Exception.__str__  # KeyError would print the repr
+
+
+class UnreadableValue(ProgramError, ValueError):
+    """A typed gen's text cannot be read as its type; `text` is what was generated."""
+
+    def __init__(self, text: str, *, program: str, variable: str | None = None, generated: str = "") -> None:
+        super().__init__(text, program=program, variable=variable)
+        self.text = generated
+
+
+def unreadable(program: str, variable: str | None, generated: str, why: str) -> UnreadableValue:
+    """The error for a value that `why` cannot be read."""
+    place = f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
+    return UnreadableValue(f"{place}: {why}", program=program, variable=variable, generated=generated)
 
 
 def program_error(program: str, variable: str | None, cause: BaseException) -> ProgramError:

@@ -8,10 +8,12 @@ Knows: the body's start and end. Must not know: arguments' rules, nodes, how val
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.control.budget import Budget
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.options import Options
 from plait.lang.run import Run
@@ -33,13 +35,15 @@ class Execution:
         kwargs: Mapping[str, Any],
         client: Client,
         defaults: Options,
+        budget: Budget | None = None,
     ) -> None:
-        self.run = Run(program, client, defaults)
-        self._strand = Strand(self.run)
-        self.state = ProgramState(self._strand, outside=True)
-        self._body = body
-        self._args = args
-        self._kwargs = kwargs
+        self.run = Run(program, client, defaults, budget)
+        self.strand = Strand(self.run)
+        self.state = ProgramState(self.strand, outside=True)
+        self.body = body
+        self.args = args
+        self.kwargs = kwargs
+        self.is_async = inspect.iscoroutinefunction(body)
 
     def perform(self) -> ProgramState:
         """Runs the body here and waits for all calls. Raises ProgramError when it or one of them failed."""
@@ -52,7 +56,7 @@ class Execution:
         try:
             self._run_to_end()
         except BaseException as error:  # a worker thread ends no process: the item has this error
-            self._fail(error)
+            self.fail(error)
         return self.state
 
     def start(self) -> ProgramState:
@@ -67,9 +71,9 @@ class Execution:
 
     def _run_in_thread(self) -> None:
         try:
-            self._run_body()
+            self.run_body()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
         finally:
             self.run.end()
 
@@ -77,20 +81,22 @@ class Execution:
         """The body, then all its calls."""
         try:
             try:
-                self._run_body()
+                self.run_body()
             finally:
                 self.run.end()
             self.run.settle()
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         except BaseException:
             self.run.abort()
             raise
 
-    def _run_body(self) -> None:
-        self.run.ret_value = self._body(ProgramState(self._strand), *self._args, **self._kwargs)
+    def run_body(self) -> None:
+        """A plain body, in this thread."""
+        self.run.ret_value = self.body(ProgramState(self.strand), *self.args, **self.kwargs)
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Keeps `error` as the program's."""
         if not isinstance(error, ProgramError) or error.program != self.run.program:
             error = program_error(self.run.program, None, error)
         self.run.fail(error)

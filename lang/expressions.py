@@ -6,16 +6,20 @@ Knows: the nodes and how they are put together. Must not know: sessions, states,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from plait.constrained.specs import Spec
 from plait.lang.options import Options
+from plait.lang.tools.generating import ToolChoice
+from plait.lang.tools.tool import Tool
+from plait.lang.typed.form import Form
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.messages import SelectMethod
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,16 @@ class Gen(Expr):
     name: str | None
     options: Options = field(default_factory=Options)
     constraint: Spec | None = None
+    form: Form | None = None
+
+
+@dataclass(frozen=True)
+class Typed(Gen, Generic[T]):
+    """`gen(name, type=T)`, whose value is read as a T. It is a handle too: `s[p]` is that T, to type checkers as well.
+
+    >>> age = gen("age", type=int)                                  # doctest: +SKIP
+    >>> s += "I am " + age; s[age] + 1                              # doctest: +SKIP
+    """
 
 
 @dataclass(frozen=True)
@@ -75,10 +89,28 @@ class Select(Expr):
 
 
 @dataclass(frozen=True)
+class GenCall(Expr):
+    """A call of one of several tools, worded as the model words calls."""
+
+    name: str | None
+    options: Options
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+
+
+@dataclass(frozen=True)
 class RoleBegin(Expr):
     """The chat template's text before a turn."""
 
     role: Role
+
+
+@dataclass(frozen=True)
+class SystemWithTools(Expr):
+    """A system turn that also lists tools, in the model's own form where its template has one."""
+
+    content: Expr
+    tools: tuple[Tool, ...]
 
 
 @dataclass(frozen=True)
@@ -98,7 +130,7 @@ def as_expr(value: object) -> Expr:
         raise InputError("None cannot be appended; does a helper function lack its return?")
     if hasattr(value, "run_batch"):
         raise InputError("a program cannot be appended; to run it on this state, call it: program(s, ...)")
-    if hasattr(value, "text_iter"):
+    if hasattr(value, "var_scope"):
         raise InputError(
             "a state cannot be appended; append one of its values, s += state['name'], or "
             "to continue this text with another program call other(s, ...)"

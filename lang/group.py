@@ -6,50 +6,47 @@ Knows: states and their order. Must not know: sessions, calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.answers import Known
-from plait.lang.expressions import Expr
+from plait.lang.control.ending import end_branch
+from plait.lang.expressions import Expr, as_expr
+from plait.lang.state import ProgramState
+from plait.lang.writing import Writing
 from plait.runtime.errors import InputError
-
-if TYPE_CHECKING:
-    from plait.lang.state import ProgramState
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 
 
-class ProgramStateGroup:
-    """What `s.fork(n)` gives: n states in order, which can be written one by one or all at once.
+S = TypeVar("S", bound=Writing)
+G = TypeVar("G", bound="Group[Any]")
 
-    >>> forks = s.fork(2)                                                   # doctest: +SKIP
-    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
-    >>> forks.join()                                                        # doctest: +SKIP
-    """
 
-    def __init__(self, states: Sequence[ProgramState], source: ProgramState) -> None:
+class Group(Generic[S]):
+    """n states in order, which can be written one by one or all at once."""
+
+    def __init__(self, states: Sequence[S], source: S, of: Group[S] | None = None) -> None:
+        """`of`: the group that these states are some of; it is not joined any more, this one is."""
         self.states = list(states)
         self.src_state = source
-        self._names_before = frozenset(source._strand.variables)
-        self._start = len(source._strand.segments)
-        self._num_turns = len(source._strand.turns)
-        self._is_joined = False
+        self._names_before: frozenset[str] = of._names_before if of is not None else frozenset(source._strand.variables)
+        self._start: int = of._start if of is not None else len(source._strand.segments)
+        self._num_turns: int = of._num_turns if of is not None else len(source._strand.turns)
+        self._over: str | None = None
+        if of is not None:
+            of._over = "these branches ran a race: join the group that race(...) gave"
 
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Waits for the branches and brings what they have to the state they came from.
-
-        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
-        "concate_and_append": the text that each branch added is appended, in order.
-        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
-        """
+    def _begin_join(self, mode: JoinMode) -> None:
         if mode not in ("gather_variable", "concate_and_append"):
             raise InputError(f'join takes "gather_variable" or "concate_and_append", not {mode!r}')
-        if self._is_joined:
-            raise InputError("these branches were joined already")
-        self._is_joined = True
+        if self._over is not None:
+            raise InputError(self._over)
+        self._over = "these branches were joined already"
         for state in self.states:
             state._strand.close("this branch was joined")  # after its calls; it computes nothing more
-        for state in self.states:
-            state.sync()
+
+    def _finish_join(self, mode: JoinMode) -> None:
+        """Once all answers of the branches are there."""
         if mode == "gather_variable":
             self._gather()
         else:
@@ -65,10 +62,10 @@ class ProgramStateGroup:
         for name, values in gathered.items():
             self.src_state._strand.set(name, Known(values))
 
-    def __iadd__(self, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> ProgramStateGroup:
+    def __iadd__(self: G, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> G:
         """Appends to every branch: the same text or expression, one of a list for each, or `other(i)`."""
         for state, each in zip(self.states, self._one_each(other), strict=True):
-            state += each
+            state._append(as_expr(each))
         return self
 
     def _one_each(self, other: Any) -> Sequence[Any]:
@@ -86,21 +83,55 @@ class ProgramStateGroup:
         )
 
     @overload
-    def __getitem__(self, index: int) -> ProgramState: ...
+    def __getitem__(self, index: int) -> S: ...
     @overload
-    def __getitem__(self, index: slice) -> list[ProgramState]: ...
-    def __getitem__(self, index: int | slice) -> ProgramState | list[ProgramState]:
+    def __getitem__(self, index: slice) -> list[S]: ...
+    def __getitem__(self, index: int | slice) -> S | list[S]:
         if isinstance(index, str):
             raise InputError(f"a group has branches, not variables: read forks[i][{index!r}], or join() and read s")
         return self.states[index]
 
-    def __setitem__(self, index: int, state: ProgramState) -> None:
+    def __setitem__(self, index: int, state: S) -> None:
         """For `forks[i] += ...` only: a branch cannot be replaced by another state."""
         if self.states[index] is not state:
             raise InputError("a branch cannot be replaced; append to it with forks[i] += ...")
 
-    def __iter__(self) -> Iterator[ProgramState]:
+    def __iter__(self) -> Iterator[S]:
         return iter(self.states)
 
     def __len__(self) -> int:
         return len(self.states)
+
+
+class ProgramStateGroup(Group[ProgramState]):
+    """What `s.fork(n)` gives.
+
+    >>> forks = s.fork(2)                                                   # doctest: +SKIP
+    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
+    >>> forks.join()                                                        # doctest: +SKIP
+    """
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Waits for the branches and brings what they have to the state they came from.
+
+        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
+        "concate_and_append": the text that each branch added is appended, in order.
+        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
+        """
+        self._begin_join(mode)
+        for state in self.states:
+            state.sync()
+        self._finish_join(mode)
+
+    def adopt(self, index: int) -> None:
+        """Goes on as branch `index`: its text is appended to the state they came from, its variables are that state's.
+        The other branches end."""
+        winner = self.states[index]
+        self._begin_join("concate_and_append")
+        for state in self.states:
+            if state is not winner:
+                end_branch(state._strand, "another branch was adopted")
+        winner.sync()
+        source = self.src_state._strand
+        source.append_tail(winner._strand, self._start, self._num_turns)
+        source.variables.update(winner._strand.variables)

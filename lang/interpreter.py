@@ -11,8 +11,20 @@ import msgspec
 
 from plait.lang.answers import Chosen, Generated, Several
 from plait.lang.errors import program_error
-from plait.lang.expressions import Concat, Expr, Gen, RoleBegin, RoleEnd, Select, Text
+from plait.lang.expressions import (
+    Concat,
+    Expr,
+    Gen,
+    GenCall,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    SystemWithTools,
+    Text,
+)
 from plait.lang.strand import Strand
+from plait.lang.tools.generating import call_form, ended_by_call
+from plait.lang.tools.wording import PLAIN, own_system_turn, plain_listing, wording_of
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -30,8 +42,10 @@ def execute(expr: Expr, strand: Strand) -> None:
         case Concat():
             for part in expr.parts:
                 execute(part, strand)
-        case Gen() | Select():
+        case Gen() | Select() | GenCall():
             _begin_call(strand, expr)
+        case SystemWithTools():
+            _system_with_tools(strand, expr)
         case RoleBegin():
             strand.begin_turn(expr.role)
         case RoleEnd():
@@ -40,12 +54,15 @@ def execute(expr: Expr, strand: Strand) -> None:
             raise InputError(f"{type(expr).__name__} is no expression that plait can run")
 
 
-def _begin_call(strand: Strand, expr: Gen | Select) -> None:
+def _begin_call(strand: Strand, expr: Gen | Select | GenCall) -> None:
     try:
-        if isinstance(expr, Gen):
-            _generate(strand, expr)
-        else:
-            _select(strand, expr)
+        match expr:
+            case Gen():
+                _generate(strand, expr)
+            case Select():
+                _select(strand, expr)
+            case GenCall():
+                _generate_call(strand, expr)
     except PlaitError as error:
         raise program_error(strand.run.program, expr.name, error) from error
 
@@ -53,17 +70,46 @@ def _begin_call(strand: Strand, expr: Gen | Select) -> None:
 def _generate(strand: Strand, expr: Gen) -> None:
     run, session = strand.run, strand.session()
     params, n = expr.options.over(run.defaults)
+    if run.ledger is not None:
+        params = run.ledger.limited(params)
     others = session.fork(n - 1) if n > 1 else []
     answers: list[Generated] = []
     for index, each in enumerate((session, *others)):
         call = each.generate(_sample(params, index), expr.constraint)
-        answers.append(Generated(run, expr.name, call))
+        answers.append(Generated(run, expr.name, call, expr.form))
         run.add(answers[-1])
     for each in others:
         each.close()
     for answer in answers:
         answer.siblings = tuple(answers)
     strand.add(expr.name, answers[0] if n == 1 else Several(answers))
+
+
+def _generate_call(strand: Strand, expr: GenCall) -> None:
+    """The model's words around a call are not sampled, where a call must be made."""
+    wording = wording_of(strand.run.client.tokenizer.chat_template) if strand.in_turn else PLAIN
+    form = call_form(expr.tools, expr.choice, wording)
+    options = ended_by_call(expr.options) if expr.choice == "auto" else expr.options
+    must = expr.choice == "required"
+    if must and form.wording.begin:
+        strand.write(form.wording.begin, control=form.wording.is_own)
+    _generate(strand, Gen(expr.name, options, form.spec, form))
+    if must and form.wording.end:
+        strand.write(form.wording.end, control=form.wording.is_own)
+
+
+def _system_with_tools(strand: Strand, expr: SystemWithTools) -> None:
+    tokenizer = strand.run.client.tokenizer
+    template, listing = tokenizer.chat_template, [tool.as_json() for tool in expr.tools]
+    own = None if template is None or strand.turns or strand.segments else own_system_turn(template, expr.tools)
+    spelled = tokenizer.encode([(msgspec.json.encode(listing).decode(), True)], at_start=False)
+    if own is not None and not tokenizer.control_ids.intersection(spelled):  # a description must not end the turn
+        strand.own_turn("system", *own, lambda: execute(expr.content, strand))
+        return
+    strand.begin_turn("system")
+    execute(expr.content, strand)
+    strand.write("\n\n" + plain_listing(expr.tools, wording_of(template)))
+    strand.end_turn("system")
 
 
 def _sample(params: SamplingParams, index: int) -> SamplingParams:
@@ -76,6 +122,8 @@ def _sample(params: SamplingParams, index: int) -> SamplingParams:
 def _select(strand: Strand, expr: Select) -> None:
     run = strand.run
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
+    if run.ledger is not None:
+        timeout_s = run.ledger.timeout(timeout_s)
     call = strand.session().select(expr.choices, expr.method, timeout_s)
     answer = Chosen(run, expr.name, call, expr.choices)
     run.add(answer)

@@ -6,14 +6,16 @@ Knows: names and rules of arguments. Must not know: states, sessions, how a node
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.arguments import checked_choices, checked_constraint, where_of
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.errors import unknown_keyword
-from plait.lang.expressions import Expr, Gen, Select
+from plait.lang.expressions import Expr, Gen, GenCall, Select, T, Typed
 from plait.lang.options import SAMPLING_KEYWORDS, check_text_in_logprobs, make_options
+from plait.lang.tools.generating import call_options, checked_tools
+from plait.lang.typed.form import form_of
 from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
@@ -21,13 +23,35 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
 
 Stop = str | Collection[str]
+_SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
 _OWN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
-    *("choices", "choices_method"),
+    *("choices", "choices_method", "type", "tools", "tool_choice"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
 
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    *,
+    type: type[T],
+    **keywords: Any,
+) -> Typed[T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    *,
+    type: _SpecialForm,
+    **keywords: Any,
+) -> Typed[Any]: ...
+@overload
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -56,6 +80,42 @@ def gen(
     complete: bool | None = None,
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
+    type: None = None,
+    tools: Iterable[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
+    **unknown: object,
+) -> Expr: ...
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Stop | None = None,
+    stop_token_ids: Collection[int] | None = None,
+    *,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+    return_logprob: bool | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    regex: str | None = None,
+    json_schema: str | dict[str, Any] | type | None = None,
+    ebnf: str | None = None,
+    lark: str | None = None,
+    constraint: Spec | None = None,
+    complete: bool | None = None,
+    choices: Iterable[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    type: Any = None,
+    tools: Iterable[Callable[..., Any]] | None = None,
+    tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
 ) -> Expr:
     """Text sampled by the model, kept as variable `name`. What is None is taken from `run(...)`.
@@ -71,6 +131,13 @@ def gen(
       its end is allowed. The call fails where no whole value fits.
     - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is
       sampled instead, under a mask that admits nothing else.
+    - `type`: the value is of that Python type, and the text is held to it: a Pydantic model, dataclass, TypedDict,
+      Enum, Literal, int, float, bool, date, list[...], X | None and what is made of them. `s[name]` is the object,
+      `s.text_of(name)` the text; the expression itself is a typed handle, `s[p]`. It is complete unless
+      `complete=False`; a value that max_tokens cut off then raises UnreadableValue when it is read.
+    - `tools`: typed functions. The text is a call of one of them that parses and fits its signature, worded as the
+      model words calls; `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the
+      default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
     - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
       come with them.
 
@@ -101,6 +168,25 @@ def gen(
         "complete": complete,
     }
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
+    if tools is not None:
+        if (
+            spec is not None
+            or type is not None
+            or choices is not None
+            or choices_method is not None
+            or n not in (None, 1)
+        ):
+            raise InputError(f"{where}: tools say what the value is; leave out type, regex, choices, n and the like")
+        checked, choice = checked_tools(where, tools, tool_choice)
+        return GenCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
+    if tool_choice is not None:
+        raise InputError(f"{where}: tool_choice needs tools")
+    if type is not None:
+        if spec is not None or choices is not None or choices_method is not None:
+            raise InputError(
+                f"{where}: type says what the value is; leave out regex, json_schema, choices and the like"
+            )
+        return _gen_typed(where, name, type, n, sampling)
     if choices is not None:
         return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
     if complete and spec is None:
@@ -201,6 +287,22 @@ def _gen_choices(
         raise InputError(f"{where}: {error}") from None
 
 
+def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling: dict[str, Any]) -> Typed[Any]:
+    """A value of `type_`: complete unless the program says otherwise, and never cut by a default stop string."""
+    form = form_of(where, type_)
+    if form.spec is None:
+        if sampling["complete"]:
+            raise InputError(f"{where}: complete needs a constraint, and any text is a {form.said}")
+        return Typed(name, make_options(where, n=n, **sampling), None, form)
+    for keyword in ("stop", "stop_token_ids"):
+        if sampling[keyword] is not None:
+            raise InputError(f"{where}: {keyword} has no effect with type={form.said}, whose values end themselves")
+    whole = sampling | {"stop": (), "stop_token_ids": (), "complete": sampling["complete"] is not False}
+    if form.room is not None and whole["max_tokens"] is None:
+        whole |= {"max_tokens": form.room, "min_tokens": sampling["min_tokens"] or 0, "complete": False}
+    return Typed(name, make_options(where, n=n, **whole), form.spec, form)
+
+
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
     """Sampling under the mask, with room for the longest choice: a token is at least one byte."""
     for keyword in ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "complete"):
@@ -215,4 +317,5 @@ def _typed(function: str, regex: str, name: str | None, args: tuple[Any, ...], k
     for keyword in ("regex", "choices", "choices_method"):
         if keyword in keywords:
             raise unknown_keyword(where_of(function, name), keyword, ("name", *_SAMPLING_KEYWORDS))
-    return gen(name, *args, regex=regex, **keywords)
+    held: Expr = gen(name, *args, regex=regex, **keywords)
+    return held

@@ -10,8 +10,19 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from plait.lang.aio.running import (
+    checked_concurrency,
+    perform,
+    perform_all,
+    perform_all_here,
+    perform_here,
+    start,
+    start_thread,
+)
+from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all
+from plait.lang.control.budget import Budget, checked_budget
 from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
@@ -21,7 +32,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
-OWN_KEYWORDS = ("stream", "backend")
+OWN_KEYWORDS = ("stream", "backend", "budget")
 MISSING_METHODS = {
     "bind": "write a function that calls run with the fixed arguments, or functools.partial(program.run, ...)",
     "trace": "state.text() and state.usage show what a run did",
@@ -42,7 +53,14 @@ class Program:
         self._body = body
         functools.update_wrapper(self, body)
 
-    def run(self, *args: Any, stream: bool = False, backend: Backend | None = None, **kwargs: Any) -> ProgramState:
+    def run(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
+    ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
 
         These keywords are not the body's but defaults that each gen may override: max_new_tokens=128 (or
@@ -51,7 +69,9 @@ class Program:
         (seconds for each call).
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
-        `backend` is a Runtime, Engine or Client to use instead of the default one.
+        `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
+        program together may use; when it is spent they end, and what is read raises a ProgramError whose
+        `__cause__` is BudgetExceeded.
 
         Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
         """
@@ -59,7 +79,10 @@ class Program:
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
-        execution = Execution(self.name, self._body, args, kwargs, self._client("run", backend, options), options)
+        client = self._client("run", backend, options)
+        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
+        if execution.is_async:
+            return start_thread(execution) if stream else perform_here(execution)
         return execution.start() if stream else execution.perform()
 
     def run_batch(
@@ -69,13 +92,14 @@ class Program:
         backend: Backend | None = None,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
+        budget: Budget | None = None,
         **sampling: Any,
     ) -> list[ProgramState]:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
         raises it. The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a
-        time, "auto" means at most 64.
+        time, "auto" means at most 64. `budget` is each item's own.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
@@ -85,20 +109,86 @@ class Program:
         options, others = self._split("run_batch", sampling)
         for name in others:
             raise unknown_keyword("run_batch", name, SAMPLING_KEYWORDS)
+        checked_budget("run_batch", budget)
         items = self._checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
         if not items:
             return []
         client = self._client("run_batch", backend, options)
-        executions = [Execution(self.name, self._body, (), item, client, options) for item in items]
+        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
+        if executions[0].is_async:
+            return perform_all_here(executions, None if num_threads == "auto" else workers, progress_bar)
         return run_all(executions, workers, progress_bar)
+
+    @overload
+    async def arun(
+        self,
+        *args: Any,
+        stream: Literal[False] = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
+    ) -> ProgramState: ...
+    @overload
+    async def arun(
+        self,
+        *args: Any,
+        stream: Literal[True],
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
+    ) -> AsyncState: ...
+    async def arun(
+        self,
+        *args: Any,
+        stream: bool = False,
+        backend: Backend | None = None,
+        budget: Budget | None = None,
+        **kwargs: Any,
+    ) -> ProgramState | AsyncState:
+        """`run` for an event loop. An `async def` body runs on it and holds no thread; a plain body holds one while it
+        runs, not while its last calls go on. Cancelling the task ends the program's calls.
+
+        `stream=True` gives an AsyncState at once, while the body runs as a task of its own.
+
+        >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
+        """
+        options, kwargs = self._split("arun", kwargs)
+        self._check_arguments(f"program {self.name!r}", args, kwargs)
+        if not isinstance(stream, bool):
+            raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
+        client = self._client("arun", backend, options)
+        execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
+        return start(execution) if stream else await perform(execution)
+
+    async def arun_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        *,
+        backend: Backend | None = None,
+        max_concurrency: int | None = None,
+        progress_bar: bool = False,
+        budget: Budget | None = None,
+        **sampling: Any,
+    ) -> list[ProgramState]:
+        """`run_batch` for an event loop, thousands at a time (at most 4,096, or `max_concurrency`)."""
+        options, others = self._split("arun_batch", sampling)
+        for name in others:
+            raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
+        checked_budget("arun_batch", budget)
+        items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
+        client = self._client("arun_batch", backend, options) if items else None
+        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
+        return await perform_all(executions, concurrency, progress_bar)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`program(...)` is `program.run(...)`. `program(s, ...)`, with the state of another program first, runs
-        the body on that state now, so that its text goes on, and gives what the body returns.
+        the body on that state now, so that its text goes on, and gives what the body returns (of an `async def` body
+        something to await).
         """
-        if args and isinstance(args[0], ProgramState):
+        if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
+            self._check_colour(args[0])
             return self._body(*args, **kwargs)
         return self.run(*args, **kwargs)
 
@@ -119,6 +209,14 @@ class Program:
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         return client
+
+    def _check_colour(self, state: ProgramState | AsyncState) -> None:
+        """A body awaits its reads, or it does not: only a state of its own kind will do."""
+        is_async = inspect.iscoroutinefunction(self._body)
+        if is_async and isinstance(state, ProgramState):
+            raise InputError(f"program {self.name!r} is async def: it goes on with the state of an async def program")
+        if not is_async and isinstance(state, AsyncState):
+            raise InputError(f"program {self.name!r} is a plain function and would not await what it reads")
 
     # -- arguments --------------------------------------------------------------------------------
 
@@ -182,8 +280,8 @@ def function(
 def _checked_signature(name: str, body: object) -> inspect.Signature:
     if not callable(body) or isinstance(body, (type, Program)):
         raise InputError(f"@function goes on a function, not on {body!r:.80}")
-    if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-        raise InputError(f"program {name!r} must be a plain function: no async def, no yield")
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+        raise InputError(f"program {name!r} must be a function without yield")
     signature = inspect.signature(body)
     first = next(iter(signature.parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from plait.lang.answers import Readable
+from plait.lang.answers import Generated, Readable
 from plait.lang.errors import ProgramError, missing_variable
+from plait.lang.expressions import T, Typed
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 
@@ -36,11 +37,21 @@ class Reading:
         with self._body_may_handle():
             return self._variable(name).value()
 
-    __getitem__ = get_var
+    @overload
+    def __getitem__(self, name: Typed[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str | Typed[Any]) -> Any:
+        """`s["x"]` is `get_var("x")`. `s[p]`, of a typed gen `p` that was appended, is its value, typed."""
+        if not isinstance(name, Typed):
+            return self.get_var(name)
+        with self._body_may_handle():
+            return self._of_handle(name).value()
 
-    def __contains__(self, name: object) -> bool:
-        """Whether variable `name` exists by now; its value may still be on its way."""
-        return name in self._strand.variables
+    def text_of(self, name: str | Typed[Any]) -> str:
+        """The text of variable `name` as it stands in the state, whatever its value was read as."""
+        with self._body_may_handle():
+            return (self._of_handle(name) if isinstance(name, Typed) else self._variable(name)).text()
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
@@ -181,6 +192,19 @@ class Reading:
         if self._outside:
             self._run.wait(_never)
             self._run.check()
+
+    def _of_handle(self, handle: Typed[Any]) -> Generated:
+        if handle.name is None:
+            raise InputError(
+                f"a typed gen needs a name to be read by: gen('x', type={handle.form and handle.form.said})"
+            )
+        variable = self._variable(handle.name)
+        if not isinstance(variable, Generated) or variable.form is not handle.form:
+            raise InputError(
+                f"variable {handle.name!r} is not what this gen gave, but was set anew, joined or sampled n times; "
+                f"read s[{handle.name!r}]"
+            )
+        return variable
 
     def _variable(self, name: str) -> Readable:
         if self._outside:

@@ -5,12 +5,17 @@ Knows: the three roles. Must not know: the chat template, which belongs to the m
 
 from __future__ import annotations
 
-from plait.lang.expressions import Expr, RoleBegin, RoleEnd, turn
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from plait.lang.expressions import Expr, RoleBegin, RoleEnd, SystemWithTools, as_expr, turn
+from plait.lang.tools.tool import tools_of
 
 
-def system(expr: str | Expr = "") -> Expr:
-    """A system turn: `s += system("You are terse.")`."""
-    return turn("system", expr)
+def system(expr: str | Expr = "", tools: Iterable[Callable[..., Any]] | None = None) -> Expr:
+    """A system turn: `s += system("You are terse.")`. With `tools` it also tells the model of these functions, in
+    the model's own form where its chat template has one."""
+    return turn("system", expr) if tools is None else SystemWithTools(as_expr(expr), tools_of("system", tools))
 
 
 def user(expr: str | Expr = "") -> Expr:

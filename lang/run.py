@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.errors import ProgramError
+from plait.lang.control.budget import Budget, BudgetExceeded, Ledger
+from plait.lang.errors import ProgramError, program_error
 from plait.lang.options import Options
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import Aborted
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Run:
     """The sessions, calls and outcome of one `program.run(...)`."""
 
-    def __init__(self, program: str, client: Client, defaults: Options) -> None:
+    def __init__(self, program: str, client: Client, defaults: Options, budget: Budget | None = None) -> None:
         self.program = program
         self.client = client
         self.defaults = defaults
@@ -40,7 +41,9 @@ class Run:
         self._sessions: dict[int, Session] = {}
         self._dropped: deque[Session] = deque()
         self._handled: list[BaseException] = []
+        self._let_go: set[int] = set()
         self._aborted = False
+        self.ledger = None if budget is None else Ledger(budget, self._overspent)
 
     # -- sessions and calls -----------------------------------------------------------------------
 
@@ -62,6 +65,15 @@ class Run:
         self._sessions.pop(id(session), None)
         session.close()
 
+    def abort_session(self, session: Session) -> None:
+        """Ends one session and its calls at once."""
+        self._sessions.pop(id(session), None)
+        session.abort()
+
+    def let_go(self, answers: Sequence[Answer]) -> None:
+        """Nobody waits for these any more: that they fail does not fail the program."""
+        self._let_go.update(map(id, answers))
+
     def drop(self, session: Session) -> None:
         """Notes that nobody can reach `session` any more. Only notes: a garbage collector may be calling."""
         self._dropped.append(session)
@@ -69,6 +81,8 @@ class Run:
     def add(self, answer: Answer) -> None:
         """Counts one more call as this program's."""
         self._answers.append(answer)
+        if self.ledger is not None:
+            self.ledger.watch(answer.call)
         if self._aborted:  # by another thread, meanwhile
             answer.call.abort()
 
@@ -115,9 +129,17 @@ class Run:
     def settle(self) -> None:
         """Waits for every call; raises the first failure that the body has not handled."""
         for answer in self.answers():
+            if id(answer) in self._let_go:
+                continue
             failure = answer.failure()
             if failure is not None and not any(self._is_handled(each) for each in answer.siblings):
                 raise failure
+
+    async def settle_async(self) -> None:
+        """`settle` for an event loop."""
+        for answer in self.answers():
+            await answer.finish()
+        self.settle()
 
     def _is_handled(self, answer: Answer) -> bool:
         failure = answer.failure()
@@ -127,6 +149,9 @@ class Run:
         """The body was told of `error`; if it goes on, it has dealt with it."""
         if error.__cause__ is not None:
             self._handled.append(error.__cause__)
+
+    def _overspent(self, error: BudgetExceeded) -> None:
+        self.fail(program_error(self.program, None, error))
 
     def usage(self) -> ProgramUsage:
         """The cost of all calls, once they are done."""

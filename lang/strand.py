@@ -7,7 +7,8 @@ Knows: segments, turns, the session. Must not know: expressions, handles, who re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.answers import Answer, Readable, Several, Span, Written
@@ -39,6 +40,24 @@ class Strand:
         self._open_turn: tuple[Role, int] | None = None
         self._session = session
         self._closed_by: str | None = None
+        self._base = 0  # segments before this are the parent's
+        self._children: weakref.WeakSet[Strand] = weakref.WeakSet()
+
+    def own_answers(self) -> Sequence[Answer]:
+        """The calls that began in this strand and in its branches, not before the fork."""
+        own = _answers(self.segments[self._base :])
+        return [*own, *(answer for child in list(self._children) for answer in child.own_answers())]
+
+    def abort(self, reason: str) -> None:
+        """Ends the session and the calls that began in this strand, and those of its branches, at once."""
+        for child in list(self._children):
+            child.abort(reason)
+        for answer in _answers(self.segments[self._base :]):
+            for each in answer.siblings:
+                each.abort()
+        if self._session is not None and self._closed_by is None:
+            self.run.abort_session(self._session)
+        self._closed_by = self._closed_by or reason
 
     def session(self) -> Session:
         """The session, to add to. Raises InputError once the state was joined or the program has ended."""
@@ -87,6 +106,22 @@ class Strand:
         self.write(suffix, control=True)
         self.turns.append(turn)
 
+    def own_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+        """A whole turn whose template text is not what `begin_turn` would write."""
+        if self._open_turn is not None:
+            raise InputError(f"{_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn")
+        self.write(prefix, control=True)
+        self._open_turn = (role, len(self.segments))
+        write_content()
+        self.turns.append(Turn(role, self._open_turn[1], len(self.segments)))
+        self._open_turn = None
+        self.write(suffix, control=True)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open."""
+        return self._open_turn is not None
+
     def messages(self) -> list[tuple[Role, Span]]:
         """The turns and their contents; the last one may still be open."""
         turns = list(self.turns)
@@ -117,6 +152,8 @@ class Strand:
             child.variables = dict(self.variables)
             child.turns = list(self.turns)
             child._open_turn = self._open_turn
+            child._base = len(child.segments)
+            self._children.add(child)
             children.append(child)
         return children
 
@@ -138,17 +175,21 @@ class Strand:
 
     def answers(self) -> Sequence[Answer]:
         """The calls whose text stands in this strand."""
-        found: list[Answer] = []
-        for segment in self.segments:
-            if isinstance(segment, Answer):
-                found.append(segment)
-            elif isinstance(segment, Several):
-                found.extend(segment.answers)
-        return found
+        return _answers(self.segments)
 
     def __del__(self) -> None:
         if self._session is not None and self._closed_by is None:
             self.run.drop(self._session)
+
+
+def _answers(segments: Sequence[Readable]) -> list[Answer]:
+    found: list[Answer] = []
+    for segment in segments:
+        if isinstance(segment, Answer):
+            found.append(segment)
+        elif isinstance(segment, Several):
+            found.extend(segment.answers)
+    return found
 
 
 def _article(role: Role) -> str:

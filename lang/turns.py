@@ -5,11 +5,12 @@ Knows: how a turn is spelled. Must not know: chat templates, sessions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import overload
+from typing import Any, overload
 
 from plait.lang.expressions import Expr, Role, RoleBegin, RoleEnd, turn
+from plait.lang.roles import system
 
 
 class _Open:
@@ -28,10 +29,15 @@ class Turns:
     @overload
     def system(self) -> AbstractContextManager[None]: ...
     @overload
-    def system(self, expr: str | Expr) -> None: ...
-    def system(self, expr: str | Expr | _Open = _OPEN) -> AbstractContextManager[None] | None:
-        """A system turn: `s.system("...")`, or `with s.system(): s += ...`."""
-        return self._turn("system", expr)
+    def system(self, expr: str | Expr, tools: Iterable[Callable[..., Any]] | None = None) -> None: ...
+    def system(
+        self, expr: str | Expr | _Open = _OPEN, tools: Iterable[Callable[..., Any]] | None = None
+    ) -> AbstractContextManager[None] | None:
+        """A system turn: `s.system("...")`, or `with s.system(): s += ...`. `tools`: as in `plait.system`."""
+        if tools is None:
+            return self._turn("system", expr)
+        self._append(system("" if isinstance(expr, _Open) else expr, tools))
+        return None
 
     @overload
     def user(self) -> AbstractContextManager[None]: ...

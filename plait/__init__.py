@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from plait.lang.aio.state import AsyncState
 from plait.lang.backend import flush_cache, get_server_info, set_default_backend
 from plait.lang.choices import (
     ChoicesMethod,
@@ -14,8 +15,11 @@ from plait.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from plait.lang.errors import MissingVariable, ProgramError
-from plait.lang.expressions import Expr
+from plait.lang.control.budget import Budget, BudgetExceeded
+from plait.lang.control.combinators import best_of, map, vote
+from plait.lang.control.race import race
+from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
+from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
 from plait.lang.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
 from plait.lang.program import Program, function
@@ -31,6 +35,8 @@ from plait.lang.roles import (
     user_end,
 )
 from plait.lang.state import ProgramState
+from plait.lang.tools.calling import ToolResult
+from plait.lang.tools.tool import ToolCall
 from plait.lang.usage import ProgramUsage
 from plait.runtime.errors import (
     Aborted,
@@ -57,6 +63,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "AsyncState",
+    "Budget",
+    "BudgetExceeded",
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
@@ -79,10 +88,15 @@ __all__ = [
     "ProgramUsage",
     "Runtime",
     "RuntimeGone",
+    "ToolCall",
+    "ToolResult",
+    "Typed",
+    "UnreadableValue",
     "UnsupportedModel",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "best_of",
     "flush_cache",
     "function",
     "gen",
@@ -91,6 +105,8 @@ __all__ = [
     "get_server_info",
     "greedy_token_selection",
     "image",
+    "map",
+    "race",
     "select",
     "separate_reasoning",
     "set_default_backend",
@@ -103,6 +119,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "vote",
 ]
 
 

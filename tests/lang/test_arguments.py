@@ -192,13 +192,14 @@ def test_nothing_starts_when_an_argument_is_wrong(backend, call, said):
 
 def test_programs_that_cannot_be():
     async def later(s):
+        yield
         pass
 
     def several(s):
         yield 1
 
     for body in (later, several):
-        with pytest.raises(plait.InputError, match="must be a plain function"):
+        with pytest.raises(plait.InputError, match="must be a function without yield"):
             plait.function(body)
 
 

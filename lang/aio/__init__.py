@@ -1,0 +1,4 @@
+"""Programs on an event loop: the state of an `async def` body, and how such bodies run.
+
+Knows: asyncio. Must not know: nodes, sockets, how a call is answered.
+"""

@@ -1,0 +1,132 @@
+"""`race(forks)`: the branches that are done first win, the others end at once and free their pages.
+
+Knows: branches, their calls, waiting for any of them. Must not know: nodes, sockets, text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, overload
+
+from plait.lang.aio.group import AsyncStateGroup
+from plait.lang.control.ending import end_branch
+from plait.lang.group import Group, ProgramStateGroup
+from plait.runtime.client.bell import Bell, wait_for_event
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.runtime.client.call import Call
+
+
+@overload
+def race(forks: ProgramStateGroup, first: int = 1) -> ProgramStateGroup: ...
+@overload
+def race(forks: AsyncStateGroup, first: int = 1) -> Coroutine[Any, Any, AsyncStateGroup]: ...
+def race(
+    forks: ProgramStateGroup | AsyncStateGroup, first: int = 1
+) -> ProgramStateGroup | Coroutine[Any, Any, AsyncStateGroup]:
+    """Waits until `first` of the branches have all their answers, ends the rest, and gives the winners as a group,
+    in the order in which they were done.
+
+    A branch whose call failed cannot win. Raises its ProgramError where too few can. In an async program:
+    `await race(forks)`.
+
+    >>> forks = s.fork(4)                                               # doctest: +SKIP
+    >>> forks += gen("proof")                                           # doctest: +SKIP
+    >>> race(forks, first=1).join(); s["proof"]                         # doctest: +SKIP
+    ['...']
+    """
+    if not isinstance(forks, ProgramStateGroup | AsyncStateGroup):
+        raise InputError(f"race takes the branches of one fork, not {type(forks).__name__}")
+    if isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= len(forks):
+        raise InputError(f"first must be from 1 to the {len(forks)} branches of the race, not {first!r:.80}")
+    field = _Field(forks, first)
+    if isinstance(forks, ProgramStateGroup):
+        field.wait()
+        winners = field.decide()
+        if winners is None:
+            field.loser_that_failed().sync()
+        return ProgramStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
+    return _race_async(forks, field)
+
+
+async def _race_async(forks: AsyncStateGroup, field: _Field) -> AsyncStateGroup:
+    await field.wait_async()
+    winners = field.decide()
+    if winners is None:
+        await field.loser_that_failed().sync()
+    return AsyncStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
+
+
+class _Field:
+    """The branches of one race: who is done, and in which order."""
+
+    def __init__(self, forks: Group[Any], first: int) -> None:
+        self._forks = forks
+        self._first = first
+        self._answers = {i: state._strand.answers() for i, state in enumerate(forks.states)}
+        self._won: list[int] = []
+        self._failed: list[int] = []
+
+    def wait(self) -> None:
+        """Until enough have won, or too few can."""
+        changed = threading.Event()
+        with self._listening(changed.set):
+            while not self._is_over():
+                if not changed.wait(self._seconds_left()):
+                    self._give_up_late()
+                changed.clear()
+
+    async def wait_async(self) -> None:
+        changed, bell = asyncio.Event(), Bell.here()
+        with self._listening(lambda: bell.ring(changed)):
+            while not self._is_over():
+                if not await wait_for_event(changed, self._seconds_left()):
+                    self._give_up_late()
+                changed.clear()
+
+    def decide(self) -> list[int] | None:
+        """Ends all but the winners; their numbers, or None where too few were left."""
+        enough = len(self._won) >= self._first
+        winners = self._won[: self._first] if enough else []
+        for index, state in enumerate(self._forks.states):
+            if index not in winners and (enough or index not in self._failed[:1]):
+                end_branch(state._strand, "this branch lost its race")
+        return winners if enough else None
+
+    def loser_that_failed(self) -> Any:
+        return self._forks.states[self._failed[0]]
+
+    def _is_over(self) -> bool:
+        for index, answers in self._answers.items():
+            if index not in self._won and index not in self._failed and all(each.call.done() for each in answers):
+                (self._failed if any(each.failure() for each in answers) else self._won).append(index)
+        pending = len(self._answers) - len(self._won) - len(self._failed)
+        return len(self._won) >= self._first or len(self._won) + pending < self._first
+
+    @contextmanager
+    def _listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        calls = self._open_calls()
+        for call in calls:
+            call.listen(listener)
+        try:
+            yield
+        finally:
+            for call in calls:
+                call.unlisten(listener)
+
+    def _open_calls(self) -> list[Call]:
+        return [each.call for answers in self._answers.values() for each in answers if not each.call.done()]
+
+    def _seconds_left(self) -> float | None:
+        limits = [call.give_up_at for call in self._open_calls() if call.give_up_at is not None]
+        return max(0.0, min(limits) - time.monotonic()) if limits else None
+
+    def _give_up_late(self) -> None:
+        for call in self._open_calls():
+            if call.give_up_at is not None and call.give_up_at <= time.monotonic():
+                call.give_up()

@@ -1,0 +1,145 @@
+"""How the values of a type are written and read: `form_of(type)`.
+
+Plain types are written as people write them (42, 2024-05-01, one of an enum's values); everything else is JSON.
+
+Knows: which types have which form. Must not know: states, calls.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_origin
+from uuid import UUID
+
+from plait.constrained.specs import Choices, GrammarError, JsonSchema, Regex, Spec
+from plait.lang.typed import patterns
+from plait.lang.typed.schema import closed, decoder_of, schema_of
+from plait.runtime.errors import InputError
+
+
+@dataclass(frozen=True)
+class Form:
+    """`spec` holds the text (None: any text will do), `read` makes the value of it and raises ValueError where it
+    cannot. `room`: tokens that suffice for the longest text, where there are so few that no limit is needed.
+    `may_be_cut`: a text that max_tokens ended can be read too."""
+
+    said: str
+    spec: Spec | None
+    read: Callable[[str], Any]
+    room: int | None = None
+    may_be_cut: bool = False
+
+
+_PATTERNS: dict[type, str] = {
+    int: patterns.INTEGER,
+    float: patterns.NUMBER,
+    Decimal: patterns.NUMBER,
+    date: patterns.DATE,
+    time: patterns.TIME,
+    datetime: patterns.DATETIME,
+    timedelta: patterns.DURATION,
+    UUID: patterns.UUID,
+}
+
+
+def form_of(where: str, type_: Any) -> Form:
+    """The form of `type_`; InputError, beginning with `where`, for a type that has none.
+
+    >>> form_of("gen", int).read("42")
+    42
+    """
+    try:
+        return _known_form(type_)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: values of type {_said(type_)} cannot be generated: {error}") from None
+
+
+def _form(type_: Any) -> Form:
+    said = _said(type_)
+    if type_ is str:
+        return Form(said, None, str)
+    if type_ is bool:
+        return _one_of(said, {"true": True, "false": False})
+    if isinstance(type_, type) and type_ in _PATTERNS:
+        return Form(said, Regex(_PATTERNS[type_]), _reader_of(type_))
+    if isinstance(type_, type) and issubclass(type_, enum.Enum):
+        return _one_of(said, {_enum_text(member): member for member in type_})
+    if get_origin(type_) is Literal:
+        return _one_of(said, {_literal_text(value): value for value in get_args(type_)}, len(get_args(type_)))
+    schema, read = json_form(type_)
+    return Form(said, JsonSchema(schema), read)
+
+
+_known_form = lru_cache(maxsize=1024)(_form)
+
+
+def json_form(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
+    """The schema of `type_` as JSON, and how its text is read. Raises TypeError for a type without one.
+
+    msgspec reads dataclasses, TypedDicts, containers and its own structs; Pydantic reads what msgspec does not
+    know, where it is installed: its models, and unions of several classes.
+    """
+    try:
+        return schema_of(type_), decoder_of(type_)
+    except TypeError as error:
+        adapter = _pydantic_adapter(type_)
+        if adapter is None:
+            raise TypeError(str(error).splitlines()[0]) from None
+        return closed(adapter.json_schema()), adapter.validate_json
+
+
+def _pydantic_adapter(type_: Any) -> Any:
+    """Pydantic's view of the type, or None where it is not installed or does not know the type either."""
+    if "pydantic" not in sys.modules:
+        try:
+            import pydantic  # noqa: F401
+        except ImportError:
+            return None
+    from pydantic import PydanticUserError, TypeAdapter
+    from pydantic.errors import PydanticSchemaGenerationError
+
+    try:
+        return TypeAdapter(type_)
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return None
+
+
+def _one_of(said: str, values: dict[str, Any], count: int | None = None) -> Form:
+    if count is not None and len(values) < count:
+        raise ValueError("two of its values are written alike")
+    try:
+        spec = Choices(tuple(values))
+    except GrammarError as error:
+        raise ValueError(error.reason) from None
+    return Form(said, spec, values.__getitem__, max(len(text.encode()) for text in values) + 1)
+
+
+def _enum_text(member: enum.Enum) -> str:
+    """A text value stands for its member; of other values (1, auto()) the name says more."""
+    return member.value if isinstance(member.value, str) else member.name
+
+
+def _literal_text(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return _enum_text(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _reader_of(type_: type) -> Callable[[str], Any]:
+    if type_ in (int, float, Decimal, UUID):
+        return type_
+    read = decoder_of(type_)
+    return lambda text: read(f'"{text}"')
+
+
+def _said(type_: Any) -> str:
+    plain = isinstance(type_, type) and not isinstance(type_, types.GenericAlias)
+    return str(type_.__name__ if plain else type_)

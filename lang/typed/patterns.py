@@ -1,0 +1,31 @@
+"""How the plain types are written, as patterns that mean the same in Python and in a JSON schema.
+
+Everything that matches can be read back: no year 0, no 30th of February, no number beyond what a float holds.
+
+Knows: digits. Must not know: schemas, constraints.
+"""
+
+from __future__ import annotations
+
+INTEGER = r"-?(?:0|[1-9][0-9]{0,17})"
+NUMBER = r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,12})?"
+
+_YEAR = "[1-9][0-9]{3}"
+_LEAP_YEAR = "(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)"
+_LONG_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+_SHORT_MONTH = "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+
+DATE = f"(?:{_YEAR}-(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+TIME = _CLOCK
+DATETIME = f"{DATE}T{_CLOCK}(?:Z|[+-](?:0[0-9]|1[0-4]):[0-5][0-9])"
+DURATION = "P(?:[0-9]{1,5}D(?:T[0-9]{1,2}H)?|T(?:[0-9]{1,4}H(?:[0-9]{1,2}M)?|[0-9]{1,5}M|[0-9]{1,6}S))"
+UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+
+FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "duration": DURATION, "decimal": NUMBER}
+"""The formats of JSON Schema for which a type's own pattern is held instead."""
+
+
+def text_schema(pattern: str) -> dict[str, str]:
+    """The JSON schema of a string that matches `pattern` from end to end."""
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}

@@ -1,0 +1,69 @@
+"""What every state can write: text, expressions, turns, variables of its own.
+
+Knows: one strand. Must not know: who reads, and whether on a thread or an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from plait.lang.answers import Known, Span
+from plait.lang.expressions import Expr, as_expr
+from plait.lang.interpreter import execute
+from plait.lang.turns import Turns
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.strand import Strand
+
+W = TypeVar("W", bound="Writing")
+
+
+class Writing(Turns):
+    """The part of a state that is about writing."""
+
+    _strand: Strand
+
+    def __iadd__(self: W, other: str | Expr) -> W:
+        """Appends text or an expression. Returns at once; calls go on in the runtime."""
+        execute(as_expr(other), self._strand)
+        return self
+
+    def _append(self, expr: Expr) -> None:
+        execute(expr, self._strand)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """`with s.var_scope("x"): s += ...`: the text appended inside is variable `name` once the scope ends."""
+        start = len(self._strand.segments)
+        yield
+        self._strand.set(_name(name), Span(self._strand.segments[start:]))
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Sets variable `name` to any object. The text does not change."""
+        self._strand.set(_name(name), Known(value))
+
+    __setitem__ = set_var
+
+    def __contains__(self, name: object) -> bool:
+        """Whether variable `name` exists by now; its value may still be on its way."""
+        return name in self._strand.variables
+
+    def __repr__(self) -> str:
+        names = ", ".join(list(self._strand.variables))
+        program = self._strand.run.program
+        return f"<{type(self).__name__} of {program!r}: {len(self._strand.segments)} parts, variables: {names}>"
+
+
+def no_offset(position_ids_offset: object) -> None:
+    """SGLang's argument of fork and copy, which no model here has a use for."""
+    if position_ids_offset is not None:
+        raise InputError("fork: position_ids_offset is not supported; every branch goes on where the text ends")
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InputError(f"the name of a variable must be non-empty text, not {name!r:.80}")
+    return name

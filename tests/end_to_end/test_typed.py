@@ -1,0 +1,52 @@
+"""Typed values on the embedded model: whatever it samples can be read as the type."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+from typing import Annotated, Literal
+
+import pydantic
+import pytest
+
+import plait
+from plait import assistant, gen, user
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "very large"
+
+
+@dataclasses.dataclass
+class Visit:
+    day: datetime.date
+    at: datetime.datetime
+    cost: float
+    size: Size
+
+
+class Review(pydantic.BaseModel):
+    stars: Annotated[int, pydantic.Field(ge=1, le=5)]
+    visits: Annotated[list[Visit], pydantic.Field(max_length=2)]
+    mood: Literal["good", "bad"] | None = None
+
+
+@plait.function
+def ask(s, type_, max_tokens):
+    s += user("Describe your last visit to a museum.")
+    s += assistant(gen("value", type=type_, max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(
+    "type_", [int, float, bool, Size, datetime.date, datetime.datetime, Visit, Review, list[Visit], dict[str, int]]
+)
+def test_what_the_model_samples_is_of_the_type(runtime, type_):
+    runs = [ask.run(type_, 200, temperature=temperature, seed=3, backend=runtime) for temperature in (0.0, 1.5)]
+    for run in runs:
+        value = run["value"]
+        if isinstance(type_, type) and not hasattr(type_, "__origin__"):
+            assert type(value) is type_
+        else:
+            assert isinstance(value, (list, dict))

@@ -1,0 +1,340 @@
+"""Typed values: what is generated is held to the type, and read back as it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import jsonschema
+import msgspec
+import pydantic
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import plait
+from plait import gen
+from plait.constrained import Choices, JsonSchema, Regex
+from plait.lang.typed import patterns
+from plait.lang.typed.form import form_of
+from plait.runtime.messages import Generate
+
+ROOT = Path(__file__).parents[2]
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "deep blue"
+
+
+class Level(enum.Enum):
+    LOW = enum.auto()
+    HIGH = enum.auto()
+
+
+@dataclasses.dataclass
+class Pet:
+    name: str
+    kind: Literal["cat", "dog"]
+
+
+@dataclasses.dataclass
+class Person:
+    name: str
+    age: int
+    born: datetime.date
+    pets: list[Pet]
+    nick: str | None = None
+
+
+@dataclasses.dataclass
+class Town:
+    height: int
+
+
+class Place(TypedDict):
+    town: str
+    height: NotRequired[float]
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+class Tree(msgspec.Struct):
+    value: int
+    children: list[Tree] = []
+
+
+class Model(pydantic.BaseModel):
+    title: str
+    stars: Annotated[int, pydantic.Field(ge=1, le=5)]
+    when: datetime.datetime
+
+    @pydantic.field_validator("title")
+    @classmethod
+    def no_shouting(cls, value: str) -> str:
+        if value.isupper():
+            raise ValueError("a title does not shout")
+        return value
+
+
+UTC = datetime.UTC
+PERSON = '{"name":"Ada","age":36,"born":"1815-12-10","pets":[{"name":"Tom","kind":"cat"}]}'
+CASES: list[tuple[Any, str, Any]] = [
+    (int, "-42", -42),
+    (float, "2.5", 2.5),
+    (bool, "false", False),
+    (str, "any text", "any text"),
+    (decimal.Decimal, "1.10", decimal.Decimal("1.10")),
+    (datetime.date, "2024-02-29", datetime.date(2024, 2, 29)),
+    (datetime.time, "23:59:01", datetime.time(23, 59, 1)),
+    (datetime.datetime, "2024-05-01T12:30:00Z", datetime.datetime(2024, 5, 1, 12, 30, tzinfo=UTC)),
+    (datetime.timedelta, "PT90M", datetime.timedelta(minutes=90)),
+    (uuid.UUID, "12345678-1234-1234-1234-123456789abc", uuid.UUID("12345678-1234-1234-1234-123456789abc")),
+    (Colour, "deep blue", Colour.BLUE),
+    (Level, "HIGH", Level.HIGH),
+    (Literal["a", "b"], "b", "b"),
+    (Literal["a", 2, None, True], "2", 2),
+    (Literal["a", 2, None, True], "true", True),
+    (int | None, "null", None),
+    (list[int], "[1,2]", [1, 2]),
+    (tuple[int, str], '[1,"x"]', (1, "x")),
+    (dict[str, float], '{"a":1.5}', {"a": 1.5}),
+    (dict[Colour, int], '{"red":1}', {Colour.RED: 1}),
+    (Annotated[int, msgspec.Meta(ge=0, le=9)], "7", 7),
+    (Person, PERSON, Person("Ada", 36, datetime.date(1815, 12, 10), [Pet("Tom", "cat")])),
+    (list[Pet] | None, '[{"name":"T","kind":"dog"}]', [Pet("T", "dog")]),
+    (Place, '{"town":"Ulm"}', {"town": "Ulm"}),
+    (Point, "[1,2]", Point(1, 2)),
+    (Tree, '{"value":1,"children":[{"value":2}]}', Tree(1, [Tree(2)])),
+    (Pet | Town, '{"height":478}', Town(478)),
+    (
+        Model,
+        '{"title":"It","stars":3,"when":"2024-05-01T12:30:00Z"}',
+        Model(title="It", stars=3, when=datetime.datetime(2024, 5, 1, 12, 30, tzinfo=UTC)),
+    ),
+    (
+        dict[str, list[Model]],
+        '{"a":[{"title":"It","stars":3,"when":"2024-05-01T12:30:00Z"}]}',
+        {"a": [Model(title="It", stars=3, when=datetime.datetime(2024, 5, 1, 12, 30, tzinfo=UTC))]},
+    ),
+]
+
+
+@plait.function
+def ask(s, type_, **keywords):
+    s += "Q: " + gen("value", type=type_, **keywords)
+
+
+@pytest.mark.parametrize(("type_", "text", "value"), CASES, ids=lambda each: str(each)[:30])
+def test_the_value_is_of_the_type(backend, type_, text, value):
+    backend.script(default=text)
+    state = ask.run(type_)
+    assert state["value"] == value and type(state["value"]) is type(value)
+    assert state["value"] is state["value"], "the text is read once"
+    assert state.text_of("value") == text and state.text() == "Q: " + text
+    constraint = backend.scheduler.sent(Generate)[0].constraint
+    match constraint:
+        case Choices(choices):
+            assert text in choices
+        case Regex(pattern):
+            assert re.fullmatch(pattern, text)
+        case JsonSchema():
+            jsonschema.Draft202012Validator(json.loads(constraint.text)).validate(json.loads(text))
+        case None:
+            assert type_ is str
+
+
+def test_plain_types_are_written_plainly_and_objects_are_closed(backend):
+    assert form_of("gen", bool).spec == Choices(("true", "false"))
+    assert form_of("gen", Colour).spec == Choices(("red", "deep blue"))
+    for type_ in (Person, Model, list[Model], Place):
+        schema = json.loads(form_of("gen", type_).spec.text)
+        objects = [each for each in nodes(schema) if isinstance(each, dict) and "properties" in each]
+        assert objects and all(each["additionalProperties"] is False for each in objects)
+
+
+def test_a_property_may_have_a_keywords_name():
+    class Odd(pydantic.BaseModel):
+        discriminator: int
+        format: str
+        type: str
+
+    schema = json.loads(form_of("gen", Odd).spec.text)
+    assert list(schema["properties"]) == ["discriminator", "format", "type"]
+
+
+def nodes(value):
+    yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from nodes(each)
+
+
+# -- whole values ---------------------------------------------------------------------------------
+
+
+def test_a_typed_value_is_complete_and_no_default_stop_cuts_it(backend):
+    backend.script(default=PERSON)
+    state = ask.run(Person, stop="\n", max_new_tokens=200)
+    sampling = backend.scheduler.sent(Generate)[0].sampling
+    assert sampling.complete and sampling.stop == () and sampling.max_tokens == 200
+    assert state["value"].name == "Ada"
+
+
+def test_a_choice_has_room_whatever_max_tokens_the_run_gives(backend):
+    backend.script(default="deep blue")
+    assert ask.run(Colour, max_new_tokens=2)["value"] is Colour.BLUE
+
+
+def test_a_cut_value_raises_an_error_that_names_max_tokens(backend):
+    backend.script(default="123456")
+    state = ask.run(int, max_tokens=3, complete=False)
+    assert state.text_of("value") == "123"
+    with pytest.raises(plait.UnreadableValue, match=r"program 'ask', variable 'value': max_tokens ended the int"):
+        state["value"]
+    with pytest.raises(ValueError, match="max_tokens"):
+        state["value"]
+
+
+def test_what_only_a_validator_knows_is_said_when_the_value_is_read(backend):
+    backend.script(default='{"title":"LOUD","stars":3,"when":"2024-05-01T12:30:00Z"}')
+    with pytest.raises(plait.UnreadableValue, match="a title does not shout") as caught:
+        ask.run(Model)["value"]
+    assert caught.value.text.startswith('{"title"')
+
+    @plait.function
+    def reads(s):
+        s += "Q: " + gen("value", type=Model)
+        return s["value"]
+
+    with pytest.raises(plait.UnreadableValue) as caught:
+        reads.run()
+    assert caught.value.text.startswith('{"title"'), "raised anew, it keeps what it knows"
+
+
+def test_n_values_and_joined_ones(backend):
+    backend.script(default="7")
+    assert ask.run(int, n=3)["value"] == [7, 7, 7]
+
+    @plait.function
+    def forks(s):
+        s += "Q"
+        branches = s.fork(2)
+        branches += gen("number", type=int)
+        branches.join()
+
+    assert forks.run()["number"] == [7, 7]
+
+
+# -- the handle -----------------------------------------------------------------------------------
+
+AGE = gen("age", type=int)
+
+
+@plait.function
+def by_handle(s):
+    s += "I am " + AGE + " years old."
+    return s[AGE] + 1
+
+
+def test_a_handle_reads_its_own_value(backend):
+    backend.script(default="41")
+    state = by_handle.run()
+    assert state.ret_value == 42 and state[AGE] == 41 and state.text_of(AGE) == "41"
+
+
+def test_a_handle_refuses_another_value_under_its_name(backend):
+    backend.script(default="41")
+    state = by_handle.run()
+    with pytest.raises(plait.InputError, match="is not what this gen gave"):
+        state[gen("age", type=float)]
+    with pytest.raises(plait.MissingVariable, match="no variable 'ag'"):
+        state[gen("ag", type=int)]
+    with pytest.raises(plait.InputError, match="needs a name"):
+        state[gen(type=int)]
+    state["age"] = 3
+    with pytest.raises(plait.InputError, match=r"read s\['age'\]"):
+        state[AGE]
+
+
+def test_mypy_knows_the_types(tmp_path):
+    (tmp_path / "typed_program.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\nfrom typing import Literal\nimport plait\n\n"
+        "@dataclass\nclass Person:\n    name: str\n\n"
+        "@plait.function\ndef program(s: plait.ProgramState) -> None:\n"
+        "    p = plait.gen('p', type=Person, temperature=0.5)\n    s += 'x'\n    s += p\n    reveal_type(s[p])\n"
+        "    reveal_type(s[plait.gen('l', 16, type=list[int])])\n"
+        "    reveal_type(s[plait.gen('c', type=Literal['a'])])\n    reveal_type(s['p'])\n"
+        "    reveal_type(plait.gen('t', max_tokens=3))\n    s[p].nome\n    plait.gen('t', max_tokens='3')\n"
+    )
+    command = [sys.executable, "-P", "-m", "mypy", "--strict", "--config-file", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, "--cache-dir", str(ROOT / ".mypy_cache"), str(tmp_path / "typed_program.py")],
+        env={"MYPYPATH": str(ROOT / ".types"), "PATH": "/usr/bin:/bin"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    said = re.findall(r"typed_program.*(?:Revealed type is|error:) (.*)", done.stdout)
+    assert said[0] == '"typed_program.Person"', done.stdout + done.stderr
+    assert said[1] in ('"builtins.list[builtins.int]"', '"list[int]"')
+    assert said[2:4] == ['"Any"', '"Any"']
+    assert "Expr" in said[4]
+    assert '"Person" has no attribute "nome"' in said[5] and "gen" in said[6] and len(said) == 7
+
+
+# -- mistakes -------------------------------------------------------------------------------------
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gen("x", type=Plain), r"gen\('x'\): values of type Plain cannot be generated"),
+        (lambda: gen("x", type=list[Plain]), "cannot be generated"),
+        (lambda: gen("x", type=Literal["1", 1]), "two of its values are written alike"),
+        (lambda: gen("x", type=Literal[""]), "a choice is empty"),
+        (lambda: gen("x", type=int, regex="[0-9]"), "type says what the value is"),
+        (lambda: gen("x", type=int, choices=["1"]), "type says what the value is"),
+        (lambda: gen("x", type=int, stop="\n"), "stop has no effect with type=int"),
+        (lambda: gen("x", type=int, temprature=1), "did you mean 'temperature'"),
+        (lambda: gen("x", typ=int), "did you mean 'type'"),
+    ],
+)
+def test_mistakes_are_said_where_they_are_written(make, message):
+    with pytest.raises(plait.InputError, match=message):
+        make()
+
+
+# -- the patterns ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([int, float, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID]),
+       st.data())  # fmt: skip
+def test_whatever_matches_a_plain_types_pattern_can_be_read(type_, data):
+    form = form_of("gen", type_)
+    text = data.draw(st.from_regex(re.compile(form.spec.pattern, re.ASCII), fullmatch=True))
+    assert type(form.read(text)) is type_
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dates(min_value=datetime.date(1000, 1, 1)))
+def test_every_date_from_the_year_1000_can_be_written(day):
+    assert re.fullmatch(patterns.DATE, day.isoformat())
