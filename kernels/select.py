@@ -80,5 +80,18 @@ def select_kernels(
             "attention": chosen,
             "matrix products": "torch, blocks of fixed size" if deterministic else "torch",
             "norm, rotary, activation": "torch reference",
+            "packed weights": _packed(device),
         },
     )
+
+
+def _packed(device: torch.device) -> str:
+    """Whether `cpu_decoder` can run: with it, a model of 4- or 8-bit weights needs none of the other operators."""
+    if device.type != "cpu":
+        return "none: they are for CPUs"
+    try:
+        from plait.kernels.cpu_decoder import missing_features
+    except ImportError as error:
+        return f"none: numba cannot be imported ({error})"
+    missing = missing_features()
+    return f"none: this CPU has no {', '.join(missing)}" if missing else "numba, AVX-512 VNNI, a whole step in one call"

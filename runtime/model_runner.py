@@ -21,7 +21,7 @@ from plait.kernels.select_cuda import Heads
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import MODELS
+from plait.runtime.models.packed import load_model
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
@@ -55,13 +55,13 @@ class ModelRunner:
         self.context_length = min(config.context_length or longest, longest)
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
         self.config = replace(checkpoint.config, context_length=self.context_length)
-        model_class = MODELS[self.config.architecture]
-        self.model = model_class(
+        self.model = load_model(
             self.config,
             checkpoint,
             self.kernels,
             self.dtype,
             self.device,
+            config.weights,
             lambda share: progress(0.9 * share, "loading the model"),
         )
         self.max_batch_tokens = config.max_batch_tokens or (
@@ -101,7 +101,7 @@ class ModelRunner:
         seq.pages.extend([0, 1])
         batch = Batch(2)
         batch.add(Row(None, seq, 0, 1), 0, 2)
-        self.forward(batch)
+        self.logits(self.forward(batch), {})
 
     @property
     def page_bytes(self) -> int:

@@ -83,7 +83,7 @@ class Decoder:
             progress((index + 1) / config.num_layers)
         self.norm = self.load_norm("model.norm.weight")
         self.head = self.embedding if config.tie_word_embeddings else self.get("lm_head.weight")
-        self.rotations = self._rotary_tables()
+        self.rotations = rotary_tables(config, device)
 
     def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
         """Hidden states [T, C] of token_ids [T], after the last norm. Writes KV into kv_cache, one for each layer."""
@@ -223,21 +223,24 @@ class Decoder:
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
         return torch.stack([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
-    def _rotary_tables(self) -> list[Rotation]:
-        """cos and sin [context, D // 2] float32 of the model, and of its local layers if theirs are others."""
-        config = self.config
-        magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
-        tables = [self._rotary_table(config.inverse_frequencies(), magnitude)]
-        if config.local_rope_theta is not None:
-            tables.append(self._rotary_table(config.local_frequencies(), 1.0))
-        return tables
 
-    def _rotary_table(self, frequencies: Sequence[float], magnitude: float) -> Rotation:
-        angles = torch.outer(
-            torch.arange(self.config.context_length, dtype=torch.float32),
-            torch.tensor(frequencies, dtype=torch.float32),
-        )
-        still = (0, self.config.head_dim // 2 - len(frequencies))  # pairs that do not turn: angle 0
-        cos = torch.nn.functional.pad(angles.cos() * magnitude, still, value=1.0)
-        sin = torch.nn.functional.pad(angles.sin() * magnitude, still, value=0.0)
-        return cos.to(self.device), sin.to(self.device)
+def rotary_tables(config: ModelConfig, device: torch.device) -> list[Rotation]:
+    """cos and sin [context, D // 2] float32 of the model, and of its local layers if theirs are others."""
+    magnitude = config.rope_scaling.magnitude if config.rope_scaling else 1.0
+    tables = [_rotary_table(config, config.inverse_frequencies(), magnitude, device)]
+    if config.local_rope_theta is not None:
+        tables.append(_rotary_table(config, config.local_frequencies(), 1.0, device))
+    return tables
+
+
+def _rotary_table(
+    config: ModelConfig, frequencies: Sequence[float], magnitude: float, device: torch.device
+) -> Rotation:
+    angles = torch.outer(
+        torch.arange(config.context_length, dtype=torch.float32),
+        torch.tensor(frequencies, dtype=torch.float32),
+    )
+    still = (0, config.head_dim // 2 - len(frequencies))  # pairs that do not turn: angle 0
+    cos = torch.nn.functional.pad(angles.cos() * magnitude, still, value=1.0)
+    sin = torch.nn.functional.pad(angles.sin() * magnitude, still, value=0.0)
+    return cos.to(device), sin.to(device)

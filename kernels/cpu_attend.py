@@ -1,0 +1,160 @@
+"""Paged attention as a phase of a CPU's step: bfloat16 caches in, 8-bit activations out.
+
+Keys and values are read in blocks of 64 positions counted from the sequence's start, once for all the tokens of a
+tile and all the query heads of a group; each (token, head) goes through them in that order by an online softmax.
+
+Knows: pages and tiles. Must not know: projections, the order of phases.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from plait.kernels import cpu_lanes
+from plait.kernels.cpu_parts import KEYS, Heads, Room, Rounded, Rows, Team, round_blocks
+from plait.kernels.cpu_rows import address_of
+from plait.kernels.cpu_team import claim, finish, wait
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def attend(
+    team: Team,
+    phase: int,
+    qkv: Any,
+    k_cache: int,
+    v_cache: int,
+    heads: Heads,
+    window: int,
+    rows: Rows,
+    room: Room,
+    out: Rounded,
+    tokens: int,
+) -> None:
+    """Attention of the turned queries in qkv [T, (H + 2 G) D] over each row's pages, to out [T, H * D].
+
+    A tile holds up to `tokens` tokens of one row.
+    """
+    items = len(rows.tile_rows) * heads.groups
+    while True:
+        item = claim(team.counters, phase, 1)
+        if item >= items:
+            break
+        _attend_tile(
+            item // heads.groups, item % heads.groups, qkv, k_cache, v_cache, heads, window, rows, room, out, tokens
+        )
+        finish(team.counters, phase, 1)
+    wait(team.counters, phase, items)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _attend_tile(
+    tile: int,
+    group: int,
+    qkv: Any,
+    k_cache: int,
+    v_cache: int,
+    heads: Heads,
+    window: int,
+    rows: Rows,
+    room: Room,
+    out: Rounded,
+    tokens: int,
+) -> None:
+    row, first = rows.tile_rows[tile], rows.tile_firsts[tile]
+    q_first, size = rows.q_starts[row] + first, heads.size
+    q_len = rows.q_starts[row + 1] - rows.q_starts[row]
+    kv_len = rows.kv_starts[row + 1] - rows.kv_starts[row]
+    count = min(tokens, q_len - first)
+    start = kv_len - q_len + first  # position of the tile's first token
+    lanes = count * heads.shared
+    for lane in range(lanes):
+        head = group * heads.shared + lane % heads.shared
+        for d in range(size):
+            room.queries[lane, d] = qkv[q_first + lane // heads.shared, head * size + d]
+            room.totals[lane, d] = np.float32(0.0)
+        room.peaks[lane] = np.float32(cpu_lanes.LOWEST)
+        room.weights[lane] = np.float32(0.0)
+    lowest = max(0, start - window + 1)
+    for block in range(lowest // KEYS, (start + count - 1) // KEYS + 1):
+        base = block * KEYS
+        here = min(KEYS, start + count - base)
+        _read_block(row, base, here, group, k_cache, v_cache, heads, rows, room)
+        lane = 0
+        while lane < lanes:
+            lane += _take_lanes(lane, lanes, base, here, start, window, heads, room)
+    _hand_out(q_first, group, lanes, heads, room, out)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _read_block(
+    row: int, base: int, here: int, group: int, k_cache: int, v_cache: int, heads: Heads, rows: Rows, room: Room
+) -> None:
+    """The block's keys, turned, and its values, as float32; keys beyond the last repeat it."""
+    size, padded = heads.size, (here + 15) // 16 * 16
+    first_page, page_size = rows.first_pages[row], rows.page_size
+    for j in range(padded):
+        at = base + min(j, here - 1)
+        slot = np.int64(rows.pages[first_page + at // page_size]) * page_size + at % page_size
+        offset = 2 * (slot * heads.groups + group) * size
+        room.places[0, j] = k_cache + offset
+        room.places[1, j] = v_cache + offset
+    for j in range(0, padded, 16):
+        for channel in range(0, size, 32):
+            to = address_of(room.keys) + 4 * (channel * KEYS + j)
+            cpu_lanes.turn_keys(address_of(room.places) + 8 * j, 2 * channel, to)
+    for j in range(here):
+        cpu_lanes.widen(room.places[1, j], address_of(room.values) + 4 * j * size, size // 16)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window: int, heads: Heads, room: Room) -> int:
+    """Scores, weights and sums of up to 4 lanes from `lane` on over the block; returns how many."""
+    count, size = min(4, lanes - lane), heads.size
+    scores, keys = address_of(room.scores), address_of(room.keys)
+    queries, totals = address_of(room.queries) + 4 * lane * size, address_of(room.totals) + 4 * lane * size
+    values = address_of(room.values)
+    if count == 4:
+        cpu_lanes.score(4, queries, keys, size, scores)
+    elif count == 3:
+        cpu_lanes.score(3, queries, keys, size, scores)
+    elif count == 2:
+        cpu_lanes.score(2, queries, keys, size, scores)
+    else:
+        cpu_lanes.score(1, queries, keys, size, scores)
+    for i in range(count):
+        position = start + (lane + i) // heads.shared
+        cpu_lanes.soften(
+            scores + cpu_lanes.ROW * i,
+            max(0, position - window + 1 - base),
+            max(0, min(KEYS, position + 1 - base)),
+            np.float32(heads.scale),
+            address_of(room.peaks) + 4 * (lane + i),
+            address_of(room.weights) + 4 * (lane + i),
+            totals + 4 * i * size,
+            size // 16,
+        )
+    for channel in range(0, 4 * size, 128):
+        if count == 4:
+            cpu_lanes.gather(4, scores, values + channel, size, here, totals + channel)
+        elif count == 3:
+            cpu_lanes.gather(3, scores, values + channel, size, here, totals + channel)
+        elif count == 2:
+            cpu_lanes.gather(2, scores, values + channel, size, here, totals + channel)
+        else:
+            cpu_lanes.gather(1, scores, values + channel, size, here, totals + channel)
+    return count
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _hand_out(q_first: int, group: int, lanes: int, heads: Heads, room: Room, out: Rounded) -> None:
+    blocks, size = out.scales.shape[1], heads.size
+    for lane in range(lanes):
+        inverse = np.float32(1.0) / room.weights[lane]
+        for d in range(size):
+            room.totals[lane, d] *= inverse
+        token, head = q_first + lane // heads.shared, group * heads.shared + lane % heads.shared
+        place = token * blocks + head * size // 32
+        round_blocks(address_of(room.totals) + 4 * lane * size, out, place, size // 32)

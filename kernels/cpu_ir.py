@@ -1,0 +1,133 @@
+"""Vectors of 16 numbers (AVX-512) in LLVM's own language, for the kernels that numba compiles.
+
+numba's Python has no vector types, and LLVM does not find these instructions in scalar loops by itself. Addresses
+are int64; no operation here is fast-math, so the order of sums is the order written.
+Knows: llvmlite. Must not know: what is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+LANES = 16
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+def vector(element: Any, lanes: int = LANES) -> Any:
+    return ir.VectorType(element, lanes)
+
+
+FLOATS, INTS = vector(F32), vector(I32)
+
+
+def constant(kind: Any, value: float) -> Any:
+    """That value in every lane of the vector type."""
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
+    """A scalar in every lane."""
+    empty = ir.Constant(vector(value.type, lanes), ir.Undefined)
+    return b.shuffle_vector(b.insert_element(empty, value, I32(0)), empty, constant(vector(I32, lanes), 0))
+
+
+def at(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
+    """The address, `offset` bytes on, as a pointer."""
+    return b.inttoptr(b.add(address, I64(offset)) if offset else address, kind.as_pointer())
+
+
+def load(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
+    return b.load(at(b, address, kind, offset), align=1)
+
+
+def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
+    b.store(value, at(b, address, value.type, offset), align=1)
+
+
+def spread(b: Any, address: Any, kind: Any = F32, offset: int = 0) -> Any:
+    """The scalar at an address, in every lane."""
+    return splat(b, load(b, address, kind, offset))
+
+
+def call(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
+    """One of LLVM's intrinsic functions."""
+    signature = ir.FunctionType(result, [value.type for value in values])
+    return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
+
+
+def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
+
+
+def halves_to_floats(b: Any, address: Any, offset: int) -> Any:
+    """16 float16 at an address as float32."""
+    return b.fpext(load(b, address, vector(F16), offset), FLOATS)
+
+
+def larger(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+def fold(b: Any, x: Any, combine: Any) -> Any:
+    """All lanes combined pairwise, halves first; a scalar."""
+    width = x.type.count
+    while width > 1:
+        width //= 2
+        empty = ir.Constant(x.type, ir.Undefined)
+        half = ir.VectorType(I32, width)
+        low = b.shuffle_vector(x, empty, ir.Constant(half, list(range(width))))
+        x = combine(low, b.shuffle_vector(x, empty, ir.Constant(half, list(range(width, 2 * width)))))
+    return b.extract_element(x, I32(0))
+
+
+# exp(r) for |r| <= ln(2) / 2 as 1 + r + r^2 (1/2 + r (...)): Taylor's terms to r^7, an error below 1 ulp of float32.
+_TERMS = [1.0 / math.factorial(n) for n in range(7, 1, -1)]
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody and Waite 1980: the high part times n is exact
+
+
+def exp(b: Any, x: Any) -> Any:
+    """e to the x, exactly 1 at 0; held to 1e-38 and above, 1e38 and below. Not for what is not a number."""
+    x = larger(b, x, constant(FLOATS, -87.3))
+    x = b.select(b.fcmp_ordered(">", x, constant(FLOATS, 88.0)), constant(FLOATS, 88.0), x)
+    n = call(b, "llvm.nearbyint.v16f32", FLOATS, [b.fmul(x, constant(FLOATS, math.log2(math.e)))])
+    r = fma(b, n, constant(FLOATS, -_LN2_HIGH), x)
+    r = fma(b, n, constant(FLOATS, -_LN2_LOW), r)
+    sum_ = constant(FLOATS, _TERMS[0])
+    for term in _TERMS[1:]:
+        sum_ = fma(b, sum_, r, constant(FLOATS, term))
+    sum_ = fma(b, b.fmul(r, r), sum_, b.fadd(r, constant(FLOATS, 1.0)))
+    power = b.shl(b.add(b.fptosi(n, INTS), constant(INTS, 127)), constant(INTS, 23))
+    return b.fmul(sum_, b.bitcast(power, FLOATS))
+
+
+class Loop:
+    """`for i in range(count)` with count >= 1, carrying values: `i` and `carried` inside, `carried` after `end`."""
+
+    def __init__(self, b: Any, count: Any, carried: Sequence[Any] = ()) -> None:
+        self.b, self.count = b, count
+        before, self.body = b.block, b.append_basic_block("body")
+        b.branch(self.body)
+        b.position_at_end(self.body)
+        self.i = b.phi(I64)
+        self.i.add_incoming(I64(0), before)
+        self.carried = [b.phi(value.type) for value in carried]
+        for phi, value in zip(self.carried, carried, strict=True):
+            phi.add_incoming(value, before)
+
+    def end(self, values: Sequence[Any] = ()) -> list[Any]:
+        """Closes the body, `values` going into the next round; returns them as they are after the last."""
+        b, inside = self.b, self.b.block
+        for phi, value in zip(self.carried, values, strict=True):
+            phi.add_incoming(value, inside)
+        following = b.add(self.i, I64(1))
+        self.i.add_incoming(following, inside)
+        after = b.append_basic_block("after")
+        b.cbranch(b.icmp_signed("<", following, self.count), self.body, after)
+        b.position_at_end(after)
+        return list(values)

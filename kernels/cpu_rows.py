@@ -1,0 +1,184 @@
+"""What a decoder does to one token at a time, on AVX-512: norm, 8-bit rounding, gates, rotary pairs.
+
+Activations are rounded in blocks of 32 to scale * int8, the scale a 127th of the largest magnitude.
+
+Knows: addresses of float32 rows. Must not know: layers, threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from plait.kernels import cpu_ir as v
+
+SILU, GELU = 0, 1  # the gates: SwiGLU and GEGLU's tanh approximation (Shazeer 2020)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
+    """Of 16 * count float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, count = values
+        loop = v.Loop(b, count, [v.constant(v.FLOATS, 0.0)])
+        part = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.FLOATS)
+        (sums,) = loop.end([v.fma(b, part, part, loop.carried[0])])
+        return v.fold(b, sums, b.fadd)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: Any) -> Any:
+    """out = x * factor * weight, 16 * count float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, weight, factor, out, count = values
+        factors = v.splat(b, factor)
+        loop = v.Loop(b, count)
+        place = b.mul(loop.i, v.I64(64))
+        scaled = b.fmul(v.load(b, b.add(x, place), v.FLOATS), factors)
+        v.store(b, b.fmul(scaled, v.load(b, b.add(weight, place), v.FLOATS)), b.add(out, place))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
+    """x += y, 16 * count float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, y, count = values
+        loop = v.Loop(b, count)
+        place = b.mul(loop.i, v.I64(64))
+        sum_ = b.fadd(v.load(b, b.add(x, place), v.FLOATS), v.load(b, b.add(y, place), v.FLOATS))
+        v.store(b, sum_, b.add(x, place))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def round_block(context: Any, x: Any, numbers: Any, scale: Any, sum: Any) -> Any:
+    """32 float32 as scale * int8; `sum` is what the rounded ones add up to. What is not finite stays so."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, *places = values
+        _round(b, [v.load(b, x, v.FLOATS, 64 * i) for i in range(2)], *places)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def gate_block(context: Any, kind: Any, gate: Any, up: Any, numbers: Any, scale: Any, sum: Any) -> Any:
+    """32 of gate(g) * u, rounded as by `round_block`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _, gate, up, *places = values
+        found = []
+        for i in range(2):
+            g, u = (v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up))
+            found.append(b.fmul(b.fmul(g, _sigmoid(b, _argument(b, kind.literal_value, g))), u))
+        _round(b, found, *places)
+        return context.get_dummy_value()
+
+    return types.void(kind, *([types.int64] * 5)), generate
+
+
+def _argument(b: Any, kind: int, g: Any) -> Any:
+    """What the sigmoid is taken of; tanh's GELU is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3))."""
+    if kind == SILU:
+        return g
+    inner = v.fma(b, b.fmul(g, g), v.constant(v.FLOATS, 0.044715), v.constant(v.FLOATS, 1.0))
+    return b.fmul(b.fmul(g, inner), v.constant(v.FLOATS, 2 * (2 / 3.141592653589793) ** 0.5))
+
+
+def _sigmoid(b: Any, x: Any) -> Any:
+    one = v.constant(v.FLOATS, 1.0)
+    return b.fdiv(one, b.fadd(one, v.exp(b, b.fsub(v.constant(v.FLOATS, 0.0), x))))
+
+
+def _round(b: Any, x: list[Any], numbers: Any, scale: Any, sum_: Any) -> None:
+    # As whole numbers, magnitudes of float32 are in order, and not-a-number is above infinity.
+    bits = [b.and_(b.bitcast(each, v.INTS), v.constant(v.INTS, 0x7FFFFFFF)) for each in x]
+    above = lambda p, q: b.select(b.icmp_unsigned(">", p, q), p, q)  # noqa: E731
+    largest = b.bitcast(v.fold(b, above(bits[0], bits[1]), above), v.F32)
+    zero = b.fcmp_ordered("==", largest, v.F32(0.0))
+    inverse = b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest))
+    inverses = v.splat(b, inverse)
+    rounded = [b.fptosi(v.call(b, "llvm.nearbyint.v16f32", v.FLOATS, [b.fmul(each, inverses)]), v.INTS) for each in x]
+    unit = b.fmul(largest, v.F32(1 / 127.0))
+    for i, each in enumerate(rounded):
+        v.store(b, b.trunc(each, v.vector(v.I8)), numbers, 16 * i)
+    total = v.fold(b, b.add(rounded[0], rounded[1]), b.add)
+    v.store(b, unit, scale)
+    v.store(b, b.fmul(unit, b.sitofp(total, v.F32)), sum_)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
+    """16 * count float32 to bfloat16, to nearest, ties to even; not-a-number stays so."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, out, count = values
+        loop = v.Loop(b, count)
+        wide = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.FLOATS)
+        bits = b.bitcast(wide, v.INTS)
+        upper = b.lshr(bits, v.constant(v.INTS, 16))
+        tie = b.add(b.and_(upper, v.constant(v.INTS, 1)), v.constant(v.INTS, 0x7FFF))
+        rounded = b.lshr(b.add(bits, tie), v.constant(v.INTS, 16))
+        quiet = b.or_(upper, v.constant(v.INTS, 0x40))
+        kept = b.select(b.fcmp_unordered("uno", wide, wide), quiet, rounded)
+        v.store(b, b.trunc(kept, v.vector(v.I16)), b.add(out, b.mul(loop.i, v.I64(32))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def rotate(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) -> Any:
+    """Turns 16 * count pairs (x[i], x[i + half]) in place (Su et al. 2021); `half` in bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        x, cos, sin, half, count = values
+        loop = v.Loop(b, count)
+        place = b.mul(loop.i, v.I64(64))
+        first, second = b.add(x, place), b.add(b.add(x, place), half)
+        p, q = v.load(b, first, v.FLOATS), v.load(b, second, v.FLOATS)
+        c, s = (v.load(b, b.add(each, place), v.FLOATS) for each in (cos, sin))
+        v.store(b, b.fsub(b.fmul(p, c), b.fmul(q, s)), first)
+        v.store(b, b.fadd(b.fmul(q, c), b.fmul(p, s)), second)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def address_of(context: Any, array: Any) -> Any:
+    """Where an array's first element lies."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, b, values[0]).data
+        return b.ptrtoint(data, ir.IntType(64))
+
+    return types.int64(array), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def half_to_float(context: Any, bits: Any) -> Any:
+    """The float16 of those 16 bits."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        return b.fpext(b.bitcast(values[0], v.F16), v.F32)
+
+    return types.float32(types.uint16), generate

@@ -1,0 +1,226 @@
+"""A decoder's whole step in one parallel region: the order of its phases, and the output head's.
+
+Knows: the phases, and where a model's weights lie. Must not know: files, torch, sessions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from plait.kernels.cpu_attend import attend
+from plait.kernels.cpu_lanes import BLOCK as BLOCK_KEYS
+from plait.kernels.cpu_parts import (
+    Heads,
+    Room,
+    Rounded,
+    Rows,
+    Team,
+    add_and_norm,
+    gated_product,
+    portion,
+    product,
+    round_blocks,
+    turn_and_keep,
+)
+from plait.kernels.cpu_plan import bytes_, floats, ints, number, table
+from plait.kernels.cpu_rows import address_of, half_to_float
+from plait.kernels.cpu_team import claim, finish, wait
+from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
+
+GATE_ROWS = 24  # rows of gate and up that are held before they are multiplied
+
+# Columns of `Model.layers`: addresses (0: there is none), bits, and numbers of one layer.
+QKV, QKV_BITS, OUTPUT, OUTPUT_BITS, GATED, GATED_BITS, DOWN, DOWN_BITS = range(8)
+NORM, POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROTATION = range(8, 16)
+COLUMNS = 16
+PHASES = 8  # of one layer
+
+
+# Entries of the plan. A step's own:
+TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITES, TILE_ROWS, TILE_FIRSTS = range(9)
+X, Y, NORMED, QKV_OUT = range(9, 13)
+HIDDEN, ATTENDED, INNER = 13, 16, 19  # of three entries each: numbers, scales, sums
+# The model's:
+LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(22, 31)
+# The threads', each array's row being one thread's:
+KEYS, VALUES, QUERIES, TOTALS, SCORES, PEAKS, WEIGHTS, PLACES, GATES, COUNTERS = range(31, 41)
+ENTRIES = 41
+# Columns of SETTINGS:
+EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SIZE, CACHE, CACHE_STEP = range(9)
+NUM_SETTINGS = 9
+
+
+class State(NamedTuple):
+    """What a step works on: T tokens, C channels, F of the MLP."""
+
+    x: Any  # [T, C] float32
+    y: Any  # [T, C]
+    normed: Any  # [T, C], the result
+    qkv: Any  # [T, (H + 2 G) D]
+    hidden: Rounded  # [T, C]
+    attended: Rounded  # [T, H D]
+    inner: Rounded  # [T, F]
+
+
+@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+def forward(plan: Any, threads: int) -> None:
+    """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
+    for me in numba.prange(threads):
+        _work(Team(me, threads, plan[COUNTERS, 0]), plan)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _rounded(plan: Any, entry: int) -> Any:
+    return Rounded(bytes_(plan, entry), floats(plan, entry + 1), floats(plan, entry + 2))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _room(plan: Any, me: int, heads: Any) -> Any:
+    size = heads.size
+    lanes = plan[QUERIES, 2] // size
+    return Room(
+        floats(plan, KEYS)[me],
+        floats(plan, VALUES)[me],
+        floats(plan, QUERIES)[me].reshape((lanes, size)),
+        floats(plan, TOTALS)[me].reshape((lanes, size)),
+        floats(plan, SCORES)[me],
+        floats(plan, PEAKS)[me],
+        floats(plan, WEIGHTS)[me],
+        table(plan, PLACES)[me].reshape((2, BLOCK_KEYS)),
+        floats(plan, GATES)[me].reshape((GATE_ROWS, 2 * WIDTH)),
+    )
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _work(team: Team, plan: Any) -> None:
+    settings = table(plan, SETTINGS)[0]
+    heads = Heads(settings[SHARED], settings[GROUPS], settings[SIZE], number(plan, SCORE_SCALE))
+    state = State(
+        floats(plan, X),
+        floats(plan, Y),
+        floats(plan, NORMED),
+        floats(plan, QKV_OUT),
+        _rounded(plan, HIDDEN),
+        _rounded(plan, ATTENDED),
+        _rounded(plan, INNER),
+    )
+    rows = Rows(
+        ints(plan, POSITIONS),
+        ints(plan, Q_STARTS),
+        ints(plan, KV_STARTS),
+        ints(plan, FIRST_PAGES),
+        ints(plan, PAGES),
+        ints(plan, WRITES),
+        ints(plan, TILE_ROWS),
+        ints(plan, TILE_FIRSTS),
+        settings[PAGE_SIZE],
+    )
+    _embed(team, plan, settings[EMBEDDING_BITS], state)
+    _layers(team, plan, settings, heads, state, rows, _room(plan, team.me, heads))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, rows: Rows, room: Room) -> None:
+    layers, cos_tables, sin_tables = table(plan, LAYERS), floats(plan, COS), floats(plan, SIN)
+    eps, gate, tile_tokens = number(plan, EPS), settings[GATE], settings[TILE_TOKENS]
+    post, phase = np.int64(0), 1
+    for index in range(len(layers)):
+        layer = layers[index]
+        k_cache = settings[CACHE] + 2 * index * settings[CACHE_STEP]
+        v_cache = k_cache + settings[CACHE_STEP]
+        cos, sin = cos_tables[layer[ROTATION]], sin_tables[layer[ROTATION]]
+        add_and_norm(team, phase, state.x, state.y, post, layer[NORM], eps, state.normed, state.hidden)
+        product(team, phase + 1, layer[QKV], layer[QKV_BITS], state.hidden, state.qkv)
+        turn_and_keep(
+            team, phase + 2, state.qkv, layer[BIAS], layer[HEAD_NORMS], eps, cos, sin, heads, rows, k_cache, v_cache
+        )
+        attend(
+            team, phase + 3, state.qkv, k_cache, v_cache, heads, layer[WINDOW], rows, room, state.attended, tile_tokens
+        )
+        product(team, phase + 4, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.y)
+        add_and_norm(
+            team, phase + 5, state.x, state.y, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden
+        )
+        gated_product(team, phase + 6, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, room.gates)
+        product(team, phase + 7, layer[DOWN], layer[DOWN_BITS], state.inner, state.y)
+        post = layer[POST_MLP_NORM]
+        phase += PHASES
+    add_and_norm(team, phase, state.x, state.y, post, plan[LAST_NORM, 0], eps, state.normed, state.hidden)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _embed(team: Team, plan: Any, bits: int, state: State) -> None:
+    items, channels = state.x.shape
+    count = portion(items, team)
+    tokens, factor = ints(plan, TOKENS), np.float32(number(plan, EMBEDDING_SCALE))
+    packed = bytes_(plan, EMBEDDING).reshape(-1)
+    while True:
+        first = claim(team.counters, 0, count)
+        if first >= items:
+            break
+        last = min(items, first + count)
+        for token in range(first, last):
+            read_row(packed, bits, tokens[token], state.x[token])
+            for channel in range(channels):
+                state.x[token, channel] *= factor
+                state.y[token, channel] = np.float32(0.0)
+        finish(team.counters, 0, last - first)
+    wait(team.counters, 0, items)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def read_row(packed: Any, bits: int, row: int, out: Any) -> None:
+    """Row `row` of a packed weight, int8 bytes, as float32 to out [C]."""
+    blocks, lane = len(out) // BLOCK, row % WIDTH
+    size = block_bytes_of(bits)
+    tile = (row // WIDTH) * blocks * size
+    half, place = lane // HALF, lane % HALF
+    halves = size - 4 * WIDTH
+    for block in range(blocks):
+        here = tile + block * size
+        at = here + halves + 2 * lane
+        scale = half_to_float(np.uint16(np.uint8(packed[at])) | np.uint16(np.uint8(packed[at + 1])) << np.uint16(8))
+        at += 2 * WIDTH
+        minimum = half_to_float(np.uint16(np.uint8(packed[at])) | np.uint16(np.uint8(packed[at + 1])) << np.uint16(8))
+        here += half * (halves // 2) + 4 * place
+        for i in range(BLOCK):
+            if bits == 8:
+                value = np.uint8(packed[here + 64 * (i // 4) + i % 4])
+            else:
+                value = np.uint8(packed[here + 64 * (i // 8) + i % 4]) >> np.uint8(4 * (i // 4 % 2)) & np.uint8(15)
+            out[block * BLOCK + i] = np.float32(value) * scale + minimum
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def block_bytes_of(bits: int) -> int:
+    return BLOCK * WIDTH * bits // 8 + 4 * WIDTH
+
+
+# Entries of the head's plan:
+HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS = 0, 1, 2, 5, 6
+HEAD_ENTRIES = 7
+
+
+@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+def project(plan: Any, bits: int, threads: int) -> None:
+    """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
+    for me in numba.prange(threads):
+        _project(Team(me, threads, plan[HEAD_COUNTERS, 0]), plan, bits)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _project(team: Team, plan: Any, bits: int) -> None:
+    hidden, rounded = floats(plan, HEAD_IN), _rounded(plan, HEAD_ROUNDED)
+    items, channels = hidden.shape
+    while True:
+        row = claim(team.counters, 0, 1)
+        if row >= items:
+            break
+        blocks = channels // 32
+        round_blocks(address_of(hidden) + 4 * row * channels, rounded, row * blocks, blocks)
+        finish(team.counters, 0, 1)
+    wait(team.counters, 0, items)
+    product(team, 1, plan[HEAD_WEIGHT, 0], bits, rounded, floats(plan, HEAD_OUT))

@@ -1,0 +1,86 @@
+"""How the threads of one step share its phases: each takes the next items of a phase, then waits for the others'.
+
+A parallel region costs some microseconds to enter; a model's step has hundreds of phases. So it is entered once.
+Whoever comes takes what is left, so a thread that is late, or never comes, costs time only.
+
+Knows: counters in memory. Must not know: what the items are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from plait.kernels import cpu_ir as v
+
+STRIDE = 16  # int64 from one counter to the next: each has a cache line, and the one beside it, to itself
+SPINS = 4000  # looks at a counter before the processor is offered to others
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def add_atomically(context: Any, address: Any, count: Any) -> Any:
+    """Adds to the int64 at an address; returns what was there."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        return b.atomic_rmw("add", v.at(b, values[0], v.I64), values[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def read_atomically(context: Any, address: Any) -> Any:
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        return b.load_atomic(v.at(b, values[0], v.I64), "seq_cst", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def rest(context: Any) -> Any:
+    """The x86 hint that this is a waiting loop."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        v.call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def give_way(context: Any) -> Any:
+    """sched_yield of the C library, which every process has."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(v.I32, []), "sched_yield")
+        b.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def claim(counters: int, phase: int, count: int) -> Any:
+    """The first of `count` items that are the caller's now; at or beyond the phase's number of items: none."""
+    return add_atomically(counters + 16 * STRIDE * phase, count)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def finish(counters: int, phase: int, count: int) -> None:
+    """Says that `count` items are done."""
+    add_atomically(counters + 16 * STRIDE * phase + 8 * STRIDE, count)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def wait(counters: int, phase: int, items: int) -> None:
+    """Until all `items` are done."""
+    spins = 0
+    while read_atomically(counters + 16 * STRIDE * phase + 8 * STRIDE) < items:
+        rest()
+        spins += 1
+        if spins > SPINS:
+            give_way()
