@@ -44,6 +44,11 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = None if backend is None else client_of(backend)
 
 
+def default_backend() -> Client | None:
+    """What `set_default_backend` was given, as a client."""
+    return _default
+
+
 def flush_cache(backend: Backend | None = None) -> None:
     """Drops every cached prefix that no running call needs."""
     resolve(backend).flush_cache()

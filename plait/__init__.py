@@ -15,13 +15,15 @@ from plait.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from plait.lang.compat.reasoning import separate_reasoning
+from plait.lang.compat.settings import global_config
 from plait.lang.control.budget import Budget, BudgetExceeded
 from plait.lang.control.combinators import best_of, map, vote
 from plait.lang.control.race import race
 from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
-from plait.lang.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
+from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
 from plait.lang.program import Program, function
 from plait.lang.roles import (
     assistant,
@@ -103,6 +105,7 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "map",
@@ -126,7 +129,6 @@ __all__ = [
 _LOCAL = "it runs models itself: use Runtime(model) or Engine(model), and set_default_backend(...) for all programs"
 _NOT_HERE = {
     **dict.fromkeys(("RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
-    "global_config": "give settings to Runtime(...) or Engine(...), sampling defaults to run(...)",
 }
 
 
