@@ -24,7 +24,7 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
     `logprob_start_len` did. `violation` is there for a lenient constraint: why the
     text is not valid, or None.
     """
-    meta = _common(result)
+    meta = _common(result) | (getattr(result, "said", None) or {})
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [_said(tokenizer, each.token_id, each.logprob) for each in result.logprobs]
         meta["output_top_logprobs"] = [_top(tokenizer, each) for each in result.logprobs]
@@ -45,6 +45,9 @@ def choice_meta(result: CallResult, choices: tuple[str, ...], tokenizer: Tokeniz
     `input_token_logprobs`: each choice's tokens. The two `unconditional` ones: the same without the prompt,
     for unconditional_likelihood_normalized.
     """
+    said = getattr(result, "said", None)
+    if said is not None:  # another service chose
+        return {**_common(result), **said}
     chosen = result.choice
     assert chosen is not None, "a Select finished without its choice"
     token_ids = [tokenizer.encode_plain(choice) for choice in choices]

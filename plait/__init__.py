@@ -58,6 +58,8 @@ from plait.runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from plait.lang.backends.endpoint import RuntimeEndpoint
+    from plait.lang.backends.openai import OpenAI
     from plait.runtime.engine import Engine
     from plait.runtime.launch import Runtime
 
@@ -81,6 +83,7 @@ __all__ = [
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
+    "OpenAI",
     "Overloaded",
     "PlaitError",
     "Program",
@@ -89,6 +92,7 @@ __all__ = [
     "ProgramStateGroup",
     "ProgramUsage",
     "Runtime",
+    "RuntimeEndpoint",
     "RuntimeGone",
     "ToolCall",
     "ToolResult",
@@ -126,9 +130,9 @@ __all__ = [
 ]
 
 
-_LOCAL = "it runs models itself: use Runtime(model) or Engine(model), and set_default_backend(...) for all programs"
+_LOCAL = "many services speak OpenAI's chat API: use OpenAI(model, base_url=...); or run models with Runtime(model)"
 _NOT_HERE = {
-    **dict.fromkeys(("RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
+    **dict.fromkeys(("Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
 }
 
 
@@ -142,6 +146,14 @@ def __getattr__(name: str) -> object:
         from plait.runtime.engine import Engine
 
         return Engine
+    if name == "RuntimeEndpoint":
+        from plait.lang.backends.endpoint import RuntimeEndpoint
+
+        return RuntimeEndpoint
+    if name == "OpenAI":
+        from plait.lang.backends.openai import OpenAI
+
+        return OpenAI
     if name == "__version__":
         from importlib.metadata import version
 

@@ -321,8 +321,7 @@ def test_server_info_and_flush(backend):
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        (lambda: plait.RuntimeEndpoint("http://localhost:30000"), r"no 'RuntimeEndpoint' yet; .*Runtime\(model\)"),
-        (lambda: plait.OpenAI("gpt-4"), "set_default_backend"),
+        (lambda: plait.LiteLLM("gpt-4"), r"no 'LiteLLM' yet; .*OpenAI\(model, base_url"),
         (lambda: qa.trace(), "no 'trace' yet"),
         (lambda: qa.cache(), "cached by itself"),
         (lambda: qa.nothing, "no attribute 'nothing'"),
