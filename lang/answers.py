@@ -216,7 +216,10 @@ class Chosen(Answer):
         self._choices = choices
 
     def text(self) -> str:
-        choice = self.result().choice
+        result = self.result()
+        if getattr(result, "said", None) is not None:  # another service chose, and gave the text itself
+            return result.text
+        choice = result.choice
         assert choice is not None, "a Select finished without its choice"
         return self._choices[choice.index]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
+from plait.lang.backends.remote import RemoteClient
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = None if backend is None else client_of(backend)
 
 
+def default_backend() -> Client | None:
+    """What `set_default_backend` was given, as a client."""
+    return _default
+
+
 def flush_cache(backend: Backend | None = None) -> None:
     """Drops every cached prefix that no running call needs."""
     resolve(backend).flush_cache()
@@ -52,6 +58,8 @@ def flush_cache(backend: Backend | None = None) -> None:
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
     """Counts of the runtime now (pages, calls, hits) and what model it serves, as a dict."""
     client = resolve(backend)
+    if isinstance(client, RemoteClient):
+        return client.server_info()
     info = msgspec.structs.asdict(client.model) | msgspec.structs.asdict(client.status())
     return {name: value for name, value in info.items() if name not in ("call", "protocol")}
 

@@ -48,6 +48,26 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
         pool.shutdown(wait=False)
 
 
+def run_each(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
+    """The states one by one, in order. Closing the iterator early ends what is left."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
+    left = set(range(len(executions)))
+    try:
+        with progress(len(executions), progress_bar) as step:
+            futures = [pool.submit(execution.perform_anywhere) for execution in executions]
+            for index, future in enumerate(futures):
+                state = future.result()
+                left.discard(index)
+                step()
+                yield state
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for index in left:
+            executions[index].abort()
+
+
 @contextmanager
 def progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
     """A bar for `total` items, if it is wanted; what is called after each item."""

@@ -101,7 +101,7 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
 
 
 # What SGLang's users may write and plait does not do yet.
-COMING = frozenset({"stop_regex", "logprob_start_len", "dtype", "generator_style"})
+COMING = frozenset({"stop_regex"})
 _OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
 NOT_NEEDED = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),

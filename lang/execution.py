@@ -59,6 +59,16 @@ class Execution:
             self.fail(error)
         return self.state
 
+    def perform_anywhere(self) -> ProgramState:
+        """`perform_item` in a thread that has no event loop, whatever the body is."""
+        if self.is_async:
+            import asyncio
+
+            from plait.lang.aio.running import perform_item
+
+            return asyncio.run(perform_item(self))
+        return self.perform_item()
+
     def start(self) -> ProgramState:
         """Runs the body in a thread of its own and returns at once."""
         name = f"plait program {self.run.program}"

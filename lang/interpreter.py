@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from plait.lang.answers import Chosen, Generated, Several
+from plait.lang.compat.reasoning import SUFFIX, Half, Reasoned
 from plait.lang.errors import program_error
 from plait.lang.expressions import (
     Concat,
@@ -44,6 +45,11 @@ def execute(expr: Expr, strand: Strand) -> None:
                 execute(part, strand)
         case Gen() | Select() | GenCall():
             _begin_call(strand, expr)
+        case Reasoned(gen, marks):
+            execute(gen, strand)
+            whole = strand.variables[str(gen.name)]
+            strand.set(str(gen.name), Half(whole, marks, 1))
+            strand.set(f"{gen.name}{SUFFIX}", Half(whole, marks, 0))
         case SystemWithTools():
             _system_with_tools(strand, expr)
         case RoleBegin():

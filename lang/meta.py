@@ -20,13 +20,19 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
     """The meta info of a gen.
 
     `output_token_logprobs` (one `Logprob` for each sampled token) and `output_top_logprobs` (a list of them
-    for each) are there when `return_logprob` asked for them. `violation` is there for a lenient constraint: why the
+    for each) are there when `return_logprob` asked for them; `input_token_logprobs` and `input_top_logprobs` when
+    `logprob_start_len` did. `violation` is there for a lenient constraint: why the
     text is not valid, or None.
     """
-    meta = _common(result)
+    meta = _common(result) | (getattr(result, "said", None) or {})
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [_said(tokenizer, each.token_id, each.logprob) for each in result.logprobs]
         meta["output_top_logprobs"] = [_top(tokenizer, each) for each in result.logprobs]
+    if result.prompt_logprobs is not None:
+        meta["input_token_logprobs"] = [
+            _said(tokenizer, each.token_id, each.logprob) for each in result.prompt_logprobs
+        ]
+        meta["input_top_logprobs"] = [_top(tokenizer, each) for each in result.prompt_logprobs]
     if result.checked_by is not None:
         meta["violation"] = result.violation
     return meta
@@ -39,6 +45,9 @@ def choice_meta(result: CallResult, choices: tuple[str, ...], tokenizer: Tokeniz
     `input_token_logprobs`: each choice's tokens. The two `unconditional` ones: the same without the prompt,
     for unconditional_likelihood_normalized.
     """
+    said = getattr(result, "said", None)
+    if said is not None:  # another service chose
+        return {**_common(result), **said}
     chosen = result.choice
     assert chosen is not None, "a Select finished without its choice"
     token_ids = [tokenizer.encode_plain(choice) for choice in choices]

@@ -33,11 +33,17 @@ _WIRE = {
     "top_logprobs_num": "top_logprobs",
     "timeout": "timeout_s",
     "complete": "complete",
+    "logprob_start_len": "prompt_logprobs_from",
 }
 SAMPLING_KEYWORDS = (*(name for name in _WIRE if name != "complete"), "n", "return_text_in_logprobs")
 """What `run` takes as defaults; a gen takes the same, but for max_new_tokens, and `complete`."""
 
-_SAID = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
+_SAID = {
+    "prompt_logprobs_from": "logprob_start_len",
+    "logprobs": "return_logprob",
+    "top_logprobs": "top_logprobs_num",
+    "timeout_s": "timeout",
+}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Stop = str | Collection[str]
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
 _OWN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
-    *("choices", "choices_method", "type", "tools", "tool_choice"),
+    *("choices", "choices_method", "type", "dtype", "tools", "tool_choice"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
@@ -81,6 +81,8 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     type: None = None,
+    dtype: object = None,
+    logprob_start_len: int | None = None,
     tools: Iterable[Callable[..., Any]] | None = None,
     tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
@@ -114,6 +116,8 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     type: Any = None,
+    dtype: object = None,
+    logprob_start_len: int | None = None,
     tools: Iterable[Callable[..., Any]] | None = None,
     tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
@@ -138,6 +142,8 @@ def gen(
     - `tools`: typed functions. The text is a call of one of them that parses and fits its signature, worded as the
       model words calls; `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the
       default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
+    - `dtype`: SGLang's name of `type`, for int, float, bool, and str, which is a quoted string as `gen_string` gives.
+    - `logprob_start_len`: the prompt's tokens from this position on have logprobs too (-1: none).
     - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
       come with them.
 
@@ -166,7 +172,16 @@ def gen(
         "top_logprobs_num": top_logprobs_num,
         "timeout": timeout,
         "complete": complete,
+        "logprob_start_len": None if logprob_start_len == -1 else logprob_start_len,
     }
+    if dtype is not None:
+        if type is not None or regex is not None:
+            raise InputError(f"{where}: dtype, type and regex each say what the value is; give one of them")
+        if dtype not in (int, float, bool, str):
+            raise InputError(
+                f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type"
+            )
+        type, regex = (None, REGEX_STRING) if dtype is str else (dtype, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if tools is not None:
         if (
@@ -254,7 +269,6 @@ def _not_yet(name: str) -> Callable[..., Expr]:
 
 image = _not_yet("image")
 video = _not_yet("video")
-separate_reasoning = _not_yet("separate_reasoning")
 
 
 def _gen_choices(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from plait.lang.aio.running import (
@@ -21,7 +21,7 @@ from plait.lang.aio.running import (
 )
 from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
-from plait.lang.batch import num_workers, run_all
+from plait.lang.batch import num_workers, run_all, run_each
 from plait.lang.control.budget import Budget, checked_budget
 from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 OWN_KEYWORDS = ("stream", "backend", "budget")
 MISSING_METHODS = {
-    "bind": "write a function that calls run with the fixed arguments, or functools.partial(program.run, ...)",
     "trace": "state.text() and state.usage show what a run did",
     "cache": "shared text is cached by itself: what calls have in common is computed once",
 }
@@ -47,10 +46,11 @@ class Program:
     >>> print(state["answer"])                                           # doctest: +SKIP
     """
 
-    def __init__(self, body: Callable[..., Any]) -> None:
+    def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.name = getattr(body, "__name__", "program")
         self._signature = _checked_signature(self.name, body)
         self._body = body
+        self._bound = dict(bound or {})
         functools.update_wrapper(self, body)
 
     def run(
@@ -80,11 +80,21 @@ class Program:
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
         client = self._client("run", backend, options)
+        kwargs = self._over_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
         if execution.is_async:
             return start_thread(execution) if stream else perform_here(execution)
         return execution.start() if stream else execution.perform()
 
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        *,
+        generator_style: Literal[True],
+        **keywords: Any,
+    ) -> Iterator[ProgramState]: ...
+    @overload
     def run_batch(
         self,
         batch_kwargs: Sequence[Mapping[str, Any]],
@@ -93,13 +103,26 @@ class Program:
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
         budget: Budget | None = None,
+        generator_style: Literal[False] = False,
         **sampling: Any,
-    ) -> list[ProgramState]:
+    ) -> list[ProgramState]: ...
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]],
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        budget: Budget | None = None,
+        generator_style: bool = False,
+        **sampling: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
         raises it. The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a
-        time, "auto" means at most 64. `budget` is each item's own.
+        time, "auto" means at most 64. `budget` is each item's own. With `generator_style=True` the states come one by
+        one, in order, each as soon as it and those before it are done; closing the generator ends the rest.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
@@ -112,10 +135,14 @@ class Program:
         checked_budget("run_batch", budget)
         items = self._checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
+        if not isinstance(generator_style, bool):
+            raise InputError(f"run_batch: generator_style must be True or False, not {generator_style!r:.80}")
         if not items:
-            return []
+            return iter(()) if generator_style else []
         client = self._client("run_batch", backend, options)
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
+        if generator_style:
+            return run_each(executions, workers, progress_bar)
         if executions[0].is_async:
             return perform_all_here(executions, None if num_threads == "auto" else workers, progress_bar)
         return run_all(executions, workers, progress_bar)
@@ -158,6 +185,7 @@ class Program:
         if not isinstance(stream, bool):
             raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
         client = self._client("arun", backend, options)
+        kwargs = self._over_bound(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
         return start(execution) if stream else await perform(execution)
 
@@ -181,6 +209,17 @@ class Program:
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
         return await perform_all(executions, concurrency, progress_bar)
 
+    def bind(self, **arguments: Any) -> Program:
+        """The same program with these arguments given; `run` and its kin may override them.
+
+        >>> french = qa.bind(language="French")                          # doctest: +SKIP
+        """
+        unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in self._signature.parameters.values())
+        if unknown and not takes_any:
+            self._check_arguments(f"program {self.name!r}", (), arguments)
+        return Program(self._body, {**self._bound, **arguments})
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`program(...)` is `program.run(...)`. `program(s, ...)`, with the state of another program first, runs
         the body on that state now, so that its text goes on, and gives what the body returns (of an `async def` body
@@ -189,7 +228,7 @@ class Program:
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
             self._check_colour(args[0])
-            return self._body(*args, **kwargs)
+            return self._body(*args, **self._over_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -232,9 +271,14 @@ class Program:
                 )
         return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
 
+    def _over_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """`kwargs` and the bound arguments that they, and those by position, do not give."""
+        by_position = list(self._signature.parameters)[1 : 1 + len(args)]
+        return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
+
     def _check_arguments(self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
-            self._signature.bind(None, *args, **kwargs)
+            self._signature.bind(None, *args, **self._over_bound(args, kwargs))
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
@@ -253,7 +297,7 @@ class Program:
             if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
                 raise InputError(f"item {index} of run_batch must be a dict of keyword arguments, not {item!r:.80}")
             self._check_arguments(f"program {self.name!r}, item {index}", (), item)
-            items.append(dict(item))
+            items.append(self._over_bound((), item))
         return items
 
 

@@ -58,9 +58,15 @@ class Writing(Turns):
 
 
 def no_offset(position_ids_offset: object) -> None:
-    """SGLang's argument of fork and copy, which no model here has a use for."""
-    if position_ids_offset is not None:
-        raise InputError("fork: position_ids_offset is not supported; every branch goes on where the text ends")
+    """SGLang's argument of fork and copy: positions that jump are of use to no model here; those that do not are as
+    they are."""
+    if position_ids_offset is None or _is_zeros(position_ids_offset):
+        return
+    raise InputError("fork: position_ids_offset is not supported; every branch goes on where the text ends")
+
+
+def _is_zeros(offsets: object) -> bool:
+    return isinstance(offsets, list | tuple) and all(type(each) is int and each == 0 for each in offsets)
 
 
 def _name(name: object) -> str:

@@ -15,13 +15,15 @@ from plait.lang.choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from plait.lang.compat.reasoning import separate_reasoning
+from plait.lang.compat.settings import global_config
 from plait.lang.control.budget import Budget, BudgetExceeded
 from plait.lang.control.combinators import best_of, map, vote
 from plait.lang.control.race import race
 from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
-from plait.lang.primitives import gen, gen_int, gen_string, image, select, separate_reasoning, video
+from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
 from plait.lang.program import Program, function
 from plait.lang.roles import (
     assistant,
@@ -56,6 +58,8 @@ from plait.runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from plait.lang.backends.endpoint import RuntimeEndpoint
+    from plait.lang.backends.openai import OpenAI
     from plait.runtime.engine import Engine
     from plait.runtime.launch import Runtime
 
@@ -79,6 +83,7 @@ __all__ = [
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
+    "OpenAI",
     "Overloaded",
     "PlaitError",
     "Program",
@@ -87,6 +92,7 @@ __all__ = [
     "ProgramStateGroup",
     "ProgramUsage",
     "Runtime",
+    "RuntimeEndpoint",
     "RuntimeGone",
     "ToolCall",
     "ToolResult",
@@ -103,6 +109,7 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "map",
@@ -123,10 +130,9 @@ __all__ = [
 ]
 
 
-_LOCAL = "it runs models itself: use Runtime(model) or Engine(model), and set_default_backend(...) for all programs"
+_LOCAL = "many services speak OpenAI's chat API: use OpenAI(model, base_url=...); or run models with Runtime(model)"
 _NOT_HERE = {
-    **dict.fromkeys(("RuntimeEndpoint", "OpenAI", "Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
-    "global_config": "give settings to Runtime(...) or Engine(...), sampling defaults to run(...)",
+    **dict.fromkeys(("Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
 }
 
 
@@ -140,6 +146,14 @@ def __getattr__(name: str) -> object:
         from plait.runtime.engine import Engine
 
         return Engine
+    if name == "RuntimeEndpoint":
+        from plait.lang.backends.endpoint import RuntimeEndpoint
+
+        return RuntimeEndpoint
+    if name == "OpenAI":
+        from plait.lang.backends.openai import OpenAI
+
+        return OpenAI
     if name == "__version__":
         from importlib.metadata import version
 
