@@ -114,7 +114,9 @@ def test_any_mix_gives_what_the_plain_path_gives(model, work, rows):
     for i, (when, prompt, fields, constraint) in enumerate(work):
         fields = {**fields, "stop": fields.get("stop") if constraint is None else None}
         opened = [Open(i), Append(i, prompt), Generate(i, i, sampling_params(**fields), constraint)]
-        arrivals += [(when, each) for each in [*opened, Generate(i, 100 + i, sampling_params(max_tokens=2, temperature=0.0))]]
+        arrivals += [
+            (when, each) for each in [*opened, Generate(i, 100 + i, sampling_params(max_tokens=2, temperature=0.0))]
+        ]
     expected = run(model.plain, arrivals, rows=rows)
     found = run(model.fused, arrivals, GpuSteps(model.fused, rows, Repeating()), rows=rows)
     for call, each in expected.items():
