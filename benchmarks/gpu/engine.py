@@ -2,7 +2,7 @@
 
     python benchmarks/gpu/engine.py decode|prefill|json|offline|transformers [--shape llama-3-8b] [--device cuda]
 
-Prints one JSON object a line: {"name", "value", "unit", "goal", ...}. Weights are random; times are not touched by that.
+Prints one JSON object a line: {"name", "value", "unit", "goal", ...}. Weights are random, which times do not show.
 Knows: the workbench. Must not know: kernels.
 """
 
@@ -11,15 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from attention import copy_bandwidth, matrix_rate
 from workbench import SHAPES, Workbench, prompts, workbench
 
 from plait.constrained import JsonSchema
+
+sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
 
 SCHEMA = {
     "type": "object",
@@ -50,9 +55,7 @@ def limits(device: str) -> tuple[float, float]:
     """(bytes per second of a copy, FLOP/s of a bf16 product); not a number on a CPU."""
     if device == "cpu":
         return math.nan, math.nan
-    import attention
-
-    return attention.copy_bandwidth(), attention.matrix_rate()
+    return copy_bandwidth(), matrix_rate()
 
 
 def weight_bytes(bench: Workbench) -> int:
@@ -240,7 +243,7 @@ def main() -> None:
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     arguments = parser.parse_args()
-    with torch.inference_mode():
+    with torch.no_grad():
         for each in PARTS[arguments.part](arguments.shape, arguments.device):
             print(json.dumps(each), flush=True)
 
