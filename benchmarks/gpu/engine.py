@@ -1,0 +1,252 @@
+"""How fast the engine is on this GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers' own.
+
+    python benchmarks/gpu/engine.py decode|prefill|json|offline|transformers [--shape llama-3-8b] [--device cuda]
+
+Prints one JSON object a line: {"name", "value", "unit", "goal", ...}. Weights are random, which times do not show.
+Knows: the workbench. Must not know: kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attention import copy_bandwidth, matrix_rate
+from workbench import SHAPES, Workbench, prompts, workbench
+
+from plait.constrained import JsonSchema
+
+sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "born": {"type": "string", "format": "date"},
+        "years": {"type": "integer", "minimum": 0, "maximum": 60},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2, "maxItems": 5},
+    },
+    "required": ["name", "born", "years", "colours"],
+    "additionalProperties": False,
+}
+Figure = dict[str, Any]
+
+
+def figure(name: str, value: float, unit: str, goal: float | None = None, **more: Any) -> Figure:
+    return {"name": name, "value": value, "unit": unit, "goal": goal, **more}
+
+
+def now(bench: Workbench) -> float:
+    """Seconds, with the device's queue empty."""
+    if bench.runner.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def limits(device: str) -> tuple[float, float]:
+    """(bytes per second of a copy, FLOP/s of a bf16 product); not a number on a CPU."""
+    if device == "cpu":
+        return math.nan, math.nan
+    return copy_bandwidth(), matrix_rate()
+
+
+def weight_bytes(bench: Workbench) -> int:
+    """Of what one token reads: all weights but the embedding's table."""
+    model = bench.runner.model
+    layers = [getattr(p, "nbytes", 0) for layer in model.layers for p in tensors(layer)]
+    return sum(layers) + model.head.nbytes
+
+
+def tensors(part: Any) -> Iterator[torch.Tensor]:
+    """All tensors in a layer's records."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from tensors(each)
+    elif hasattr(part, "__dataclass_fields__"):
+        for name in part.__dataclass_fields__:
+            yield from tensors(getattr(part, name))
+
+
+# -- the parts ------------------------------------------------------------------------------------
+
+
+def decode(shape: str, device: str) -> Iterator[Figure]:
+    bandwidth, _ = limits(device)
+    bench = workbench(shape, device, max_batch_rows=64)
+    count, length = (60, 1000) if device != "cpu" else (10, 20)
+    for rows, goal in ((1, 0.8), (16, None), (64, 0.7)):
+        for prompt in prompts([length] * rows, bench.runner.config.vocab_size, rows):
+            bench.call(prompt, 5 * count)
+        bench.until_decoding()
+        for _ in range(10):
+            bench.step()
+        begun = now(bench)
+        for _ in range(count):
+            bench.step()
+        seconds = (now(bench) - begun) / count
+        held = sum(len(row.seq) for row in bench.scheduler.policy.running)
+        roofline = (weight_bytes(bench) + held * bench.runner.page_bytes) / bandwidth
+        name = f"decode, {rows} rows of {length}"
+        yield figure(f"{name}: share of the memory roofline", roofline / seconds, "", goal, step_ms=seconds * 1e3)
+        yield figure(f"{name}: output", rows / seconds, "tok/s")
+        alone = replay_seconds(bench, rows)
+        if alone is not None:
+            gap = (seconds - alone) * 1e3
+            yield figure(f"{name}: between graphs", gap, "ms", 0.3 if rows == 64 else None, graph_ms=alone * 1e3)
+        bench.flush()
+    bench.close()
+
+
+def replay_seconds(bench: Workbench, rows: int) -> float | None:
+    """Seconds of the decode graph and its sampler with nothing between; None without graphs."""
+    if bench.steps is None or bench.steps.graphs is None:
+        return None
+    from plait.runtime.gpu.decode_graph import Size
+
+    graphs = bench.steps.graphs
+    graph = graphs.graphs[Size(next(size for size in graphs.sizes[1] if size >= rows), 1)]
+    begun = now(bench)
+    for _ in range(20):
+        graph.forward()
+        graph.sample()
+    return (now(bench) - begun) / 20
+
+
+def prefill(shape: str, device: str) -> Iterator[Figure]:
+    _, rate = limits(device)
+    bench = workbench(shape, device, max_batch_rows=64)
+    model, length = bench.runner.config, 4096 if device != "cpu" else 200
+    layers = sum(p.numel() for layer in bench.runner.model.layers for p in tensors(layer))
+    for seed in range(3):  # the first compiles
+        for prompt in prompts([length] * 4, model.vocab_size, seed):
+            bench.call(prompt, 1)
+        begun = now(bench)
+        bench.finish()
+        seconds = now(bench) - begun
+        bench.flush()
+    scores = 2 * 4 * length**2 * model.num_heads * model.head_dim * model.num_layers  # causal: half of 4 n^2 d
+    flop = 2 * layers * 4 * length + scores
+    yield figure(f"prompts, 4 of {length}: share of the matrix rate", flop / seconds / rate, "", 0.6)
+    yield figure(f"prompts, 4 of {length}", 4 * length / seconds, "tok/s")
+    bench.close()
+
+
+def constrained(shape: str, device: str) -> Iterator[Figure]:
+    bench = workbench(shape, device, max_batch_rows=64)
+    rows, seconds, tokens, forced = 16, {}, {}, 0
+    for _ in range(2):  # the first time compiles
+        for kind, spec in (("free", None), ("JSON", JsonSchema(SCHEMA))):
+            bench.flush()
+            texts = prompts([64] * rows, bench.runner.config.vocab_size, 5)
+            numbers = [bench.call(p, 96, spec, temperature=0.8, seed=i, ignore_eos=spec is None) for i, p in
+                       enumerate(texts)]  # fmt: skip
+            while bench.scheduler.sessions.num_compiling or bench.inbox.requests:
+                bench.step()
+            begun = now(bench)
+            bench.finish()
+            seconds[kind] = now(bench) - begun
+            usages = [bench.inbox.ends[number].usage for number in numbers]
+            tokens[kind] = sum(usage.completion_tokens for usage in usages)
+            forced = sum(usage.forced_tokens for usage in usages)
+    speed = {kind: tokens[kind] / seconds[kind] for kind in seconds}
+    sampled = (tokens["JSON"] - forced) / seconds["JSON"]
+    yield figure(f"{rows} streams, free", speed["free"], "tok/s")
+    yield figure(f"{rows} streams, JSON", speed["JSON"], "tok/s", forced=forced)
+    yield figure("JSON over free, forced tokens not counted", sampled / speed["free"], "x", 0.98)
+    yield figure("JSON over free", speed["JSON"] / speed["free"], "x")
+    bench.close()
+
+
+def chat_lengths(count: int) -> list[tuple[int, int]]:
+    """(prompt, answer) tokens with the means of ShareGPT as vLLM's benchmark samples it (about 220 and 200)."""
+    generator = np.random.default_rng(0)
+    drawn = generator.lognormal([4.7, 4.8], [1.15, 1.0], (count, 2)).astype(int)
+    return [(int(np.clip(a, 4, 1024)), int(np.clip(b, 4, 1024))) for a, b in drawn]
+
+
+def offline(shape: str, device: str) -> Iterator[Figure]:
+    bench = workbench(shape, device, max_batch_rows=256)
+    lengths = chat_lengths(1000 if device != "cpu" else 20)
+    texts = prompts([a for a, _ in lengths], bench.runner.config.vocab_size)
+    for text in texts[:64]:
+        bench.call(text[:32], 8)
+    bench.flush()
+    for text, (_, answer) in zip(texts, lengths, strict=True):
+        bench.call(text, answer)
+    begun = now(bench)
+    bench.finish()
+    seconds = now(bench) - begun
+    answers, read = (sum(x[i] for x in lengths) for i in (1, 0))
+    replayed = bench.steps.num_replays if bench.steps else 0
+    counts = {"steps": bench.scheduler.num_steps, "replayed": replayed, "seconds": seconds}
+    yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", 17000.0, **counts)
+    yield figure(f"{len(lengths)} chats: all tokens", (answers + read) / seconds, "tok/s")
+    bench.close()
+
+
+def beside_transformers(shape: str, device: str) -> Iterator[Figure]:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    rows, new = (64, 128) if device != "cpu" else (2, 4)
+    fields = {name: value for name, value in SHAPES[shape].items() if name != "architectures"}
+    texts = prompts([256] * rows, fields["vocab_size"])
+    bench = workbench(shape, device, max_batch_rows=64, max_pages=200_000)
+    for _ in range(2):  # the first time compiles
+        bench.flush()
+        for text in texts:
+            bench.call(text, new)
+        begun = now(bench)
+        bench.finish()
+        ours = rows * new / (now(bench) - begun)
+    yield figure(f"plait, {rows} streams", ours, "tok/s")
+    bench.close()
+    del bench
+    if device != "cpu":
+        torch.cuda.empty_cache()
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(
+            LlamaConfig(**fields), dtype=dtype, attn_implementation="paged|sdpa"
+        ).eval()
+    config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    model.generate_batch(texts[:2], generation_config=config)
+    begun = time.perf_counter()
+    found = model.generate_batch(texts, generation_config=config)
+    seconds = time.perf_counter() - begun
+    theirs = sum(len(each.generated_tokens) for each in found.values()) / seconds
+    yield figure(f"transformers, {rows} streams", theirs, "tok/s")
+    yield figure("plait over transformers", ours / theirs, "x", 3.0)
+
+
+PARTS = {
+    "decode": decode,
+    "prefill": prefill,
+    "json": constrained,
+    "offline": offline,
+    "transformers": beside_transformers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    with torch.no_grad():
+        for each in PARTS[arguments.part](arguments.shape, arguments.device):
+            print(json.dumps(each), flush=True)
+
+
+if __name__ == "__main__":
+    main()
