@@ -185,7 +185,8 @@ def _check(
         raise ValueError(f"expected a bias ({out_features},), not {tuple(bias.shape)}")
     if out is None:
         return torch.empty((len(x), out_features), dtype=x.dtype, device=x.device)
-    if out.shape != (len(x), out_features) or out.dtype != x.dtype or out.stride(1) != 1:
+    is_scattered = out.numel() > 0 and out.stride(1) != 1
+    if out.shape != (len(x), out_features) or out.dtype != x.dtype or is_scattered:
         raise ValueError(f"expected out [{len(x)}, {out_features}] of {x.dtype}, not {out.dtype} {tuple(out.shape)}")
     return out
 

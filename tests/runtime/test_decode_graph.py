@@ -68,7 +68,7 @@ def model(request, tmp_path_factory):
 
 def run(runner, arrivals, steps=None, rows=6, **settings):
     """{call: tokens, ...} of requests that arrive before the step that numbers them; the number of steps."""
-    link, config = ListLink(), engine_config(max_batch_rows=rows, check_integrity=True, **settings)
+    link, config = ListLink(), engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings)
     welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0)
     made = (vocabulary(), ReadyCompiler(GRAMMARS), link, steps)
     scheduler = Scheduler(config, welcome, runner, Sampler(CPU), *made)
