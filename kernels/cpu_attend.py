@@ -77,11 +77,15 @@ def _attend_tile(
             room.totals[lane, d] = np.float32(0.0)
         room.peaks[lane] = np.float32(cpu_lanes.LOWEST)
         room.weights[lane] = np.float32(0.0)
-    lowest = max(0, start - window + 1)
-    for block in range(lowest // KEYS, (start + count - 1) // KEYS + 1):
+    end, lowest = start + count, max(0, start - window + 1)
+    first_block, last_block = lowest // KEYS, (end - 1) // KEYS
+    _find_block(row, first_block, end, group, k_cache, v_cache, heads, rows, room)
+    for block in range(first_block, last_block + 1):
         base = block * KEYS
-        here = min(KEYS, start + count - base)
-        _read_block(row, base, here, group, k_cache, v_cache, heads, rows, room)
+        here = min(KEYS, end - base)
+        _read_block(block, here, heads, room)
+        if block < last_block:  # so that it is on its way while this one is computed
+            _find_block(row, block + 1, end, group, k_cache, v_cache, heads, rows, room)
         lane = 0
         while lane < lanes:
             lane += _take_lanes(lane, lanes, base, here, start, window, heads, room)
@@ -89,24 +93,34 @@ def _attend_tile(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_block(
-    row: int, base: int, here: int, group: int, k_cache: int, v_cache: int, heads: Heads, rows: Rows, room: Room
+def _find_block(
+    row: int, block: int, end: int, group: int, k_cache: int, v_cache: int, heads: Heads, rows: Rows, room: Room
 ) -> None:
-    """The block's keys, turned, and its values, as float32; keys beyond the last repeat it."""
-    size, padded = heads.size, (here + 15) // 16 * 16
+    """Where the block's keys and values lie; keys beyond `end` are the last again, up to a multiple of 16."""
+    size, base, pair = heads.size, block * KEYS, 2 * (block % 2)
+    here = min(KEYS, end - base)
     first_page, page_size = rows.first_pages[row], rows.page_size
-    for j in range(padded):
+    for j in range((here + 15) // 16 * 16):
         at = base + min(j, here - 1)
         slot = np.int64(rows.pages[first_page + at // page_size]) * page_size + at % page_size
         offset = 2 * (slot * heads.groups + group) * size
-        room.places[0, j] = k_cache + offset
-        room.places[1, j] = v_cache + offset
-    for j in range(0, padded, 16):
+        room.places[pair, j] = k_cache + offset
+        room.places[pair + 1, j] = v_cache + offset
+        for line in range(0, 2 * size, 64):
+            cpu_lanes.fetch(k_cache + offset + line)
+            cpu_lanes.fetch(v_cache + offset + line)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _read_block(block: int, here: int, heads: Heads, room: Room) -> None:
+    """The block's keys, turned, and its values, as float32."""
+    size, pair = heads.size, 2 * (block % 2)
+    for j in range(0, here, 16):
         for channel in range(0, size, 32):
             to = address_of(room.keys) + 4 * (channel * KEYS + j)
-            cpu_lanes.turn_keys(address_of(room.places) + 8 * j, 2 * channel, to)
+            cpu_lanes.turn_keys(address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
     for j in range(here):
-        cpu_lanes.widen(room.places[1, j], address_of(room.values) + 4 * j * size, size // 16)
+        cpu_lanes.widen(room.places[pair + 1, j], address_of(room.values) + 4 * j * size, size // 16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

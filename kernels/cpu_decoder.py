@@ -84,7 +84,7 @@ class CpuDecoder:
         count, plan = len(token_ids), self._plan
         if count > self._room_for:
             self._make_state(count)
-        for entry, array in self._state.items():
+        for entry in self._state:
             plan.numbers[entry, 1] = count
         self._settings[0, step.PAGE_SIZE] = layout.page_size
         self._settings[0, step.CACHE] = kv_cache[0].k.data_ptr()
@@ -157,7 +157,7 @@ class CpuDecoder:
         widths = (size * KEYS, size * KEYS, lanes * size, lanes * size, 4 * KEYS, lanes, lanes)
         for entry, width in zip(range(step.KEYS, step.PLACES), widths, strict=True):
             plan.put(entry, np.zeros((self.threads, width), np.float32))
-        plan.put(step.PLACES, np.zeros((self.threads, 2 * KEYS), np.int64))
+        plan.put(step.PLACES, np.zeros((self.threads, 4 * KEYS), np.int64))
         plan.put(step.GATES, np.zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
 
@@ -190,13 +190,16 @@ def _rounded(rows: int, channels: int) -> Rounded:
     )
 
 
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def _columns(layer: LayerWeights) -> list[int]:
-    address = lambda tensor: 0 if tensor is None else tensor.data_ptr()  # noqa: E731
     weights = [(each.address, each.bits) for each in (layer.qkv, layer.output, layer.gated, layer.down)]
     norms = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
     return [
         *(number for pair in weights for number in pair),
-        *(address(each) for each in norms),
+        *(_address(each) for each in norms),
         layer.window or EVERYTHING,
         layer.rotation,
     ]

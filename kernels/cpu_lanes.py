@@ -15,6 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from plait.kernels import cpu_ir as v
@@ -146,3 +147,17 @@ def gather(context: Any, lanes: Any, weights: Any, values: Any, size: Any, count
         return context.get_dummy_value()
 
     return types.void(lanes, *([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fetch(context: Any, address: Any) -> Any:
+    """Asks for the cache line at an address."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        place = v.at(b, values[0], v.I8)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, v.I32, v.I32, v.I32])
+        function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+        b.call(function, [place, v.I32(0), v.I32(3), v.I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

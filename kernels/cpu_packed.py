@@ -65,9 +65,8 @@ def from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> B
         return None
     bits, middle = EXACT[quantization]
     blocks = raw.reshape(shape[0], shape[1] // BLOCK, -1)
-    half = lambda at: blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]  # noqa: E731
-    scales, has_minimum = half(0), quantization.endswith("1")
-    minima = half(2) if has_minimum else -middle * scales
+    scales, has_minimum = _half(blocks, 0), quantization.endswith("1")
+    minima = _half(blocks, 2) if has_minimum else -middle * scales
     at = 4 if has_minimum else 2
     if not bool(minima.isfinite().all()):
         return None  # the middle times the scale is beyond float16
@@ -80,6 +79,11 @@ def from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> B
             fifth = (blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
             numbers |= fifth.flatten(-2) << 4
     return Blocks(numbers, scales.contiguous(), minima.contiguous(), bits)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at byte `at` of each block."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
 
 
 def rounded(weight: torch.Tensor, bits: int) -> Blocks:
@@ -111,32 +115,28 @@ def stacked(parts: Sequence[Blocks]) -> Blocks:
 
 def alternating(first: Blocks, second: Blocks) -> Blocks:
     """Two weights of the same shape, 32 outputs of the one, then 32 of the other."""
-    mixed = lambda a, b: torch.stack([a.unflatten(0, (-1, WIDTH)), b.unflatten(0, (-1, WIDTH))], 1).flatten(0, 2)  # noqa: E731
     return Blocks(
-        mixed(first.numbers, second.numbers),
-        mixed(first.scales, second.scales),
-        mixed(first.minima, second.minima),
+        _alternate(first.numbers, second.numbers),
+        _alternate(first.scales, second.scales),
+        _alternate(first.minima, second.minima),
         max(first.bits, second.bits),
     )
+
+
+def _alternate(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    shape = (-1, 1, WIDTH, *first.shape[1:])
+    return torch.cat([first.reshape(shape), second.reshape(shape)], 1).flatten(0, 2)
 
 
 def pack(weight: Blocks) -> Packed:
     """The tiles of `cpu_tile`."""
     outputs, blocks, _ = weight.numbers.shape
-    tiles = -(-outputs // WIDTH)
-    filled = lambda x: torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, tiles * WIDTH - outputs))  # noqa: E731
-    tiled = lambda x: filled(x).unflatten(0, (tiles, WIDTH)).transpose(1, 2)  # noqa: E731  [tiles, blocks, 32, ...]
     # [tiles, blocks, half, output, four inputs each, input] -> [tiles, blocks, half, four inputs each, output, input]
-    numbers = tiled(weight.numbers).reshape(tiles, blocks, 2, HALF, 8, 4).transpose(3, 4)
+    numbers = _tiled(weight.numbers).reshape(-1, blocks, 2, HALF, 8, 4).transpose(3, 4)
     if weight.bits == 4:
         numbers = numbers[:, :, :, 0::2] | numbers[:, :, :, 1::2] << 4
-    data = torch.cat(
-        [
-            numbers.reshape(tiles, blocks, -1),
-            *(tiled(each).contiguous().view(torch.uint8) for each in (weight.scales, weight.minima)),
-        ],
-        dim=-1,
-    )
+    ends = [_tiled(each).contiguous().view(torch.uint8) for each in (weight.scales, weight.minima)]
+    data = torch.cat([numbers.reshape(len(numbers), blocks, -1), *ends], dim=-1)
     assert data.shape[-1] == block_bytes(weight.bits)
     return Packed(data.contiguous(), weight.bits, outputs)
 
@@ -149,9 +149,17 @@ def columns(weight: Packed, ids: torch.Tensor) -> Packed:
     halves = weight.data[..., : -4 * WIDTH].view(-1, blocks, 2, bits, HALF, 4)
     numbers = halves[tile, :, lane // HALF, :, place]  # [k, blocks, bits, 4]
     pairs = weight.data[..., -4 * WIDTH :].view(-1, blocks, 2, WIDTH, 2)[tile, :, :, lane]  # [k, blocks, 2, 2]
-    tiles = -(-len(ids) // WIDTH)
-    filled = lambda x: torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, tiles * WIDTH - len(ids)))  # noqa: E731
-    parts = filled(numbers).view(tiles, 2, HALF, blocks, bits, 4).permute(0, 3, 1, 4, 2, 5)
-    ends = filled(pairs).view(tiles, WIDTH, blocks, 2, 2).permute(0, 2, 3, 1, 4)
-    data = torch.cat([parts.reshape(tiles, blocks, -1), ends.reshape(tiles, blocks, -1)], dim=-1)
+    parts = _filled(numbers).reshape(-1, 2, HALF, blocks, bits, 4).permute(0, 3, 1, 4, 2, 5)
+    ends = _filled(pairs).reshape(-1, WIDTH, blocks, 2, 2).permute(0, 2, 3, 1, 4)
+    data = torch.cat([parts.reshape(len(parts), blocks, -1), ends.reshape(len(parts), blocks, -1)], dim=-1)
     return Packed(data.contiguous(), bits, len(ids))
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    """Outputs along the first axis, filled up with zeros to whole tiles."""
+    return torch.cat([x, x.new_zeros(-len(x) % WIDTH, *x.shape[1:])])
+
+
+def _tiled(x: torch.Tensor) -> torch.Tensor:
+    """[O, blocks, ...] to [tiles, blocks, 32, ...]"""
+    return _filled(x).reshape(-1, WIDTH, *x.shape[1:]).transpose(1, 2)

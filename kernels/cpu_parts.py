@@ -72,7 +72,7 @@ class Room(NamedTuple):
     scores: Any
     peaks: Any
     weights: Any
-    places: Any  # [2, 64] int64: addresses of the block's keys and values
+    places: Any  # [4, 64] int64: addresses of an even block's keys and values, and of an odd one's
     gates: Any  # [rows, 2 * 32]
 
 

@@ -7,6 +7,7 @@ Knows: addresses of float32 rows. Must not know: layers, threads.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -106,11 +107,15 @@ def _sigmoid(b: Any, x: Any) -> Any:
     return b.fdiv(one, b.fadd(one, v.exp(b, b.fsub(v.constant(v.FLOATS, 0.0), x))))
 
 
+def _above(b: Any, x: Any, y: Any) -> Any:
+    return b.select(b.icmp_unsigned(">", x, y), x, y)
+
+
 def _round(b: Any, x: list[Any], numbers: Any, scale: Any, sum_: Any) -> None:
     # As whole numbers, magnitudes of float32 are in order, and not-a-number is above infinity.
     bits = [b.and_(b.bitcast(each, v.INTS), v.constant(v.INTS, 0x7FFFFFFF)) for each in x]
-    above = lambda p, q: b.select(b.icmp_unsigned(">", p, q), p, q)  # noqa: E731
-    largest = b.bitcast(v.fold(b, above(bits[0], bits[1]), above), v.F32)
+    top = _above(b, bits[0], bits[1])
+    largest = b.bitcast(v.fold(b, top, partial(_above, b)), v.F32)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverse = b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest))
     inverses = v.splat(b, inverse)

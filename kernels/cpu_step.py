@@ -89,7 +89,7 @@ def _room(plan: Any, me: int, heads: Any) -> Any:
         floats(plan, SCORES)[me],
         floats(plan, PEAKS)[me],
         floats(plan, WEIGHTS)[me],
-        table(plan, PLACES)[me].reshape((2, BLOCK_KEYS)),
+        table(plan, PLACES)[me].reshape((4, BLOCK_KEYS)),
         floats(plan, GATES)[me].reshape((GATE_ROWS, 2 * WIDTH)),
     )
 

@@ -56,8 +56,10 @@ def _generate(
     b: Any, bits: int, rows: int, tile: Any, x: Any, steps: Any, x_scale: Any, x_sum: Any, blocks: Any, out: Any
 ) -> None:
     x_step, scale_step, out_step = (b.extract_value(steps, i) for i in range(3))
-    row = lambda base, step: [b.add(base, b.mul(step, v.I64(r))) for r in range(rows)]  # noqa: E731
-    x_rows, scale_rows, sum_rows = row(x, x_step), row(x_scale, scale_step), row(x_sum, scale_step)
+    x_rows, scale_rows, sum_rows = (
+        [b.add(base, b.mul(step, v.I64(r))) for r in range(rows)]
+        for base, step in ((x, x_step), (x_scale, scale_step), (x_sum, scale_step))
+    )
     loop = v.Loop(b, blocks, [v.constant(v.FLOATS, 0.0)] * (2 * rows))
     here = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
     x_here = [b.add(each, b.mul(loop.i, v.I64(BLOCK))) for each in x_rows]
