@@ -10,6 +10,7 @@ from tiny_models import randomized, run, runner, text, their_logits, whole_logit
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from plait.kernels.cpu_decoder import CpuDecoder, missing_features
+from plait.kernels.kv_cache import LayerCache
 from plait.runtime.errors import InputError
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=400)
@@ -98,7 +99,8 @@ def test_the_files_own_numbers_are_used(tmp_path):
 def test_threads_do_not_change_bits(packed):
     tokens = text(120, 6)
     one = CpuDecoder(packed.model.weights, threads=1)
-    kv = torch.zeros_like(packed.kv_cache)
+    both = torch.zeros((len(packed.kv_cache), 2, *packed.kv_cache[0].k.shape), dtype=torch.bfloat16)
+    kv = [LayerCache(k, v) for k, v in both]
     found = [each.forward(torch.tensor(tokens), _layout(120), kv).clone() for each in (one, packed.model)]
     assert torch.equal(*found)
 
