@@ -107,6 +107,7 @@ class Answer(Readable):
         self.call = call
         self.siblings: tuple[Answer, ...] = (self,)  # the samples of one gen: the program reads them together
         self.name = name
+        self.lane = 0  # which branch it is on, for those who look at a run
         self.began_s = time.monotonic()
         self.ended_s = 0.0  # both by this process's monotonic clock; 0: it goes on
         self._run = run

@@ -83,6 +83,7 @@ def _generate(strand: Strand, expr: Gen) -> None:
     for index, each in enumerate((session, *others)):
         call = each.generate(_sample(params, index), expr.constraint)
         answers.append(Generated(run, expr.name, call, expr.form))
+        answers[-1].lane = strand.lane if index == 0 else run.new_lane(strand.lane)
         run.add(answers[-1])
     for each in others:
         each.close()
@@ -132,5 +133,6 @@ def _select(strand: Strand, expr: Select) -> None:
         timeout_s = run.ledger.timeout(timeout_s)
     call = strand.session().select(expr.choices, expr.method, timeout_s)
     answer = Chosen(run, expr.name, call, expr.choices)
+    answer.lane = strand.lane
     run.add(answer)
     strand.add(expr.name, answer)

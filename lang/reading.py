@@ -188,6 +188,11 @@ class Reading:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _wait_for_body(self) -> None:
+        """Outside: until the body is over, however it ended."""
+        if self._outside:
+            self._run.wait(_never)
+
     def _wait_for_end(self) -> None:
         if self._outside:
             self._run.wait(_never)

@@ -8,6 +8,7 @@ Knows: sessions, calls, their order and their end. Must not know: expressions, r
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from plait.lang.answers import Answer
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
+
+
+on_start: list[Callable[[Run], None]] = []
+"""Told of every run that begins: for those who watch all of them."""
 
 
 class Run:
@@ -42,8 +47,12 @@ class Run:
         self._dropped: deque[Session] = deque()
         self._handled: list[BaseException] = []
         self._let_go: set[int] = set()
+        self.started_s = time.monotonic()
+        self.lanes: list[int | None] = []  # for each branch, the one it was forked from
         self._aborted = False
         self.ledger = None if budget is None else Ledger(budget, self._overspent)
+        for listener in on_start:
+            listener(self)
 
     # -- sessions and calls -----------------------------------------------------------------------
 
@@ -64,6 +73,11 @@ class Run:
     def close(self, session: Session) -> None:
         self._sessions.pop(id(session), None)
         session.close()
+
+    def new_lane(self, parent: int | None) -> int:
+        """The number of one more branch."""
+        self.lanes.append(parent)
+        return len(self.lanes) - 1
 
     def abort_session(self, session: Session) -> None:
         """Ends one session and its calls at once."""

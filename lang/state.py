@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plait.lang.control.ending import end_branch
@@ -82,6 +83,20 @@ class ProgramState(Writing, Reading):
             self._run.abort()
         else:
             self._variable(name).abort()
+
+    def show(self, path: str | Path | None = None) -> Path:
+        """Writes what the program did as a page (.html) or a Perfetto trace (.json), once it is done; the path. Without
+        one, a page is opened in the browser. A lane for each branch, time across, text and tokens on hover."""
+        from plait.lang.trace.showing import show  # a browser and all that, which few programs need
+
+        self._wait_for_body()
+        return show(self._run, path)
+
+    def _repr_html_(self) -> str:
+        """The text for a notebook, what was generated marked."""
+        from plait.lang.trace.showing import as_html
+
+        return as_html(self._strand)
 
     def __str__(self) -> str:
         """`ProgramState(<the text>)`; waits like `text()`."""

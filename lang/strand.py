@@ -32,7 +32,8 @@ class Turn(NamedTuple):
 class Strand:
     """The text of one state. The session is opened when the first text comes."""
 
-    def __init__(self, run: Run, session: Session | None = None) -> None:
+    def __init__(self, run: Run, session: Session | None = None, parent: Strand | None = None) -> None:
+        self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
         self.segments: list[Readable] = []
         self.variables: dict[str, Readable] = {}
@@ -147,7 +148,7 @@ class Strand:
         """`size` strands that begin with this one's text, turns and variables."""
         children = []
         for session in self.session().fork(size):
-            child = Strand(self.run, self.run.adopt(session))
+            child = Strand(self.run, self.run.adopt(session), self)
             child.segments = list(self.segments)
             child.variables = dict(self.variables)
             child.turns = list(self.turns)

@@ -19,6 +19,8 @@ import plait
 from plait.chat import CHAT_HELP, chat
 from plait.check import check
 from plait.lang.backend import settings_ignored, use_embedded
+from plait.lang.trace.showing import checked_path, write
+from plait.lang.trace.spans import recording
 from plait.serving import add_serve_options, serve_command
 from plait.tracebacks import print_traceback
 
@@ -56,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="run a Python file that holds plait programs")
     _add_model(run)
+    run.add_argument(
+        "--trace", metavar="OUT", help="write what all programs did: a page (.html) or for Perfetto (.json)"
+    )
     run.add_argument("file", metavar="FILE.py")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
     run.set_defaults(command=_run)
@@ -105,6 +110,17 @@ def _run(options: argparse.Namespace) -> int:
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
     use_embedded(model_path=options.model, device=options.device)
+    target = None if options.trace is None else checked_path("--trace", options.trace)
+    with contextlib.ExitStack() as watching:
+        runs = watching.enter_context(recording()) if target is not None else []
+        code = _run_file(options, path)
+    if target is not None:
+        write(runs, target)
+        print(f"plait: what {len(runs)} programs did is in {target}", file=sys.stderr)
+    return code
+
+
+def _run_file(options: argparse.Namespace, path: Path) -> int:
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [options.file, *options.arguments], str(path.resolve().parent)
     try:

@@ -1,0 +1,194 @@
+"""Seeing what a program did: spans and lanes, the page, the Perfetto trace, a notebook's cell, `plait run --trace`."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from html.parser import HTMLParser
+
+import pytest
+from scripted import Gate
+
+import plait
+from plait import assistant, gen, select, user
+from plait.cli import main
+from plait.lang.trace.page import page
+from plait.lang.trace.spans import Span, Trace, recording, trace_of
+from plait.runtime.errors import CallFailed
+
+
+@plait.function
+def program(s, text="Q"):
+    s += user(text) + assistant(gen("first"))
+    forks = s.fork(2)
+    forks += user("more") + assistant(gen("tip"))
+    inner = forks[1].fork(1)
+    inner += "deep" + gen("deep")
+    inner.join()
+    forks.join()
+    s += user("?") + assistant(select("kind", ["yes", "no"]))
+    s += gen("two", n=2)
+
+
+def test_a_lane_for_each_branch_and_a_span_for_each_call(backend):
+    trace = trace_of(program.run()._run)
+    assert trace.program == "program" and trace.error is None
+    assert trace.lanes == (None, 0, 0, 2, 0), "main, two branches, one of the second, the second sample"
+    spans = [(span.lane, span.name, span.kind, span.text) for span in trace.spans]
+    assert spans == [
+        (0, "first", "gen", " fine."),
+        (1, "tip", "gen", " fine."),
+        (2, "tip", "gen", " fine."),
+        (3, "deep", "gen", " fine."),
+        (0, "kind", "select", "yes"),
+        (0, "two", "gen", " fine."),
+        (4, "two", "gen", " fine."),
+    ]
+    for span in trace.spans:
+        assert 0 <= span.start_s <= span.end_s <= trace.seconds
+    assert sum(span.sampled_tokens for span in trace.spans) == 6 * 6
+    assert trace.spans[1].cached_tokens > 0
+
+
+def test_times_are_those_of_the_calls(backend):
+    gate = Gate("late")
+    backend.script(("Q", gate), default="x")
+
+    @plait.function
+    def slow(s):
+        s += "Q" + gen("x")
+
+    state = slow.run(stream=True)
+    assert gate.reached.wait(5)
+    threading.Timer(0.05, gate.open).start()
+    state.sync()
+    span = trace_of(state._run).spans[0]
+    assert span.end_s - span.start_s >= 0.04
+
+
+def test_failures_are_spans_too(backend):
+    backend.script(default=CallFailed("no <b>room</b>", "overloaded"))
+    state = program.run_batch([{}])[0]
+    trace = trace_of(state._run)
+    assert trace.error is not None and "room" in trace.spans[0].error
+    assert "<b>" not in page([trace]) and "no &lt;b&gt;room" in page([trace])
+
+
+class Strict(HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.titles: list[str] = []
+        self.attributes: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [value or "" for _, value in attrs]
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [value or "" for _, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "title":
+            self.titles.append(data)
+
+
+def test_the_page_stands_alone_and_shows_text_and_tokens_on_hover(backend, tmp_path):
+    backend.script(default=' <script>alert("x")</script>')
+    path = program.run(text="</title><script>").show(tmp_path / "out.html")
+    html = path.read_text()
+    parser = Strict()
+    parser.feed(html)
+    assert parser.open == [] and "<script" not in html and "http" not in html.replace("http-equiv", "")
+    details = "".join(parser.titles)
+    assert '<script>alert("x")</script>' in details and "sampled" in details and "cached" in details
+    assert "branch 3 of 2" in html and html.count('class="span"') == 7
+    assert html.count("#6aa84f") > 1 and html.count("#9fc5e8") > 1, "sampled and cached tokens have their colours"
+
+
+def test_colours_share_the_bar_by_time_and_tokens():
+    def span(**said):
+        fixed = {"lane": 0, "name": "x", "kind": "gen", "text": "", "error": None}
+        return Span(**(fixed | {"start_s": 0.0, "end_s": 10.0, "queue_s": 0.0, "prefill_s": 0.0} | said))
+
+    from plait.lang.trace.page import _shares
+
+    whole = span(queue_s=1.0, prefill_s=3.0, cached_tokens=1, computed_tokens=2, sampled_tokens=1, forced_tokens=1)
+    assert dict(_shares(whole)) == pytest.approx(
+        {"queue": 0.1, "cached": 0.1, "computed": 0.2, "sampled": 0.3, "forced": 0.3}
+    )
+    assert dict(_shares(span(kind="select", computed_tokens=4))) == {"computed": 1.0}
+    assert dict(_shares(span(error="no"))) == {"failed": 1.0}
+    assert page([]).count("No program ran") == 1
+    assert "<svg" in page([Trace("empty", (None,), (), 0.0, None)])
+
+
+def test_perfetto(backend, tmp_path):
+    events = json.loads(program.run().show(tmp_path / "out.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["main", "branch 1", "branch 2", "branch 3 of 2", "branch 4"]
+    calls = [event for event in events if event["ph"] == "X"]
+    assert len(calls) == 7 and all(event["dur"] >= 0 and event["ts"] >= 0 for event in calls)
+    assert calls[0]["args"]["sampled_tokens"] == 6 and calls[0]["args"]["text"] == " fine."
+
+
+def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    path = program.run().show()
+    assert opened == [path.as_uri()] and path.read_text().startswith("<!doctype html>")
+    path.unlink()
+    program.run().show(tmp_path / "a.html")
+    assert len(opened) == 1
+    with pytest.raises(plait.InputError, match=r"a page \(.html\) or a Perfetto trace \(.json\)"):
+        program.run().show(tmp_path / "a.txt")
+
+
+def test_a_notebook_shows_the_text_with_gens_marked(backend):
+    backend.script(default="<b>bold</b>")
+    html = program.run(text="a < b")._repr_html_()
+    parser = Strict()
+    parser.feed(html)
+    assert parser.open == [] and "<b>" not in html and "a &lt; b" in html
+    assert 'title="first">&lt;b&gt;bold' in html and 'title="kind">yes' in html and "&lt;|im_start|&gt;" in html
+    gate = Gate("late")
+    backend.script(default=gate)
+    state = program.run(stream=True)
+    assert gate.reached.wait(5)
+    assert "still runs" in state._repr_html_()
+    state.cancel()
+    state.error()
+
+
+def test_plait_run_writes_what_all_programs_did(backend, tmp_path, capsys):
+    file = tmp_path / "programs.py"
+    file.write_text(
+        "import plait\n@plait.function\ndef one(s):\n    s += 'Q' + plait.gen('x')\n"
+        "one.run()\none.run_batch([{}, {}])\n"
+    )
+    for suffix, count in (("html", 'class="span"'), ("json", '"ph": "X"')):
+        out = tmp_path / f"out.{suffix}"
+        assert main(["run", "--trace", str(out), str(file)]) == 0
+        assert out.read_text().count(count) == 3
+        assert f"what 3 programs did is in {out}" in capsys.readouterr().err
+    assert main(["run", "--trace", "out.txt", str(file)]) == 1
+    file.write_text(file.read_text() + "raise SystemError('late')\n")
+    assert main(["run", "--trace", str(tmp_path / "b.html"), str(file)]) == 1
+    assert (tmp_path / "b.html").read_text().count('class="span"') == 3, "a file that fails is shown too"
+
+
+def test_a_recording_ends(backend):
+    with recording() as runs:
+        program.run()
+    program.run()
+    assert len(runs) == 1
+    began = time.monotonic()
+    assert trace_of(runs[0]).seconds <= began
