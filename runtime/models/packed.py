@@ -48,8 +48,6 @@ def load_model(
             pass  # only "as-stored" raises it: the file's own form is another, and is used as `dtype`
     elif form in BITS:
         raise InputError(f"weights cannot be {form}: {reason}")
-    if form == "bf16" and dtype != torch.bfloat16:
-        raise InputError(f"weights cannot be bf16 when dtype is {str(dtype).removeprefix('torch.')}")
     return MODELS[config.architecture](config, weights, kernels, dtype, device, progress)
 
 
