@@ -4,7 +4,7 @@ A connection has `idle_timeout_s` for a request's line and headers, from its fir
 client that takes nothing of what it is sent for `write_timeout_s` is cut off, and what ran for it ends as after any
 disconnect.
 
-Knows: uvicorn's HTTP protocols, timers. Must not know: ASGI, requests.
+Knows: uvicorn's protocol over httptools, timers. Must not know: ASGI, requests.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 1 << 16
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
-_Base: Any = AutoHTTPProtocol
+_Base: Any = HttpToolsProtocol
 
 
 def patient_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
