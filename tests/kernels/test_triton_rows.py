@@ -51,6 +51,18 @@ def test_norm_of_heads_in_place_within_a_wider_tensor(tokens, heads, size, dtype
     assert torch.equal(qkv[:, heads:], untouched)
 
 
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 9), st.sampled_from([8, 100, 640]), dtypes, seeds)
+def test_a_float32_weight_multiplies_before_the_only_rounding(rows, channels, dtype, seed):
+    """As Gemma's norms do, whose weights are kept as 1 + weight."""
+    x = randn(rows, channels, dtype=dtype, seed=seed)
+    weight = 1 + randn(channels, dtype=torch.float32, seed=seed + 1)
+    found, expected = norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6)
+    torch.testing.assert_close(expected, reference_fused.rms_norm(x, weight, 1e-6), atol=0, rtol=0)
+    assert found.dtype == dtype
+    assert (found != expected).float().mean() <= 0.02 + 1 / found.numel()  # a second rounding moves a quarter of them
+
+
 def test_the_widest_norm_and_rows_that_do_not_share():
     x = randn(3, norm.MAX_CHANNELS, dtype=torch.bfloat16, seed=0)
     weight = randn(norm.MAX_CHANNELS, dtype=torch.bfloat16, seed=1)

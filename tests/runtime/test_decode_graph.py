@@ -145,11 +145,12 @@ def test_decode_is_replayed_as_the_batch_grows_and_shrinks(model):
 
 
 def test_forced_tokens_are_replayed_too(model):
-    steps = GpuSteps(model.fused, 8, Repeating())
-    arrivals = [
-        (0, r) for i in range(3) for r in (Open(i), Append(i, [2] * 5), Generate(i, i, sampling_params(), WORDS))
-    ]
-    found = run(model.fused, arrivals, steps)
+    steps, arrivals = GpuSteps(model.fused, 8, Repeating()), []
+    for i in range(8):
+        gen = Generate(i, i, sampling_params(seed=i, temperature=2.0), WORDS)
+        arrivals += [(i // 3, request) for request in (Open(i), Append(i, [2 + i] * 5), gen)]
+    found, expected = run(model.fused, arrivals, steps), run(model.plain, arrivals)
+    assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
     assert {tuple(each.tokens) for each in found.values()} <= {tuple(spell(x)) for x in WORDS.choices}
     assert any(size.q_len == WIDEST for size in steps.graphs.graphs)
 
@@ -169,7 +170,6 @@ def test_scores_forks_and_aborts_beside_replays(model):
 
 def test_retracted_rows_come_back_to_other_pages(model):
     """A pool that does not hold all rows at once: sequences lose their pages and get others."""
-    small = SimpleNamespace(**vars(model.fused))
     arrivals = [(0, r) for _, r in arrivals_of(8, n=60)]
     expected = run(model.plain, arrivals, rows=8)
     small = ModelRunner(
