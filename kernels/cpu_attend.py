@@ -99,10 +99,11 @@ def _find_block(
     """Where the block's keys and values lie; keys beyond `end` are the last again, up to a multiple of 16."""
     size, base, pair = heads.size, block * KEYS, 2 * (block % 2)
     here = min(KEYS, end - base)
-    first_page, page_size = rows.first_pages[row], rows.page_size
+    first_page, shift = rows.first_pages[row], rows.page_shift
+    within = (1 << shift) - 1
     for j in range((here + 15) // 16 * 16):
         at = base + min(j, here - 1)
-        slot = np.int64(rows.pages[first_page + at // page_size]) * page_size + at % page_size
+        slot = (np.int64(rows.pages[first_page + (at >> shift)]) << shift) + (at & within)
         offset = 2 * (slot * heads.groups + group) * size
         room.places[pair, j] = k_cache + offset
         room.places[pair + 1, j] = v_cache + offset

@@ -86,7 +86,7 @@ class CpuDecoder:
             self._make_state(count)
         for entry in self._state:
             plan.numbers[entry, 1] = count
-        self._settings[0, step.PAGE_SIZE] = layout.page_size
+        self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
         self._settings[0, step.CACHE] = kv_cache[0].k.data_ptr()
         self._settings[0, step.CACHE_STEP] = kv_cache[0].k.numel() * kv_cache[0].k.itemsize
         plan.put(step.TOKENS, token_ids.to(torch.int32).numpy())
@@ -132,7 +132,7 @@ class CpuDecoder:
         heads = weights.heads
         self._counters = np.zeros((len(weights.layers) * step.PHASES + 2, 2 * STRIDE), np.int64)
         self._settings = np.zeros((1, step.NUM_SETTINGS), np.int64)
-        self._settings[0, : step.PAGE_SIZE] = (
+        self._settings[0, : step.PAGE_SHIFT] = (
             weights.embedding.bits,
             heads.shared,
             heads.groups,

@@ -50,7 +50,7 @@ class Rows(NamedTuple):
     writes: Any
     tile_rows: Any
     tile_firsts: Any
-    page_size: int
+    page_shift: int  # a page holds 1 << page_shift tokens: division would cost more than reading a key
 
 
 class Heads(NamedTuple):

@@ -49,7 +49,7 @@ LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, 
 KEYS, VALUES, QUERIES, TOTALS, SCORES, PEAKS, WEIGHTS, PLACES, GATES, COUNTERS = range(31, 41)
 ENTRIES = 41
 # Columns of SETTINGS:
-EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SIZE, CACHE, CACHE_STEP = range(9)
+EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP = range(9)
 NUM_SETTINGS = 9
 
 
@@ -116,7 +116,7 @@ def _work(team: Team, plan: Any) -> None:
         ints(plan, WRITES),
         ints(plan, TILE_ROWS),
         ints(plan, TILE_FIRSTS),
-        settings[PAGE_SIZE],
+        settings[PAGE_SHIFT],
     )
     _embed(team, plan, settings[EMBEDDING_BITS], state)
     _layers(team, plan, settings, heads, state, rows, _room(plan, team.me, heads))

@@ -153,7 +153,7 @@ def rows_of(layout, tokens):
     numbers = lambda i: np.array([tile[i] for tile in tiles], np.int32)  # noqa: E731
     arrays = (layout.positions, layout.q_starts, layout.kv_starts, layout.first_pages, layout.kv_pages)
     pages = [each.numpy() for each in (*arrays, layout.write_pages)]
-    return Rows(*pages, numbers(0), numbers(1), layout.page_size)
+    return Rows(*pages, numbers(0), numbers(1), layout.page_size.bit_length() - 1)
 
 
 def q_len(layout, row):

@@ -1,0 +1,128 @@
+"""The CPU's packed decoder by itself: milliseconds of a step, and what each form of the weights costs in perplexity.
+
+    python benchmarks/cpu_kernels.py [--model PATH] [--steps] [--perplexity] [--tokens 4096]
+
+Steps are timed inside one process, without scheduler and sampler: the median, and the share of what the machine's
+memory (`--read-gb-s`) or its bfloat16 products (`--gflop-s`) would allow. Perplexity is of Python's own reference
+text (`pydoc_data.topics`), in windows of 512 tokens, each form beside float32 of the same file.
+
+Knows: the model runner. Must not know: what a form looks like inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import torch
+
+from plait.kernels.cpu_decoder import CpuDecoder
+from plait.runtime.config import engine_config
+from plait.runtime.model_runner import ModelRunner
+from plait.runtime.models.locate import locate_model
+from plait.runtime.scheduler.rows import Batch, Row
+from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.tokenizer.tokenizer import load_tokenizer
+
+WINDOW = 512
+FORMS = [
+    ("float32", dict(dtype="float32")),
+    ("bf16", dict(dtype="bfloat16", weights="bf16")),
+    ("as-stored", dict(dtype="bfloat16")),
+    ("int8", dict(dtype="bfloat16", weights="int8")),
+    ("int4", dict(dtype="bfloat16", weights="int4")),
+]
+SHAPES = [(1, 1, 100), (1, 1, 1000), (4, 1, 200), (16, 1, 200), (64, 1, 200), (1, 256, 256), (1, 256, 1024)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", help="a GGUF or a folder; default: the embedded model")
+    parser.add_argument("--steps", action="store_true", help="only the times")
+    parser.add_argument("--perplexity", action="store_true", help="only the perplexities")
+    parser.add_argument("--tokens", type=int, default=4096, help="how much of the text is read")
+    parser.add_argument("--read-gb-s", type=float, default=47.0)
+    parser.add_argument("--gflop-s", type=float, default=303.0)
+    options = parser.parse_args()
+    path = locate_model(options.model)
+    if not options.perplexity:
+        steps(path, options.read_gb_s, options.gflop_s)
+    if not options.steps:
+        perplexities(path, options.tokens)
+
+
+def steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
+    runner = ModelRunner(engine_config(max_pages=16384), path)
+    if not isinstance(runner.model, CpuDecoder):
+        print(f"this machine or model has no packed decoder; the step runs by torch: {runner.kernels.names}")
+    size, work = costs(runner)
+    for rows, new, length in SHAPES:
+        batch = Batch(1 << 20)
+        for i in range(rows):
+            seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
+            seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
+            batch.add(Row(None, seq, 0, length - 1), length - new, new)
+        times = []
+        for _ in range(30 if new == 1 else 6):
+            begun = time.perf_counter()
+            runner.logits(runner.forward(batch), {})
+            times.append(time.perf_counter() - begun)
+        spent = float(np.median(times))
+        least = max((size + rows * length * runner.page_bytes) / read_gb_s / 1e9, rows * new * work / gflop_s / 1e9)
+        print(
+            f"{rows:3} rows of {new:3} tokens after {length - new:4}: {spent * 1e3:7.2f} ms, "
+            f"{rows * new / spent:6.0f} tok/s, {least / spent:4.0%} of the limit",
+            flush=True,
+        )
+
+
+def costs(runner: ModelRunner) -> tuple[int, int]:
+    """Bytes of the packed weights (of bfloat16 ones without), and floating-point operations of a token's products."""
+    config, model = runner.config, runner.model
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layers = config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
+    if not isinstance(model, CpuDecoder):
+        return 2 * (layers + config.vocab_size * config.hidden_size), 2 * layers
+    parts = [weight for layer in model.weights.layers for weight in (layer.qkv, layer.output, layer.gated, layer.down)]
+    return sum(part.data.numel() for part in [*parts, model.weights.head]), 2 * layers
+
+
+def perplexities(path: Path, count: int) -> None:
+    text = "\n\n".join(topics[name] for name in sorted(topics) if len(topics[name]) > 4000)
+    exact: torch.Tensor | None = None
+    for name, settings in FORMS:
+        runner = ModelRunner(engine_config(max_pages=WINDOW, max_batch_tokens=WINDOW, **settings), path)
+        tokens = load_tokenizer(path, width=runner.config.vocab_size).encode_plain(text[: 8 * count])[:count]
+        found = torch.cat([logprobs(runner, tokens[at : at + WINDOW]) for at in range(0, len(tokens), WINDOW)])
+        chosen = found.gather(1, targets(tokens))
+        exact = found if exact is None else exact
+        divergence = (exact.exp() * (exact - found)).sum(-1).mean().item()
+        agree = (exact.argmax(-1) == found.argmax(-1)).float().mean().item()
+        print(
+            f"{name:10} perplexity {math.exp(-chosen.mean().item()):7.4f}, from float32: "
+            f"divergence {divergence:.5f} nats, the same first choice {agree:.2%}",
+            flush=True,
+        )
+
+
+def targets(tokens: list[int]) -> torch.Tensor:
+    """[n, 1]: what follows each position that is not the last of its window."""
+    windows = [tokens[at : at + WINDOW] for at in range(0, len(tokens), WINDOW)]
+    return torch.tensor([token for window in windows for token in window[1:]])[:, None]
+
+
+def logprobs(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens) - 1, V] of what follows each token of a text."""
+    seq = Sequence(("", ""), tokens)
+    seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
+    batch = Batch(WINDOW)
+    batch.add(Row(None, seq, 0, 0), 0, len(tokens))
+    return runner.logits(runner.forward(batch), {})[:-1].log_softmax(-1)
+
+
+if __name__ == "__main__":
+    main()
