@@ -202,6 +202,8 @@ def test_a_lent_page_comes_back_when_nothing_writes_it_any_more(model, monkeypat
     calls = [generate(i, i, 30, ignore_eos=True, stop_token_ids=list(range(1, 60, 6))) for i in range(6)]
     run(model.device, [(0, each) for i in range(6) for each in (Open(i), Append(i, [1 + i, 2]), calls[i])], steps)
     assert returned
+    stream.work_until(stream.num_put)
+    check_lanes(steps.graphs.table)
 
 
 def test_constraints_are_masked_behind_the_forward(model):
