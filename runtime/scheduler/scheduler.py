@@ -230,7 +230,7 @@ class Scheduler:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
         rows, masks, narrow = [], [], {}
         for index, (at, gen) in enumerate(step.sampled):
-            if gen in step.passed_over:
+            if self.generating.is_free(gen) or gen in step.passed_over:
                 continue
             words = np.empty(self._mask_words, dtype=np.int32)
             begun = time.thread_time()
@@ -311,7 +311,7 @@ class Scheduler:
         if token == NOT_FINITE:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
             return
-        begun = time.thread_time()
+        begun = time.thread_time() if gen.matcher is not None else 0.0
         try:
             ending = self.generating.take(gen, token, logprob)
             if gen.matcher is not None and ending is None:
