@@ -74,7 +74,7 @@ def test_mixed_batches_equal_the_reference(rows, page_size, layer, deterministic
     check(layer, *layout_of(rows, page_size), deterministic=deterministic)
 
 
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=9, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 140)), min_size=2, max_size=4),
     st.sampled_from([130, 256, 300]),
