@@ -23,7 +23,7 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all, run_each
 from plait.lang.control.budget import Budget, checked_budget
-from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
+from plait.lang.errors import NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
 from plait.lang.state import ProgramState
@@ -282,7 +282,7 @@ class Program:
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
-                if name in COMING or name in NOT_NEEDED:
+                if name in NOT_NEEDED:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
             hint = did_you_mean(unknown[0], (*names, *OWN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""

@@ -41,6 +41,7 @@ def test_every_sampling_keyword_arrives(backend):
             max_tokens=9,
             stop=["\n", "."],
             stop_token_ids=[3, 4],
+            stop_regex="[0-9]+;",
             timeout=5,
             return_logprob=True,
             top_logprobs_num=2,
@@ -50,6 +51,7 @@ def test_every_sampling_keyword_arrives(backend):
     sent = sampling(backend)
     assert {name: getattr(sent, name) for name in given} == given
     assert (sent.max_tokens, sent.stop, sent.stop_token_ids) == (9, ("\n", "."), (3, 4))
+    assert sent.stop_regex == ("[0-9]+;",)
     assert (sent.timeout_s, sent.logprobs, sent.top_logprobs) == (5.0, True, 2)
 
 
@@ -82,7 +84,15 @@ def test_a_callers_stop_list_is_not_changed(backend):
         (lambda: gen("x", json_schema="{"), "the json_schema cannot be used"),
         (lambda: gen("x", json_schema={}, regex="a"), "regex and json_schema cannot both hold"),
         (lambda: gen("x", ebnf=3), "the ebnf cannot be used"),
-        (lambda: gen("x", stop_regex="a"), "'stop_regex' is not supported yet"),
+        (lambda: gen("x", stop_regex="a*"), "stop_regex holds 'a\\*', which cannot be used: .* matches the empty text"),
+        (lambda: gen("x", stop_regex=["a", "x$"]), "an anchor or a word boundary is not supported"),
+        (lambda: gen("x", stop_regex="a(?=b)"), "lookaround is not supported"),
+        (lambda: gen("x", stop_regex="(a{99}){99}"), "more than 256 characters once its repeats are written out"),
+        (lambda: gen("x", stop_regex="(a?){99}b"), "too many ways at once"),
+        (lambda: gen("x", stop_regex="("), "unterminated subpattern"),
+        (lambda: gen("x", stop_regex=[1]), "no pattern as text"),
+        (lambda: gen("x", stop_regex="a", regex="a+", complete=True), "complete cannot be had with stop, stop_regex"),
+        (lambda: gen("x", stop_regex="a", type=int), "stop_regex has no effect with type=int"),
         (lambda: gen("x", max_new_tokens=3), "did you mean 'max_tokens'"),
         (lambda: gen("x", return_text_in_logprobs=False), "return_text_in_logprobs must be True"),
         (lambda: gen("x", temperature=float("nan")), r"gen\('x'\): temperature must be finite"),

@@ -258,7 +258,7 @@ WRONG = [
     ({"logprob_start_len": 99, "return_logprob": True}, "logprob_start_len"),
     ({"top_logprobs_num": 1000, "return_logprob": True}, "top_logprobs_num"),
     ({"timeout": -1}, "timeout"),
-    ({"sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+    ({"sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
     ({"sampling_params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
     ({"sampling_params": {"repetition_penalty": 1.2}}, "sampling_params.repetition_penalty"),
     ({"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
