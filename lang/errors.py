@@ -101,6 +101,6 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
 _OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
 NOT_NEEDED = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),
-    "use_thread": "the body runs in the caller's thread, or with stream=True in one of its own",
+    "use_thread": "calls always go on while the body does, so it can only be True, in run",
     "num_api_spec_tokens": "it speculates on API models that plait does not call",
 }

@@ -23,6 +23,7 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
 
 Stop = str | Collection[str]
+_DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
 _OWN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
@@ -182,11 +183,12 @@ def gen(
     if dtype is not None:
         if type is not None or regex is not None:
             raise InputError(f"{where}: dtype, type and regex each say what the value is; give one of them")
-        if dtype not in (int, float, bool, str):
+        named = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        if named not in _DTYPES.values():
             raise InputError(
                 f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type"
             )
-        type, regex = (None, REGEX_STRING) if dtype is str else (dtype, None)
+        type, regex = (None, REGEX_STRING) if named is str else (named, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if tools is not None:
         if (
@@ -263,17 +265,14 @@ def select(
     return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"))
 
 
-def _not_yet(name: str) -> Callable[..., Expr]:
-    def refuse(*args: object, **keywords: object) -> Expr:
-        raise InputError(f"{name}(...) is not supported yet")
-
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = "Known from SGLang; raises InputError, since plait does not support it yet."
-    return refuse
+def image(path: object, *_: object, **__: object) -> Expr:
+    """Known from SGLang; raises InputError, since every model that plait runs reads text only."""
+    raise InputError("image(...) is not supported: the models that plait runs read text only")
 
 
-image = _not_yet("image")
-video = _not_yet("video")
+def video(path: object, *_: object, **__: object) -> Expr:
+    """Known from SGLang; raises InputError, as `image` does."""
+    raise InputError("video(...) is not supported: the models that plait runs read text only")
 
 
 def _gen_choices(

@@ -59,6 +59,7 @@ class Program:
         stream: bool = False,
         backend: Backend | None = None,
         budget: Budget | None = None,
+        use_thread: Literal[True] = True,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
@@ -71,10 +72,12 @@ class Program:
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
         `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
         program together may use; when it is spent they end, and what is read raises a ProgramError whose
-        `__cause__` is BudgetExceeded.
+        `__cause__` is BudgetExceeded. `use_thread` is SGLang's: calls always go on while the body does.
 
         Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
         """
+        if use_thread is not True:
+            raise unknown_keyword("run", "use_thread", ())
         options, kwargs = self._split("run", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):

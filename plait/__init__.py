@@ -136,6 +136,7 @@ __all__ = [
 
 _NOT_HERE = {
     "VertexAI": 'its client package is given up; use LiteLLM("vertex_ai/<model>")',
+    "ServerArgs": "settings are keyword arguments of Runtime(...) and Engine(...)",
     "Crusoe": "it speaks OpenAI's chat API: use OpenAI(model, base_url=..., api_key=...)",
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec
-from plait.lang.backends.given import Given, asked_logprobs, told_logprobs
+from plait.lang.backends.given import Given, asked_logprobs, told_entry, told_logprobs
 from plait.lang.backends.http import Http
 from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.scoring import scores_of
@@ -151,6 +151,10 @@ class RuntimeEndpoint(RemoteClient):
         call.on_text(choices[best], 0)
         means = [sum(each) / len(each) for each in logprobs]
         said = {"choices": list(choices), "choice_scores": scores, "normalized_prompt_logprobs": means}
+        said["input_token_logprobs"] = [[told_entry(entry) for entry in each] for each in entries]
+        if alone is not None:
+            said["normalized_unconditional_prompt_logprobs"] = [sum(each) / len(each) for each in alone]
+            said["unconditional_token_logprobs"] = alone
         meta = answers[best].get("meta_info") or {}
         cached = min(before, int(meta.get("cached_tokens") or 0))
         usage = _usage(meta | {"completion_tokens": 0, "prompt_tokens": before, "cached_tokens": cached})
@@ -203,7 +207,7 @@ class RuntimeEndpoint(RemoteClient):
     def _logprobs(self, prompts: dict[str, list[Any]], start: int, timeout_s: float | None) -> list[dict[str, Any]]:
         """One request that samples nothing, answered for each prompt."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
-        wanted = {"return_logprob": True, "logprob_start_len": max(0, start)}
+        wanted = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
         answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **wanted}, timeout_s)
         (given,) = prompts.values()
         if not isinstance(answers, list) or len(answers) != len(given):

@@ -60,11 +60,12 @@ def told_logprobs(params: SamplingParams, meta: dict[str, Any]) -> dict[str, Any
             entries = meta.get(f"{side}_token_logprobs") or []
             tops = meta.get(f"{side}_top_logprobs") or [None] * len(entries)
             kept = [at for at, entry in enumerate(entries) if entry[0] is not None]  # the very first has none
-            told[f"{side}_token_logprobs"] = [_entry(entries[at]) for at in kept]
-            told[f"{side}_top_logprobs"] = [[_entry(each) for each in tops[at] or ()] for at in kept]
+            told[f"{side}_token_logprobs"] = [told_entry(entries[at]) for at in kept]
+            told[f"{side}_top_logprobs"] = [[told_entry(each) for each in tops[at] or ()] for at in kept]
     return told or None
 
 
-def _entry(said: Any) -> Logprob:
+def told_entry(said: Any) -> Logprob:
+    """One entry as `get_meta_info` has it."""
     logprob, token, text = said
-    return float(logprob), int(token), str(text)
+    return float(logprob), int(token), "" if text is None else str(text)

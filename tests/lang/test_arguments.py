@@ -141,7 +141,7 @@ def test_a_callers_stop_list_is_not_changed(backend):
         (lambda: gen_int("x", regex="a"), r"gen_int\('x'\) has no keyword 'regex'"),
         (lambda: gen_string("x", choices=["a"]), "has no keyword 'choices'"),
         (lambda: gen_int("x", tempo=1), "has no keyword 'tempo'"),
-        (lambda: plait.image("cat.png"), r"image\(...\) is not supported yet"),
+        (lambda: plait.image("cat.png"), r"image\(...\) is not supported: .* read text only"),
         (lambda: plait.video("cat.mp4", 4), "not supported yet"),
     ],
 )
@@ -170,7 +170,7 @@ def qa(s, question, mark="?"):
         (lambda: qa.run("a", temperature=-1), "run: temperature must be"),
         (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
         (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
-        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: the body runs"),
+        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: calls always go on"),
         (lambda: qa.run("a", backend="http://localhost"), "a backend is a Runtime, an Engine or a Client"),
         (lambda: qa.run("a", backend=plait.Program), "a backend is"),
         (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),

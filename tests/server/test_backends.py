@@ -216,6 +216,26 @@ def test_typed_values_over_chat_apis(chat):
         ask(gen("x", type=Point, max_tokens=3), chat)
 
 
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def test_tools_over_chat_apis(chat, endpoint):
+    @plait.function
+    def program(s):
+        s += system("Use your tools.", tools=[add]) + user("What is 2 + 3?")
+        s += assistant(gen("step", tools=[add], max_tokens=60))
+        s.call("step")
+        s += assistant(gen("answer", max_tokens=4))
+
+    for backend in (chat, endpoint):
+        state = program.run(backend=backend, temperature=0)
+        call = state["step"]
+        assert call.name == "add" and set(call.arguments) == {"a", "b"}
+        assert str(sum(call.arguments.values())) in state.messages()[-2]["content"] and state["answer"]
+
+
 def test_streams_stops_and_usage_over_chat_apis(chat):
     whole = ask(gen("x", max_tokens=16), chat, temperature=0)
     stream = ask(gen("x", max_tokens=16), chat, temperature=0, stream=True)
