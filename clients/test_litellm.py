@@ -62,7 +62,7 @@ def test_streams_types_stops_and_branches(backend):
     assert ask(gen("x", max_tokens=16, stop=word), backend, temperature=0)["x"] == whole["x"].partition(word)[0]
     assert whole.get_meta_info("x")["finish_reason"]["type"] == "length"
     for type_, kind in ((Point, Point), (int, int), (Literal["a", "b"], str)):
-        assert type(ask(gen("x", type=type_, max_tokens=80), backend)["x"]) is kind
+        assert type(ask(gen("x", type=type_, max_tokens=80), backend, temperature=0)["x"]) is kind
     assert len(ask(gen("x", n=2, max_tokens=4), backend)["x"]) == 2
     states = talk.run_batch([{"question": "Hello"}, {"question": "Who are you?"}], backend=backend)
     assert [state.error() for state in states] == [None, None]
