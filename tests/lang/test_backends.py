@@ -138,6 +138,26 @@ def test_a_value_that_was_cut_is_an_error_not_a_shorter_value(sglang):
         program.run(whole=False, backend=backend)["n"]
 
 
+def test_a_match_that_the_server_leaves_in_the_text_is_cut_off():
+    """SGLang's own server ends the text behind the match, and plait's before it."""
+    server = servers.sglang(lambda text, body: "one é 12;")
+    try:
+        backend = plait.RuntimeEndpoint(server.url)
+
+        @plait.function
+        def program(s):
+            s += "Q" + gen("x", stop_regex="é [0-9]+;") + "!" + gen("y")
+
+        state = program.run(backend=backend, stream=True)
+        assert "".join(state.text_iter("x")) == "one " == state["x"]
+        state.sync()
+        assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": "é [0-9]+;"}
+        assert server.bodies("/generate")[0]["sampling_params"]["stop_regex"] == ["é [0-9]+;"]
+        assert server.bodies("/generate")[1]["text"] == "Qone !"
+    finally:
+        server.close()
+
+
 def test_what_sglangs_protocol_cannot(sglang):
     backend = plait.RuntimeEndpoint(sglang.url)
     for expr, message in (

@@ -87,6 +87,12 @@ def test_strings_and_patterns_together_the_one_complete_first_wins():
             assert hits[0] == (expected[0], expected[1]), (size, stops, patterns)
 
 
+def test_of_matches_that_end_together_the_one_that_begins_first_is_cut():
+    for pattern, text, start in (("(?:ab?|b)c", "abc", 0), ("(?:b|ab)c", "xabc", 1), ("(?:b?|ab)+c", "babc", 0)):
+        hit = StopScanner((), (pattern,)).push(text.encode())
+        assert hit is not None and hit.start == start == first_match([pattern], text)[0]
+
+
 def test_bytes_of_no_character_count_as_one():
     scanner = StopScanner((), ("\ufffdx",))
     assert scanner.push(b"ab\xe2\x82") is None and scanner.num_safe == 2
