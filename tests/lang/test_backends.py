@@ -102,7 +102,12 @@ def test_choices_are_scored_by_the_servers_logprobs(sglang, method):
     assert state["sure"] == choices[best] and state.text() == "Sure? " + choices[best]
     meta = state.get_meta_info("sure")
     assert meta["choice_scores"] == scores and meta["choices"] == choices
-    assert all("max_new_tokens" in body["sampling_params"] for body in sglang.bodies("/generate"))
+    bodies = sglang.bodies("/generate")
+    assert all(body["sampling_params"]["max_new_tokens"] == 0 for body in bodies)
+    if (
+        method is plait.unconditional_likelihood_normalized
+    ):  # behind the text's first token, as our own scheduler has it
+        assert bodies[-1]["input_ids"] == [[ord("S"), *each] for each in tokens]
 
 
 def test_branches_samples_streams_batches_and_types(sglang):
