@@ -20,7 +20,7 @@ from plait.lang.compat.settings import global_config
 from plait.lang.control.budget import Budget, BudgetExceeded
 from plait.lang.control.combinators import best_of, map, vote
 from plait.lang.control.race import race
-from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
+from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
 from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
@@ -73,10 +73,12 @@ __all__ = [
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
+    "CompileError",
     "ConstraintFailed",
     "ContextOverflow",
     "CorruptModel",
     "DeadlineExceeded",
+    "DependsOnValue",
     "Engine",
     "Expr",
     "InputError",
