@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
 import httpx
 import pytest
 from hosting import hosted
-from hypothesis import HealthCheck, given, note, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
+from straight_programs import check_all_ways, programs
 
 import plait
-from plait import gen, select
+from plait import assistant, gen, select, system, user
+from plait.runtime.messages import Append, Fork, Generate, Select
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
-
-GREEDY = {"temperature": 0, "max_tokens": 2}
-TOPICS = ["bread", "the sea"]
-WORDS = st.sampled_from(["The ", "It is ", " and ", ", so ", "\n", " 1, 2, ", "é "])
-GENS = st.sampled_from(
-    [{}, {"max_tokens": 1}, {"stop": [" a", "\n"]}, {"regex": "[a-c]{1,2}"}, {"n": 2}, {"choices": ["yes", "no"]}]
-)
 
 
 @pytest.fixture(scope="module")
@@ -30,151 +21,73 @@ def server(exact):
         yield client
 
 
-# -- random programs: a list of steps, each a name and what it takes ----------------------------------
-
-
-@st.composite
-def programs(draw):
-    """Ends with a gen, and begins with text."""
-    return [("text", "Say: "), *draw_steps(draw, {}, 4, depth=0), ("gen", "last", {})]
-
-
-def draw_steps(draw, scope, most, depth, in_turn=False):
-    """`scope`: name -> nothing for a text, or how many items a list has; it learns the new names."""
-    kinds = ["text", "arg", "gen", "select", *(["value"] if scope else [])]
-    kinds += ["turn"] * (not in_turn) + ["fork"] * (depth < 1)
-    steps = []
-    for _ in range(draw(st.integers(1, most))):
-        kind = draw(st.sampled_from(kinds))
-        if kind == "text":
-            steps.append((kind, draw(WORDS)))
-        elif kind == "gen":
-            name, options = draw(st.sampled_from("abc")), draw(GENS)
-            scope[name] = [None] * options["n"] if "n" in options else None
-            steps.append((kind, name, options))
-        elif kind == "select":
-            scope["d"] = None
-            steps.append((kind, "d", draw(st.sampled_from([["yes", "no"], ["good", "bad", "so so"]]))))
-        elif kind == "value":
-            steps.append((kind, *draw_path(draw, scope)))
-        elif kind == "turn":
-            steps.append((kind, draw(st.sampled_from("su")), draw_steps(draw, scope, 2, depth, in_turn=True)))
-        elif kind == "fork":
-            steps.append(draw_fork(draw, scope, depth, in_turn))
-        else:
-            steps.append((kind,))
-    return steps
-
-
-def draw_path(draw, scope):
-    name, path = draw(st.sampled_from(sorted(scope))), []
-    shape = scope[name]
-    while shape is not None:
-        path.append(draw(st.integers(0, len(shape) - 1)))
-        shape = shape[path[-1]]
-    return name, path
-
-
-def draw_fork(draw, scope, depth, in_turn):
-    before, gathered, branches = set(scope), {}, []
-    for _ in range(2):
-        own = dict(scope)
-        branches.append(draw_steps(draw, own, 2, depth + 1, in_turn))
-        for name in own.keys() - before:
-            gathered.setdefault(name, []).append(own[name])
-    mode = draw(st.sampled_from(["gather_variable", "concate_and_append"]))
-    if mode == "gather_variable":
-        scope.update(gathered)
-    return ("fork", mode, branches)
-
-
-def write(s, steps, topic):
-    """Carries the steps out, as a plain body would."""
-    for step in steps:
-        match step:
-            case ("value", name, path):
-                value = s[name]
-                for index in path:
-                    value = value[index]
-                s += value
-            case ("turn", role, inner):
-                with s.user() if role == "u" else s.assistant():
-                    write(s, inner, topic)
-            case ("fork", mode, branches):
-                group = s.fork(len(branches))
-                for branch, inner in zip(group, branches, strict=True):
-                    write(branch, inner, topic)
-                group.join(mode)
-            case _:
-                s += simple(step, topic)
-
-
-async def awrite(s, steps, topic):
-    """`write` as an async body would."""
-    for step in steps:
-        match step:
-            case ("value", name, path):
-                value = await s[name]
-                for index in path:
-                    value = value[index]
-                s += value
-            case ("turn", role, inner):
-                with s.user() if role == "u" else s.assistant():
-                    await awrite(s, inner, topic)
-            case ("fork", mode, branches):
-                group = s.fork(len(branches))
-                for branch, inner in zip(group, branches, strict=True):
-                    await awrite(branch, inner, topic)
-                await group.join(mode)
-            case _:
-                s += simple(step, topic)
-
-
-def simple(step, topic):
-    match step:
-        case ("text", text):
-            return text
-        case ("arg",):
-            return "(" + topic + ")"
-        case ("gen", name, options):
-            return gen(name, **options)
-        case ("select", name, choices):
-            return select(name, choices)
-
-
-def outcome(state):
-    return {name: state.get_var(name) for name in state._strand.variables}, state.text()
-
-
 @settings(max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=programs())
 def test_any_straight_line_program_gives_the_same_however_it_is_run(exact, server, steps):
-    @plait.function
-    def program(s, topic):
-        write(s, steps, topic)
+    check_all_ways(steps, exact, server, temperature=0, max_tokens=2)
 
-    @plait.function
-    async def later(s, topic):
-        await awrite(s, steps, topic)
 
-    how = {"backend": exact, **GREEDY}
-    batch = program.run_batch([{"topic": topic} for topic in TOPICS], **how)
-    topic, expected = TOPICS[0], outcome(batch[0])
-    note(str(expected))
-    assert outcome(program.run(topic, **how)) == expected
-    streamed = program.run(topic, stream=True, **how)
-    assert "".join(streamed.text_iter()) == expected[1] and outcome(streamed) == expected
-    assert outcome(asyncio.run(program.arun(topic, **how))) == expected
-    assert [outcome(each) for each in asyncio.run(later.arun_batch([{"topic": t} for t in TOPICS], **how))] == [
-        outcome(each) for each in batch
-    ]
-    graph = program.compile(**GREEDY)
-    assert graph.is_straight and str(graph) == str(later.compile(**GREEDY)).replace(
-        "program later", "program program", 1
+SHARED = "You judge statements, carefully and one at a time. " * 4
+
+
+def program(first):
+    @plait.function
+    def judge(s, number):
+        s += system(SHARED) + user(f"Is {number} even?")
+        if first == "gen":
+            s += assistant(gen("x"))
+        elif first == "select":
+            s += assistant(select("x", ["yes", "no"]))
+        elif first == "n":
+            s += assistant(gen("x", n=3))
+        else:
+            forks = s.fork(2)
+            forks += lambda i: assistant(f"{i}: " + gen("x"))
+            forks.join()
+
+    return judge
+
+
+def fewest(client, run):
+    """The states that `run()` gives, and the fewest tokens that can be computed for their calls: each place in the tree
+    of all their prompts once."""
+    texts, prompts, send = {}, [], client.send
+
+    def watch(request):
+        match request:
+            case Append(session, token_ids):
+                texts[session] = (*texts.get(session, ()), *token_ids)
+            case Fork(session, children):
+                texts.update(dict.fromkeys(children, texts[session]))
+            case Generate(session) | Select(session):
+                prompts.append(texts[session])
+        send(request)
+
+    client.send = watch
+    try:
+        states = run()
+    finally:
+        del client.send
+    return states, len({prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)})
+
+
+@pytest.mark.parametrize("first", ["gen", "select", "n", "fork"])
+@pytest.mark.parametrize("threads", [1, "auto"])
+def test_a_batch_computes_what_its_items_share_once(exact, first, threads):
+    exact.client.flush_cache()
+    items, judge = [{"number": number} for number in range(6)], program(first)
+    states, best = fewest(
+        exact.client, lambda: judge.run_batch(items, backend=exact, num_threads=threads, temperature=0, max_tokens=1)
     )
-    assert outcome(graph.run(topic=topic, backend=exact)) == expected
-    given_now, left_open = graph.json(topic=topic), {**graph.json(), "variables": {"topic": topic}}
-    for request, extra in ((given_now, {}), (left_open, {"topic": topic})):
-        answer = server.post("/v1/programs", json=json.loads(json.dumps(request)))
-        assert answer.status_code == 200, answer.text
-        assert (answer.json()["variables"], answer.json()["text"]) == (expected[0] | extra, expected[1])
+    computed = sum(state.usage.computed_tokens for state in states)
+    again = 2 * len(items) if first == "n" else 0  # each sample has the last token's logits computed for itself
+    assert computed == best + again
+
+
+def test_cache_computes_the_constant_beginning_ahead(exact):
+    exact.client.flush_cache()
+    judge = program("gen")
+    ahead = judge.cache(exact)
+    assert ahead > 40 and judge.cache(exact) <= 1
+    state = judge.run("seven", backend=exact, temperature=0, max_tokens=1)
+    assert state.usage.cached_tokens >= ahead - 1
