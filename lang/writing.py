@@ -36,19 +36,21 @@ class Writing(Turns):
     def _append(self, expr: Expr) -> None:
         execute(expr, self._strand)
 
-    def __add__(self, other: object) -> NoReturn:
-        raise InputError("a state grows in place: write s += ..., not s + ...")
+    if not TYPE_CHECKING:  # a checker says so itself
 
-    __radd__ = __add__
+        def __add__(self, other: object) -> NoReturn:
+            raise InputError("a state grows in place: write s += ..., not s + ...")
 
-    def __getattr__(self, name: str) -> NoReturn:
-        """Only for names that are not there: what people write for something else says what to write."""
-        if name in _FUNCTIONS:
-            raise AttributeError(f"a state has no method {name!r}: write s += {name}(...)")
-        strand = self.__dict__.get("_strand")
-        if strand is not None and name in strand.variables:
-            raise AttributeError(f"a state has no attribute {name!r}: read the variable with s[{name!r}]")
-        raise AttributeError(f"a state has no attribute {name!r}{did_you_mean(name, _public(self))}")
+        __radd__ = __add__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only for names that are not there: what people write for something else says what to write."""
+            if name in _FUNCTIONS:
+                raise AttributeError(f"a state has no method {name!r}: write s += {name}(...)")
+            strand = self.__dict__.get("_strand")
+            if strand is not None and name in strand.variables:
+                raise AttributeError(f"a state has no attribute {name!r}: read the variable with s[{name!r}]")
+            raise AttributeError(f"a state has no attribute {name!r}{did_you_mean(name, _public(self))}")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:

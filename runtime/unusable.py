@@ -11,16 +11,19 @@ from plait.constrained.compile import compile_grammar
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
+DEADLINE_S = 60.0
+
 
 def why_unusable(spec: Spec) -> str | None:
     """Why no runtime can hold a text to `spec`; None where one can. Compiles it over single bytes, in a child process
-    with a deadline; a model's own vocabulary is larger and may meet a limit of size that bytes do not.
+    with a deadline far above a runtime's own, so that no busy machine makes a sound constraint look wrong. A model's
+    vocabulary is larger and may meet a limit of size that bytes do not.
 
     >>> why_unusable(Lark("start: missing"))                            # doctest: +SKIP
     'unknown name: "missing" (at 7)'
     """
     try:
-        compile_grammar(spec, _bytes())
+        compile_grammar(spec, _bytes(), DEADLINE_S)
     except GrammarError as error:
         return str(error)
     return None
