@@ -21,9 +21,9 @@ GENS = st.sampled_from(
 
 
 @st.composite
-def programs(draw):
-    """Ends with a gen, and begins with text."""
-    return [("text", "Say: "), *draw_steps(draw, {}, 4, depth=0), ("gen", "last", {})]
+def programs(draw, most=4):
+    """Begins with text and ends with a gen; `most` steps between them, and less within turns and forks."""
+    return [("text", "Say: "), *draw_steps(draw, {}, most, depth=0), ("gen", "last", {})]
 
 
 def draw_steps(draw, scope, most, depth, in_turn=False):
