@@ -60,6 +60,7 @@ from plait.runtime.errors import (
 if TYPE_CHECKING:
     from plait.lang.backends.endpoint import RuntimeEndpoint
     from plait.lang.backends.openai import OpenAI
+    from plait.lang.compiled.graph import Graph
     from plait.runtime.engine import Engine
     from plait.runtime.launch import Runtime
 
@@ -81,6 +82,7 @@ __all__ = [
     "DependsOnValue",
     "Engine",
     "Expr",
+    "Graph",
     "InputError",
     "MissingVariable",
     "ModelError",
@@ -156,6 +158,10 @@ def __getattr__(name: str) -> object:
         from plait.lang.backends.openai import OpenAI
 
         return OpenAI
+    if name == "Graph":
+        from plait.lang.compiled.graph import Graph
+
+        return Graph
     if name == "__version__":
         from importlib.metadata import version
 

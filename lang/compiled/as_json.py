@@ -14,7 +14,7 @@ import msgspec
 
 from plait.constrained.specs import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
 from plait.lang.compiled.nodes import Adopt, Append, ForkInto, Join, Node, Read
-from plait.lang.compiled.unknown import Argument, Result, Unknown
+from plait.lang.compiled.unknown import Argument, NotKnown, Result
 from plait.lang.errors import CompileError, Problem, did_you_mean
 from plait.lang.expressions import Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.options import Options
@@ -87,7 +87,7 @@ class _Writer:
         match node:
             case Append(expr=Text(text)):
                 strand.nodes.append({"text": text})
-            case Append(expr=Unknown() as value):
+            case Append(expr=NotKnown() as value):
                 strand.nodes.append(self._value(node, value, strand))
             case Append(expr=RoleBegin(role)):
                 turn: dict[str, Any] = {"role": role, "content": []}
@@ -131,7 +131,7 @@ class _Writer:
         said: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
         return said | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
 
-    def _value(self, node: Node, value: Unknown, strand: _Strand) -> dict[str, Any]:
+    def _value(self, node: Node, value: NotKnown, strand: _Strand) -> dict[str, Any]:
         """The variable, as it is known on this strand now, that has the value."""
         source = next(iter(value._sources)) if len(value._sources) == 1 and value._is_plain else None
         if isinstance(source, Argument) and source.name in self._arguments:

@@ -25,7 +25,7 @@ from plait.lang.compiled.nodes import (
     SetVariable,
     values_in,
 )
-from plait.lang.compiled.unknown import Argument, Unknown
+from plait.lang.compiled.unknown import Argument, NotKnown
 from plait.lang.expressions import Gen, GenCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
 from plait.lang.options import Options
 
@@ -92,7 +92,7 @@ def _words(expr: Any) -> str:
     match expr:
         case Text():
             return _short(json.dumps(expr.text, ensure_ascii=False))
-        case Unknown():
+        case NotKnown():
             return _short(expr._said)
         case Gen():
             rule = f"type={expr.form.said}" if expr.form is not None else _rule(expr.constraint)
@@ -112,7 +112,7 @@ def _words(expr: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    return value._said if isinstance(value, Unknown) else repr(value)
+    return value._said if isinstance(value, NotKnown) else repr(value)
 
 
 def _rule(spec: Spec | None) -> str:
@@ -189,7 +189,7 @@ def _shape(node: Node) -> str:
         return "{{" + said + "}}"
     if isinstance(node, Append) and node.is_call:
         return f"({said})"
-    if isinstance(node, Append) and isinstance(node.expr, Text | Unknown):
+    if isinstance(node, Append) and isinstance(node.expr, Text | NotKnown):
         return f"[/{said}/]"
     return f"[{said}]"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from plait.lang.compat.reasoning import Reasoned
-from plait.lang.compiled.unknown import Unknown
+from plait.lang.compiled.unknown import NotKnown
 from plait.lang.expressions import Expr, Gen, GenCall, Select
 from plait.lang.group import JoinMode
 from plait.lang.place import Place
@@ -107,11 +107,11 @@ class End(Node):
     name: str | None
 
 
-def values_in(node: Node) -> tuple[Unknown, ...]:
+def values_in(node: Node) -> tuple[NotKnown, ...]:
     """The unknown values that this step needs."""
-    if isinstance(node, Append) and isinstance(node.expr, Unknown):
+    if isinstance(node, Append) and isinstance(node.expr, NotKnown):
         return (node.expr,)
     if isinstance(node, SetVariable):
         found = node.value if isinstance(node.value, list | tuple) else (node.value,)
-        return tuple(each for each in found if isinstance(each, Unknown))
+        return tuple(each for each in found if isinstance(each, NotKnown))
     return ()

@@ -15,7 +15,7 @@ from plait.lang.compiled.check import problems_of
 from plait.lang.compiled.graph import Graph
 from plait.lang.compiled.states import AsyncTapeState, TapeState
 from plait.lang.compiled.tape import Tape, TapeStrand
-from plait.lang.compiled.unknown import Argument, Env, Unknown
+from plait.lang.compiled.unknown import Argument, Env, NotKnown
 from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
 from plait.lang.options import Options
 from plait.lang.place import place_of, place_of_code
@@ -51,11 +51,11 @@ def _fill(bound: inspect.BoundArguments, tape: Tape) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _argument(tape: Tape, name: str) -> Unknown:
+def _argument(tape: Tape, name: str) -> NotKnown:
     def evaluate(env: Env) -> Any:
         return env.argument(name)
 
-    return Unknown(tape.marks, name, frozenset([Argument(name)]), evaluate, (), None, True)
+    return NotKnown(tape.marks, name, frozenset([Argument(name)]), evaluate, (), None, True)
 
 
 def _carried_out(body: Callable[..., Any], strand: TapeStrand, bound: inspect.BoundArguments) -> Any:

@@ -24,7 +24,7 @@ from plait.lang.compiled.nodes import (
     RunTool,
     SetVariable,
 )
-from plait.lang.compiled.unknown import Unknown, known, text_of
+from plait.lang.compiled.unknown import NotKnown, known, text_of
 from plait.lang.control.budget import checked_budget
 from plait.lang.control.race import race
 from plait.lang.errors import did_you_mean
@@ -129,7 +129,7 @@ class _Replay:
     def _now(self, expr: Expr) -> Expr:
         """`expr` with what was unknown in it as text."""
         match expr:
-            case Unknown():
+            case NotKnown():
                 return Text(text_of(expr, self))
             case Concat():
                 return Concat(tuple(self._now(part) for part in expr.parts))

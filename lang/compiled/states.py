@@ -15,7 +15,7 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.answers import Known, Readable, Written
 from plait.lang.compiled.nodes import Adopt, BeginScope, End, EndScope, ForkInto, Join, Read, RunTool
 from plait.lang.compiled.tape import Later, Tape, TapeStrand, record
-from plait.lang.compiled.unknown import Env, Result, Unknown
+from plait.lang.compiled.unknown import Env, NotKnown, Result
 from plait.lang.expressions import Expr, Typed, as_expr
 from plait.lang.group import Group, JoinMode, ProgramStateGroup
 from plait.lang.state import ProgramState
@@ -61,13 +61,13 @@ class TapeWriting(Writing):
         else:
             strand.set(name, Later.of_call(strand.run, strand.lane, number, name))
 
-    def _kept(self, said: str, node: int) -> Unknown:
+    def _kept(self, said: str, node: int) -> NotKnown:
         """What step `node` gives a body to read."""
 
         def evaluate(env: Env) -> Any:
             return env.kept(node)
 
-        return Unknown(self._tape.marks, said, frozenset([Result(node, None)]), evaluate)
+        return NotKnown(self._tape.marks, said, frozenset([Result(node, None)]), evaluate)
 
     def _reads(self, what: Literal["text", "messages", "usage"]) -> Any:
         self._note_read()
@@ -83,6 +83,7 @@ class TapeWriting(Writing):
     def _called(self, name: str, variable: Readable) -> Any:
         if not isinstance(variable, Later) or not isinstance(variable.form, CallForm):
             raise InputError(f"variable {name!r} is no call: it does not come from gen({name!r}, tools=[...])")
+        self._note_read()
         return self._kept(f"s.call({name!r})", self._strand._note(RunTool, name))
 
     def _ends(self, name: str | None) -> None:
@@ -316,4 +317,4 @@ def _check_handle(handle: Typed[Any], variable: Readable) -> None:
 
 def _called_now(value: Any, said: str) -> Any:
     """A branch's value under the name that it has once the branches are joined."""
-    return replace(value, _said=said) if isinstance(value, Unknown) else value
+    return replace(value, _said=said) if isinstance(value, NotKnown) else value

@@ -14,7 +14,7 @@ from plait.lang.backends.chat import TEMPLATE
 from plait.lang.backends.remote import RemoteTokenizer
 from plait.lang.compat.reasoning import SUFFIX, Reasoned
 from plait.lang.compiled.nodes import Append, Node, SetVariable
-from plait.lang.compiled.unknown import Env, Marks, Result, Unknown
+from plait.lang.compiled.unknown import Env, Marks, NotKnown, Result
 from plait.lang.expressions import (
     Concat,
     Expr,
@@ -88,9 +88,9 @@ class TapeStrand(Strand):
             self._show(Written(text, control))
             return
         for piece in self.run.marks.split(text):
-            self.append_value(piece) if isinstance(piece, Unknown) else self._append_text(piece)
+            self.append_value(piece) if isinstance(piece, NotKnown) else self._append_text(piece)
 
-    def append_value(self, value: Unknown) -> None:
+    def append_value(self, value: NotKnown) -> None:
         """Adds what only a run knows."""
         self.session()
         self.has_text = True
@@ -125,7 +125,7 @@ class TapeStrand(Strand):
         """`s[name] = value`."""
         number = self._note(SetVariable, name, value)
         readable = (
-            _Set(value) if not isinstance(value, Unknown) else Later(self.run, self.lane, value, Result(number, name))
+            _Set(value) if not isinstance(value, NotKnown) else Later(self.run, self.lane, value, Result(number, name))
         )
         self.set(name, readable)
 
@@ -144,7 +144,7 @@ class TapeStrand(Strand):
 def record(expr: Expr, strand: TapeStrand) -> None:
     """Appends `expr` to `strand`, as `execute` would."""
     match expr:
-        case Unknown():
+        case NotKnown():
             form = expr._form
             if form is not None and form.said != "str":
                 raise InputError(f"only text and expressions can be appended, not {form.said}; write str(...)")
@@ -174,7 +174,7 @@ def record(expr: Expr, strand: TapeStrand) -> None:
 def _record_content(content: Expr, strand: TapeStrand) -> None:
     """The words of a system turn with tools belong to its one step."""
     if any(
-        not isinstance(part, Text | Unknown) for part in (content.parts if isinstance(content, Concat) else (content,))
+        not isinstance(part, Text | NotKnown) for part in (content.parts if isinstance(content, Concat) else (content,))
     ):
         raise InputError("compile: a system turn that lists tools can hold text only")
     steps = len(strand.run.nodes)
@@ -185,7 +185,7 @@ def _record_content(content: Expr, strand: TapeStrand) -> None:
 class Later(Readable):
     """What a step will give. `result.sample` None and n above 1: a list."""
 
-    def __init__(self, tape: Tape, strand: int, base: Unknown, result: Result, n: int = 1) -> None:
+    def __init__(self, tape: Tape, strand: int, base: NotKnown, result: Result, n: int = 1) -> None:
         self.base, self.result, self.n = base, result, n
         self._tape, self._strand = tape, strand
 
@@ -207,7 +207,7 @@ class Later(Readable):
         samples = [Result(self.result.node, self.result.name, index) for index in range(self.n)]
         return [_unknown(self._tape, each, self.form) for each in samples]
 
-    def whole(self) -> Unknown:
+    def whole(self) -> NotKnown:
         """Its text, which the state's goes on with."""
         self._tape.read.add(self._strand)
         return (
@@ -226,7 +226,7 @@ class Later(Readable):
         self._tape.read.add(self._strand)
         node, name = self.result.node, self.result.name
 
-        def of(sample: int | None) -> Unknown:
+        def of(sample: int | None) -> NotKnown:
             def evaluate(env: Env) -> Any:
                 found = env.result(node, name).meta()
                 return found if sample is None else found[sample]
@@ -252,7 +252,7 @@ class _Set(Readable):
         return str(self._value)
 
 
-def _unknown(tape: Tape, result: Result, form: Form | None = None) -> Unknown:
+def _unknown(tape: Tape, result: Result, form: Form | None = None) -> NotKnown:
     name = "gen(...)" if result.name is None else f"s[{result.name!r}]"
     said = name if result.sample is None else f"{name}[{result.sample}]"
 
@@ -260,7 +260,7 @@ def _unknown(tape: Tape, result: Result, form: Form | None = None) -> Unknown:
         found = env.result(result.node, result.name).value()
         return found if result.sample is None else found[result.sample]
 
-    return Unknown(tape.marks, said, frozenset([result]), evaluate, (), form, form is None or form.said == "str")
+    return NotKnown(tape.marks, said, frozenset([result]), evaluate, (), form, form is None or form.said == "str")
 
 
 class _NoClient:

@@ -66,14 +66,14 @@ class Marks:
     def __init__(self, program: str) -> None:
         self.program = program
         self.refused: DependsOnValue | None = None
-        self._values: list[Unknown] = []
+        self._values: list[NotKnown] = []
 
-    def mark(self, value: Unknown) -> str:
+    def mark(self, value: NotKnown) -> str:
         """A text that stands for `str(value)` in another."""
         self._values.append(value)
         return f" \ue000aZ{len(self._values) - 1}\ue001 "
 
-    def split(self, text: str) -> Iterator[str | Unknown]:
+    def split(self, text: str) -> Iterator[str | NotKnown]:
         """The known and unknown pieces of `text`. Raises DependsOnValue where a mark in it was changed."""
         for index, piece in enumerate(_MARK.split(text)):
             if index % 2:
@@ -91,7 +91,8 @@ class Marks:
         return _ESCAPED.sub(lambda found: f"{{{self._values[int(found[1])]._said}}}", text)
 
     def is_in(self, text: str) -> bool:
-        return bool(_ESCAPED.search(text)) or "Unknown" in text
+        """Whether `text`, of an exception, is about one of these values: by its mark, or by its type as Python says."""
+        return bool(_ESCAPED.search(text)) or NotKnown.__name__ in text
 
     def refuse(self, text: str) -> NoReturn:
         """Raises DependsOnValue, and keeps it in case the body catches it. Its place comes from the traceback."""
@@ -104,7 +105,7 @@ class Marks:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Unknown(Expr):
+class NotKnown(Expr):
     """A value that only a run knows. `_said` is how the program wrote it, `_sources` what it comes from, `_parts` the
     pieces of a text put together with +, `_evaluate` how a run gets it."""
 
@@ -112,13 +113,13 @@ class Unknown(Expr):
     _said: str
     _sources: frozenset[Source]
     _evaluate: Callable[[Env], Any]
-    _parts: tuple[str | Unknown, ...] = ()
+    _parts: tuple[str | NotKnown, ...] = ()
     _form: Form | None = None
     _is_plain: bool = False  # the text of one argument or variable, as it is
 
-    def _derived(self, said: str, evaluate: Callable[[Env], Any], *others: Any, is_plain: bool = False) -> Unknown:
-        sources = self._sources.union(*(each._sources for each in others if isinstance(each, Unknown)))
-        return Unknown(self._marks, said, sources, evaluate, (), None, is_plain)
+    def _derived(self, said: str, evaluate: Callable[[Env], Any], *others: Any, is_plain: bool = False) -> NotKnown:
+        sources = self._sources.union(*(each._sources for each in others if isinstance(each, NotKnown)))
+        return NotKnown(self._marks, said, sources, evaluate, (), None, is_plain)
 
     # -- what stays unknown -----------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Unknown(Expr):
     def __getitem__(self, key: object) -> Any:
         return self._derived(f"{self._said}[{_said(key)}]", lambda env: self._evaluate(env)[known(key, env)], key)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Unknown:
+    def __call__(self, *args: Any, **kwargs: Any) -> NotKnown:
         given = [*map(_said, args), *(f"{name}={_said(value)}" for name, value in kwargs.items())]
 
         def evaluate(env: Env) -> Any:
@@ -152,7 +153,7 @@ class Unknown(Expr):
     def __add__(self, other: Any) -> Any:
         if isinstance(other, str):
             return self._joined((*self._pieces(), *self._marks.split(other)))
-        if isinstance(other, Unknown):
+        if isinstance(other, NotKnown):
             return self._joined((*self._pieces(), *other._pieces()), f"{self._said} + {other._said}")
         if isinstance(other, Expr):
             return Concat((self, *Concat((other,)).parts))
@@ -165,25 +166,25 @@ class Unknown(Expr):
             return as_expr(other) + Concat((self,))
         return self._binary(operator.add, "+", other, reflected=True)
 
-    def __sub__(self, other: Any) -> Unknown:
+    def __sub__(self, other: Any) -> NotKnown:
         return self._binary(operator.sub, "-", other)
 
-    def __rsub__(self, other: Any) -> Unknown:
+    def __rsub__(self, other: Any) -> NotKnown:
         return self._binary(operator.sub, "-", other, reflected=True)
 
-    def __mul__(self, other: Any) -> Unknown:
+    def __mul__(self, other: Any) -> NotKnown:
         return self._binary(operator.mul, "*", other)
 
-    def __rmul__(self, other: Any) -> Unknown:
+    def __rmul__(self, other: Any) -> NotKnown:
         return self._binary(operator.mul, "*", other, reflected=True)
 
-    def __truediv__(self, other: Any) -> Unknown:
+    def __truediv__(self, other: Any) -> NotKnown:
         return self._binary(operator.truediv, "/", other)
 
-    def __mod__(self, other: Any) -> Unknown:
+    def __mod__(self, other: Any) -> NotKnown:
         return self._binary(operator.mod, "%", other)
 
-    def _binary(self, work: Callable[[Any, Any], Any], sign: str, other: Any, *, reflected: bool = False) -> Unknown:
+    def _binary(self, work: Callable[[Any, Any], Any], sign: str, other: Any, *, reflected: bool = False) -> NotKnown:
         said = f"{_said(other)} {sign} {self._said}" if reflected else f"{self._said} {sign} {_said(other)}"
 
         def evaluate(env: Env) -> Any:
@@ -192,18 +193,18 @@ class Unknown(Expr):
 
         return self._derived(f"({said})", evaluate, other)
 
-    def _pieces(self) -> tuple[str | Unknown, ...]:
+    def _pieces(self) -> tuple[str | NotKnown, ...]:
         return self._parts or (self,)
 
-    def _joined(self, parts: tuple[str | Unknown, ...], said: str | None = None) -> Unknown:
-        sources = frozenset[Source]().union(*(each._sources for each in parts if isinstance(each, Unknown)))
+    def _joined(self, parts: tuple[str | NotKnown, ...], said: str | None = None) -> NotKnown:
+        sources = frozenset[Source]().union(*(each._sources for each in parts if isinstance(each, NotKnown)))
 
         def evaluate(env: Env) -> Any:
             values = known(parts, env)
             return sum(values[1:], values[0]) if values and not isinstance(values[0], str) else "".join(values)
 
         whole = said or " + ".join(_said(each) for each in parts)
-        return Unknown(self._marks, f"({whole})", sources, evaluate, parts)
+        return NotKnown(self._marks, f"({whole})", sources, evaluate, parts)
 
     # -- what would decide something --------------------------------------------------------------
 
@@ -255,7 +256,7 @@ class Unknown(Expr):
 
 def known(value: Any, env: Env) -> Any:
     """`value` with everything unknown in it replaced by what the run knows."""
-    if isinstance(value, Unknown):
+    if isinstance(value, NotKnown):
         return value._evaluate(env)
     if isinstance(value, tuple | list):
         return type(value)([known(each, env) for each in value])
@@ -264,7 +265,7 @@ def known(value: Any, env: Env) -> Any:
     return value
 
 
-def text_of(value: Unknown, env: Env) -> str:
+def text_of(value: NotKnown, env: Env) -> str:
     """The value as text to append. InputError where the program appended something else."""
     found = value._evaluate(env)
     if not isinstance(found, str):
@@ -273,7 +274,7 @@ def text_of(value: Unknown, env: Env) -> str:
 
 
 def _said(value: object) -> str:
-    if isinstance(value, Unknown):
+    if isinstance(value, NotKnown):
         return value._said
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_said, value))}]"

@@ -345,6 +345,11 @@ def raises(s):
     {}["key"]  # here
 
 
+def own_error(s):
+    s += "p" + gen("x")
+    raise LookupError("Unknown topic")  # here
+
+
 def wrong_value(s):
     s += "p" + gen("n", type=int)
     s += s["n"]  # here
@@ -365,6 +370,7 @@ def wrong_value(s):
         (open_turn, "a user turn cannot begin inside the user turn"),
         (after_join, "this branch was joined; its state can be read, not extended"),
         (raises, "the body raised KeyError: 'key'"),
+        (own_error, "the body raised LookupError: Unknown topic"),
         (wrong_value, r"only text and expressions can be appended, not int; write str\(...\)"),
     ],
 )
@@ -484,8 +490,8 @@ def test_a_refusal_cannot_be_caught_by_the_body():
 
 
 def test_a_mark_in_a_users_text_is_only_text():
-    graph = of_body(lambda s: s.__iadd__("Unknown aZ0 " + gen("x")))
-    assert '"Unknown aZ0 "' in str(graph)
+    graph = of_body(lambda s: s.__iadd__("NotKnown aZ0 " + gen("x")))
+    assert '"NotKnown aZ0 "' in str(graph)
 
 
 # -- as a request ---------------------------------------------------------------------------------
