@@ -83,7 +83,8 @@ def _failed(tape: Tape, error: Exception) -> CompileError:
     """What the body raised, as what is wrong with the program."""
     text, place = str(error), place_of(error)
     if tape.marks.is_in(text):
-        text = f"a value that only a run knows is used where a known one is needed: {tape.marks.readable(text)}"
+        hint = "; in a text it can stand as f'{value}'" if "str instance" in text else ""
+        text = f"a value that only a run knows is used where a known one is needed: {tape.marks.readable(text)}{hint}"
         return DependsOnValue(tape.program, [Problem(text, place)])
     if isinstance(error, ProgramError) and error.program == tape.program:
         text = text.removeprefix(f"program {tape.program!r}: ").removesuffix(f" (at {error.place})")

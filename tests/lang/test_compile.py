@@ -125,6 +125,7 @@ def test_where_an_argument_goes():
 @plait.function
 def sampler(s, count):
     s += "p" + gen("many", n=3, seed=4, temperature=1.0)
+    s += ", ".join(f"{each}" for each in s["many"])
     s += "|" + s["many"][1].strip().upper() + f" of {count:>3}"
     with s.var_scope("scope"):
         s += " it is " + gen("age", type=int) + "."
@@ -450,6 +451,7 @@ def test_turns_that_the_models_template_refuses(backend):
         (lambda s, a: int(s["x"]), "is made a number"),
         (lambda s, a: range(s["x"]), "used as a count or an index"),
         (lambda s, a: re.match("a", s["x"]), "is used where a known one is needed"),
+        (lambda s, a: ", ".join([s["x"]]), r"is used .* needed: .*; in a text it can stand as f'\{value\}'"),
         (lambda s, a: json.loads(s["x"]), "is used where a known one is needed"),
         (lambda s, a: json.loads(f"{s['x']}"), None),
         (lambda s, a: int(f"{s['x']}"), r"known one is needed: .*\{s\['x'\]\}"),
