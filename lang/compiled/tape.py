@@ -6,15 +6,16 @@ Knows: strands, sessions' rules, nodes. Must not know: handles, who runs the bod
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from plait.lang.answers import Readable, Written
 from plait.lang.backends.chat import TEMPLATE
 from plait.lang.backends.remote import RemoteTokenizer
 from plait.lang.compat.reasoning import SUFFIX, Reasoned
+from plait.lang.compiled.later import Later, SetValue
 from plait.lang.compiled.nodes import Append, Node, SetVariable
-from plait.lang.compiled.unknown import Env, Marks, NotKnown, Result
+from plait.lang.compiled.unknown import Marks, NotKnown, Result
 from plait.lang.expressions import (
     Concat,
     Expr,
@@ -36,7 +37,6 @@ from plait.runtime.errors import InputError
 from plait.runtime.messages import MAX_FORK
 
 if TYPE_CHECKING:
-    from plait.lang.typed.form import Form
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
     from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -125,7 +125,9 @@ class TapeStrand(Strand):
         """`s[name] = value`."""
         number = self._note(SetVariable, name, value)
         readable = (
-            _Set(value) if not isinstance(value, NotKnown) else Later(self.run, self.lane, value, Result(number, name))
+            SetValue(value)
+            if not isinstance(value, NotKnown)
+            else Later(self.run, self.lane, value, Result(number, name))
         )
         self.set(name, readable)
 
@@ -180,87 +182,6 @@ def _record_content(content: Expr, strand: TapeStrand) -> None:
     steps = len(strand.run.nodes)
     record(content, strand)
     del strand.run.nodes[steps:]
-
-
-class Later(Readable):
-    """What a step will give. `result.sample` None and n above 1: a list."""
-
-    def __init__(self, tape: Tape, strand: int, base: NotKnown, result: Result, n: int = 1) -> None:
-        self.base, self.result, self.n = base, result, n
-        self._tape, self._strand = tape, strand
-
-    @classmethod
-    def of_call(
-        cls, tape: Tape, strand: int, node: int, name: str | None, n: int = 1, form: Form | None = None
-    ) -> Later:
-        result = Result(node, name)
-        return cls(tape, strand, _unknown(tape, result, form), result, n)
-
-    @property
-    def form(self) -> Form | None:
-        return self.base._form
-
-    def value(self) -> Any:
-        self._tape.read.add(self._strand)
-        if self.n == 1:
-            return self.base
-        samples = [Result(self.result.node, self.result.name, index) for index in range(self.n)]
-        return [_unknown(self._tape, each, self.form) for each in samples]
-
-    def whole(self) -> NotKnown:
-        """Its text, which the state's goes on with."""
-        self._tape.read.add(self._strand)
-        return (
-            self.base
-            if self.form is None
-            else self.base._derived(f"s.text_of({self.result.name!r})", self._text, is_plain=True)
-        )
-
-    def _text(self, env: Env) -> str:
-        return env.result(self.result.node, self.result.name).text()
-
-    def text(self) -> str:
-        return str(self.base)
-
-    def meta(self) -> Any:
-        self._tape.read.add(self._strand)
-        node, name = self.result.node, self.result.name
-
-        def of(sample: int | None) -> NotKnown:
-            def evaluate(env: Env) -> Any:
-                found = env.result(node, name).meta()
-                return found if sample is None else found[sample]
-
-            return self.base._derived(f"s.get_meta_info({name!r})", evaluate)
-
-        return of(None) if self.n == 1 else [of(index) for index in range(self.n)]
-
-    def pieces(self) -> Iterator[str]:
-        yield self.text()
-
-
-class _Set(Readable):
-    """A value that the body set itself."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def value(self) -> Any:
-        return self._value
-
-    def text(self) -> str:
-        return str(self._value)
-
-
-def _unknown(tape: Tape, result: Result, form: Form | None = None) -> NotKnown:
-    name = "gen(...)" if result.name is None else f"s[{result.name!r}]"
-    said = name if result.sample is None else f"{name}[{result.sample}]"
-
-    def evaluate(env: Env) -> Any:
-        found = env.result(result.node, result.name).value()
-        return found if result.sample is None else found[result.sample]
-
-    return NotKnown(tape.marks, said, frozenset([result]), evaluate, (), form, form is None or form.said == "str")
 
 
 class _NoClient:

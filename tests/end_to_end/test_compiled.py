@@ -11,10 +11,15 @@ from straight_programs import check_all_ways, programs
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
+ONE_EACH = httpx.Limits(max_keepalive_connections=0)  # the server closes idle connections, and may while one is taken
+
 
 @pytest.fixture(scope="module")
 def server(exact):
-    with hosted(create_app(exact, server_settings())) as address, httpx.Client(base_url=address, timeout=60) as client:
+    with (
+        hosted(create_app(exact, server_settings())) as address,
+        httpx.Client(base_url=address, timeout=60, limits=ONE_EACH) as client,
+    ):
         yield client
 
 

@@ -20,6 +20,8 @@ from plait.runtime.messages import Append, Fork, Generate, Select
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
+ONE_EACH = httpx.Limits(max_keepalive_connections=0)  # the server closes idle connections, and may while one is taken
+
 
 @pytest.fixture(scope="module")
 def backend():
@@ -29,7 +31,10 @@ def backend():
 
 @pytest.fixture(scope="module")
 def server(backend):
-    with hosted(create_app(backend, server_settings())) as address, httpx.Client(base_url=address) as client:
+    with (
+        hosted(create_app(backend, server_settings())) as address,
+        httpx.Client(base_url=address, limits=ONE_EACH) as client,
+    ):
         yield client
 
 
