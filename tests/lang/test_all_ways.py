@@ -12,7 +12,7 @@ from chain_engine import chain_engine
 from hosting import hosted
 from hypothesis import HealthCheck, given, settings
 from scripted import byte_tokenizer
-from straight_programs import check_all_ways, programs
+from straight_programs import check_more_ways, programs
 
 import plait
 from plait import assistant, gen, select, system, user
@@ -41,7 +41,7 @@ def server(backend):
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=programs())
 def test_any_straight_line_program_gives_the_same_however_it_is_run(backend, server, steps):
-    check_all_ways(steps, backend, server, temperature=0, max_tokens=6)
+    check_more_ways(steps, backend, server, temperature=0, max_tokens=6)
 
 
 SHARED = "You judge statements, carefully and one at a time. " * 12

@@ -145,20 +145,34 @@ def check_all_ways(steps, backend, server, **sampling):
     async def later(s, topic):
         await awrite(s, steps, topic)
 
-    how, items, topic = {"backend": backend, **sampling}, [{"topic": topic} for topic in TOPICS], TOPICS[0]
-    batch = [outcome(state) for state in program.run_batch(items, **how)]
-    expected = batch[0]
-    assert outcome(program.run(topic, **how)) == expected
+    how, topic = {"backend": backend, **sampling}, TOPICS[0]
+    expected = outcome(program.run(topic, **how))
+    batch = program.run_batch([{"topic": topic} for topic in TOPICS], **how)
+    assert outcome(batch[0]) == expected
     streamed = program.run(topic, stream=True, **how)
     assert "".join(streamed.text_iter()) == expected[1] and outcome(streamed) == expected
-    assert outcome(asyncio.run(program.arun(topic, **how))) == expected
-    assert [outcome(state) for state in asyncio.run(later.arun_batch(items, **how))] == batch
+    assert outcome(asyncio.run(later.arun(topic, **how))) == expected
     graph = program.compile(**sampling)
     assert graph.is_straight
     assert graph.mermaid() == later.compile(**sampling).mermaid().replace("later(topic)", "program(topic)")
     assert outcome(graph.run(topic=topic, backend=backend)) == expected
+    assert posted(server, graph.json(topic=topic)) == expected
+    return program, graph, expected
+
+
+def check_more_ways(steps, backend, server, **sampling):
+    """`check_all_ways`, and the ways that differ from those in little."""
+    program, graph, expected = check_all_ways(steps, backend, server, **sampling)
+    how, topic = {"backend": backend, **sampling}, TOPICS[0]
+    assert outcome(asyncio.run(program.arun(topic, **how))) == expected
+    items = [{"topic": topic} for topic in TOPICS]
+    one_by_one = [outcome(state) for state in program.run_batch(items, num_threads=1, **how)]
+    assert [outcome(state) for state in asyncio.run(program.arun_batch(items, **how))] == one_by_one
     left_open = {**graph.json(), "variables": {"topic": topic}}
-    for request, extra in ((graph.json(topic=topic), {}), (left_open, {"topic": topic})):
-        answer = server.post("/v1/programs", json=json.loads(json.dumps(request)))
-        assert answer.status_code == 200, answer.text
-        assert (answer.json()["variables"], answer.json()["text"]) == (expected[0] | extra, expected[1])
+    assert posted(server, left_open) == (expected[0] | {"topic": topic}, expected[1])
+
+
+def posted(server, request):
+    answer = server.post("/v1/programs", json=json.loads(json.dumps(request)))
+    assert answer.status_code == 200, answer.text
+    return answer.json()["variables"], answer.json()["text"]
