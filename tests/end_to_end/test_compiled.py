@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from hosting import hosted
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from straight_programs import check_all_ways, programs
 
 from plait.runtime.server.app import create_app
@@ -23,7 +23,19 @@ def server(exact):
         yield client
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+RICH = [
+    ("text", "Say: "),
+    ("turn", "u", [("arg",), ("text", " is")]),
+    ("turn", "s", [("gen", "a", {"regex": "[a-c]{1,2}"}), ("select", "d", ["good", "bad", "so so"])]),
+    ("fork", "gather_variable", [[("gen", "b", {"n": 2})], [("value", "a", []), ("gen", "b", {"stop": [" a"]})]]),
+    ("value", "b", [0, 1]),
+    ("value", "b", [1]),
+    ("gen", "last", {}),
+]
+
+
+@settings(max_examples=1, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@example(steps=RICH)
 @given(steps=programs(2))
 def test_any_straight_line_program_gives_the_same_however_it_is_run(exact, server, steps):
     check_all_ways(steps, exact, server, temperature=0, max_tokens=1)

@@ -38,7 +38,7 @@ def server(backend):
         yield client
 
 
-@settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=programs())
 def test_any_straight_line_program_gives_the_same_however_it_is_run(backend, server, steps):
     check_more_ways(steps, backend, server, temperature=0, max_tokens=6)
