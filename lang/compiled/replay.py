@@ -91,7 +91,10 @@ class _Replay:
     def _step(self, number: int, node: Node, state: ProgramState) -> None:
         match node:
             case Append():
+                before = len(state._strand.answers())
                 state._append(self._now(node.expr))
+                for answer in state._strand.answers()[before:]:
+                    answer.place = node.place or answer.place  # of the program's own line, not of graph.run(...)
                 for name in _names(node):
                     self._keep(number, name, state)
             case SetVariable():

@@ -252,6 +252,15 @@ def test_arguments_of_a_graph(backend):
     assert review.bind(text="bound").compile().parameters == ()
 
 
+def test_a_call_that_fails_names_the_programs_own_line(backend):
+    from plait.runtime.errors import DeadlineExceeded
+
+    backend.scheduler.answer = lambda prompt, request: DeadlineExceeded("took longer than 1 s")
+    with pytest.raises(plait.ProgramError, match="variable 'x': DeadlineExceeded") as caught:
+        plait.function(contradiction).compile(max_tokens=1000).run()
+    assert line_at(caught.value.place) == "# here"
+
+
 # -- what it costs --------------------------------------------------------------------------------
 
 
