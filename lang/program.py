@@ -117,10 +117,10 @@ class Program:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
-        raises it. What the items have in common is computed once; the body runs once for each of them and not once more.
+        raises it. What the items have in common is computed once; no body runs an extra time.
         The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a time, "auto" means
-        at most 64. `budget` is each item's own. With `generator_style=True` the states come one by one, in order, each as
-        soon as it and those before it are done; closing the generator ends the rest.
+        at most 64. `budget` is each item's own. With `generator_style=True` the states come one by one, in order, each
+        as soon as it and those before it are done; closing the generator ends the rest.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
