@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+import httpx
+import openai
 import pytest
 
 import plait
@@ -159,6 +161,18 @@ def test_stop_patterns_stops_and_ignored_ends(endpoint):
     pieces = list(stream.text_iter("x"))
     assert "".join(pieces) == whole[: whole.index(",")], "text that a pattern may cut is not told"
     assert one(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == whole[: whole.index(" 8")]
+
+
+def test_stop_patterns_by_openais_protocol_and_in_programs(client, address):
+    prompt, ask = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
+    body = {"stop_regex": ["[7-9]", "x{3}"]}
+    completion = client.completions.create(model="default", prompt=prompt, extra_body=body, **ask).choices[0]
+    assert completion.finish_reason == "stop" and completion.text.startswith(" 5, 6") and "7" not in completion.text
+    program = [{"text": prompt}, {"gen": {"name": "x", **ask, **body}}]
+    answer = httpx.post(f"{address}/v1/programs", json={"program": program}, timeout=60).json()
+    assert answer["variables"]["x"] == completion.text
+    with pytest.raises(openai.BadRequestError, match="stop_regex"):
+        client.completions.create(model="default", prompt=prompt, extra_body={"stop_regex": "a$"}, **ask)
 
 
 def test_a_users_text_is_no_control_token(endpoint):
