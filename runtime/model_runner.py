@@ -21,7 +21,7 @@ from plait.kernels.select_cuda import Heads
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.packed import load_model
+from plait.runtime.models.forms import load_model
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
