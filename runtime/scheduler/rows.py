@@ -84,7 +84,8 @@ class Row:
         self.call_id = call_id
         self.logits_from = logits_from
         self.meter = Meter(len(seq))
-        self.arrival = 0  # set by the policy when it comes to wait the first time
+        self.arrival = 0  # set by `Fairness` when it comes to wait the first time
+        self.last_served = self.protected_until = 0.0  # `Fairness` has both
 
     @property
     def num_pending(self) -> int:

@@ -86,6 +86,7 @@ class Scheduler:
             config.max_batch_rows,
             welcome.context_length,
             draft=config.prompt_lookup and device_steps is None,
+            order=config.order,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)

@@ -702,9 +702,9 @@ def test_what_is_over_leaves_nothing_behind():
             Close(100 + i),
         ]
     drive(scheduler, link, *requests)
-    policy = scheduler.policy
-    assert (len(scheduler.sessions), policy._program_served, policy._tenant_served) == (0, {}, {})
-    assert (dict(policy._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
+    accounts = scheduler.policy.fairness
+    assert (len(scheduler.sessions), accounts._program_served, accounts._tenant_served) == (0, {}, {})
+    assert (dict(accounts._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
 
 
 def test_choices_that_begin_alike_share_their_rows():
@@ -865,7 +865,7 @@ def test_a_mask_without_tokens_and_top_k_fail_their_own_call():
 
 
 def test_long_waiting_rows_of_one_tenant_do_not_go_before_anothers(monkeypatch):
-    monkeypatch.setattr("plait.runtime.scheduler.policy.STARVING_S", 0.0)
+    monkeypatch.setattr("plait.runtime.scheduler.fairness.STARVING_S", 0.0)
     scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
     requests = []
     for i in range(12):
@@ -1034,5 +1034,5 @@ def test_a_tenant_that_comes_back_after_each_call_is_not_always_first():
     drive(scheduler, link)
     ends = [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
     assert ends.index(5) < ends.index(3), ends
-    assert not policy._tenant_served
-    assert set(policy._tenants_away) == {"busy", "other", "third"}
+    assert not policy.fairness._tenant_served
+    assert set(policy.fairness._tenants_away) == {"busy", "other", "third"}
