@@ -144,9 +144,10 @@ class Policy:
         """Pauses rows for waiting ones that may interrupt them, where all rows are taken."""
         if not self.waiting or len(self.running) < self.max_batch_rows:
             return
-        pausable = sorted((row for row in self.running if self._tier(row)), key=self._tier)
+        now, weight = self._now, self.fairness.weight
+        pausable = sorted((row for row in self.running if self._tier(row)), key=lambda row: weight(row, now))
         for row in self._ranked() if pausable else ():
-            if not pausable or not self.fairness.may_interrupt(row, pausable[-1], self._now):
+            if not pausable or not self.fairness.may_interrupt(row, pausable[-1], now):
                 return
             self.num_pauses += 1
             self._set_aside(pausable.pop())
@@ -160,7 +161,7 @@ class Policy:
             if not batch.budget or len(self.running) >= self.max_batch_rows or not self._fits(row):
                 return
             if before is not None and not self._goes_before(row, before):
-                return
+                continue
             del self.waiting[row]
             row.meter.admitted = row.meter.admitted or time.monotonic()
             self.cache.activate(row.seq, row.logits_from)

@@ -85,7 +85,6 @@ class Row:
         self.logits_from = logits_from
         self.meter = Meter(len(seq))
         self.arrival = 0  # set by `Fairness` when it comes to wait the first time
-        self.last_served = self.protected_until = 0.0  # `Fairness` has both
 
     @property
     def num_pending(self) -> int:

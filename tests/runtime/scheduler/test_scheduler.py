@@ -703,7 +703,7 @@ def test_what_is_over_leaves_nothing_behind():
         ]
     drive(scheduler, link, *requests)
     accounts = scheduler.policy.fairness
-    assert (len(scheduler.sessions), accounts._program_served, accounts._tenant_served) == (0, {}, {})
+    assert (len(scheduler.sessions), accounts._programs, accounts._tenant_served) == (0, {}, {})
     assert (dict(accounts._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
 
 
