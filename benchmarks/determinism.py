@@ -131,7 +131,7 @@ def request(draw: random.Random, shared: list[int], tokens: int) -> Asked:
     sampling = sampling_params(
         max_tokens=tokens,
         temperature=draw.choice((0.0, 0.8, 1.5)),
-        top_k=draw.choice((0, 40)),
+        top_k=draw.choice((-1, 40)),
         seed=draw.randrange(1 << 31),
         logprobs=True,
         top_logprobs=3,

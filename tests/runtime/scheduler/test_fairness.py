@@ -174,3 +174,11 @@ def test_a_program_is_charged_for_all_its_calls():
     done = len(ends(link))
     drive(scheduler, link, *asked(99, [60], 2))
     assert done < 30 and ends(link).index(99) <= done + 2
+
+
+def test_first_come_is_by_arrival_alone():
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64, order="first-come")
+    drive(scheduler, link, *asked(0, [7] * 40))
+    link.outbox.clear()
+    drive(scheduler, link, *(each for i in range(1, 5) for each in asked(i, [7] * 40 if i == 4 else [i] * 40)))
+    assert ends(link) == [1, 2, 3, 4], "neither a cached prefix nor a program's account counts"
