@@ -28,7 +28,7 @@ from plait.runtime.sampling import SamplingParams, sampling_params
 ENGINES: dict[str, dict[str, int]] = {  # the first one gives the answers that the others are held against
     "whole": {"max_pages": 24_000},
     "chunks of 23": {"max_pages": 24_000, "max_batch_tokens": 23},
-    "few pages": {"max_pages": 420, "max_batch_tokens": 96},
+    "few pages": {"max_pages": 150, "max_batch_tokens": 96},
 }
 WORDS = 49_000  # token ids below this are ordinary text
 PATIENCE_S = 120.0
@@ -97,7 +97,7 @@ def trials(form: str, deterministic: bool, first: int, count: int, minutes: floa
 
 def trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:
     """(what the second answer came beside, how it differs; "" if not in a bit)."""
-    asked = request(draw, [], 28 if draw.random() < 0.5 else 8)
+    asked = request(draw, [], draw.choice((4, 20)))
     whole = engines["whole"]
     whole.client.flush_cache()
     alone = outcome(start(whole, asked))
@@ -110,7 +110,7 @@ def trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:
         part = asked.prompt[: draw.randint(1, len(asked.prompt))]
         start(engine, Asked(part, sampling_params(max_tokens=1, temperature=0))).result(PATIENCE_S)
     size = min(64, round(2 ** draw.uniform(1, 6.2)))
-    others = [request(draw, asked.prompt, draw.randint(1, 28)) for _ in range(size - 1)]
+    others = [request(draw, asked.prompt, draw.choice((1, 4, 16))) for _ in range(size - 1)]
     batch = [*others, asked]
     draw.shuffle(batch)
     calls = [start(engine, each) for each in batch]
@@ -127,7 +127,7 @@ def trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:
 def request(draw: random.Random, shared: list[int], tokens: int) -> Asked:
     """A random prompt, which may begin as `shared` does, and random sampling that is seeded."""
     begin = shared[: draw.randint(1, len(shared))] if shared and draw.random() < 0.4 else []
-    prompt = begin + [draw.randrange(100, WORDS) for _ in range(draw.choice((1, 7, 30, 90)))]
+    prompt = begin + [draw.randrange(100, WORDS) for _ in range(draw.choice((1, 4, 12, 40)))]
     sampling = sampling_params(
         max_tokens=tokens,
         temperature=draw.choice((0.0, 0.8, 1.5)),

@@ -1,4 +1,4 @@
-"""What a decoding step costs beside the model: receiving, choosing the batch, its inputs, sampling, committing, replies.
+"""What a decoding step costs beside the model: receiving, choosing the batch, its inputs, sampling, commit, replies.
 
     python benchmarks/step_overhead.py [--weights bf16,as-stored] [--streams 16] [--tokens 96] [--profile]
 
