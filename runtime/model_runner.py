@@ -189,7 +189,9 @@ def _logit_positions(batch: Batch) -> IntArray:
 
 
 def _starts(lengths: list[int]) -> IntArray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def choose_device(name: str) -> torch.device:

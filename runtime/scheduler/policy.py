@@ -125,9 +125,11 @@ class Policy:
 
     def _draft(self, batch: Batch, row: Row) -> None:
         """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
+        if not self.draft:
+            return
         room = min(DRAFT_TOKENS - len(self.running) - batch.num_drafts, batch.room_for(row, row.seq.num_computed) - 1)
         room = min(room, self.max_length - len(row.seq))
-        if room > 0 and self.draft:
+        if room > 0:
             row.draft(room)
 
     def retract(self, row: Row) -> None:

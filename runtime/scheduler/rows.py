@@ -232,20 +232,18 @@ class Batch:
         self.rows: list[BatchRow] = []
         self.budget = max_tokens
         self.logits_budget = max_logits
+        self.num_drafts = 0
 
     def add(self, row: Row, start: int, count: int) -> None:
         num_logits = max(0, start + count - max(start, row.logits_from))
         self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft))
         self.budget -= count
         self.logits_budget -= num_logits
+        self.num_drafts += row.num_draft
 
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
         return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
-
-    @property
-    def num_drafts(self) -> int:
-        return sum(each.num_draft for each in self.rows)
 
     @property
     def num_tokens(self) -> int:

@@ -177,6 +177,8 @@ class Scheduler:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
         rows, masks, narrow = [], [], {}
         for index, (at, gen) in enumerate(batch.sampled_rows()):
+            if self.generating.is_free(gen):
+                continue
             words = np.empty(self._mask_words, dtype=np.int32)
             begun = time.thread_time()
             try:
@@ -256,7 +258,7 @@ class Scheduler:
         if token == NOT_FINITE:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
             return
-        begun = time.thread_time()
+        begun = 0.0 if gen.matcher is None else time.thread_time()  # a system call
         try:
             ending = self.generating.take(gen, token, logprob)
             if gen.matcher is not None and ending is None:
