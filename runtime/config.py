@@ -36,7 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    weights: WeightForm = "bf16"
+    weights: WeightForm = "as-stored"
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0
