@@ -20,6 +20,7 @@ import platform
 import statistics
 import sys
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ def main() -> int:
     print(f"limits: {machine.read_b_s / 1e9:.1f} GB/s read, {machine.bf16_flop_s / 1e9:.0f} GFLOP/s bf16", flush=True)
     servers = [own_server(form) for form in filter(None, options.weights.split(","))]
     servers += read_servers(options.peers) if options.peers else []
-    found = {server.name: asyncio.run(sit(server, works, size, options.repeat, machine, model)) for server in servers}
+    sitting = Sitting(works, size, options.repeat, machine, model)
+    found = {server.name: asyncio.run(sitting.sit(server)) for server in servers}
     result = {
         "when": time.strftime("%Y-%m-%d"),
         "machine": {"cpu": _processor(), **machine.as_json()},
@@ -68,45 +70,55 @@ def main() -> int:
     return int(any("error" in server for server in found.values()))
 
 
-async def sit(
-    server: Server, works: dict[str, Work], size: Size, repeat: int, machine: Machine, model: Model
-) -> dict[str, Any]:
-    """Everything one server gave; an `error` instead where it did not start or broke."""
-    found: dict[str, Any] = {"most": server.most, "workloads": {}}
-    try:
-        async with started(server) as one:
-            found["start_s"] = round(one.start_s, 2)
-            for name, work in works.items():
-                if name.startswith("decode_") and int(name.removeprefix("decode_")) > server.most:
-                    continue
-                found["workloads"][name] = row = await measured(one, work, size, repeat, machine, model)
-                print(f"{server.name:18} {name:14} {json.dumps(row)}", flush=True)
-            found |= memory(server, one, model)
-    except ServerError as error:
-        found["error"] = str(error)
-        print(f"{server.name}: {error}", file=sys.stderr, flush=True)
-    return found
+@dataclass
+class Sitting:
+    """The work, and what is known so far: `musts` are the tokens that a workload's prompts made a server compute."""
 
+    works: dict[str, Work]
+    size: Size
+    repeat: int
+    machine: Machine
+    model: Model
+    musts: dict[str, int] = field(default_factory=dict)
 
-async def measured(
-    one: Started, work: Work, size: Size, repeat: int, machine: Machine, model: Model
-) -> dict[str, float | str]:
-    """The median of some runs; an `error` where the server refused."""
-    runs: list[Done] = []
-    try:
-        for _ in range(repeat):
-            runs.append(await run(work, one.chat, size, time.time_ns()))
-    except ServerError as error:
-        return {"error": str(error)}
-    done = sorted(runs, key=lambda each: each.wall)[len(runs) // 2]
-    return {
-        "wall_s": round(done.wall, 3),
-        "out_tok_s": round(done.out_tokens / done.wall, 1),
-        "prompt_tok_s": round(done.must / done.wall, 1),
-        "ttft_s": round(statistics.median(each.ttft for each in runs), 4),
-        "spread": round(max(each.wall for each in runs) / min(each.wall for each in runs), 2),
-        "limit_share": round(model.least_s(machine, done) / done.wall, 3),
-    }
+    async def sit(self, server: Server) -> dict[str, Any]:
+        """Everything one server gave; an `error` instead where it did not start or broke."""
+        found: dict[str, Any] = {"most": server.most, "workloads": {}}
+        try:
+            async with started(server) as one:
+                found["start_s"] = round(one.start_s, 2)
+                for name, work in self.works.items():
+                    if name.startswith("decode_") and int(name.removeprefix("decode_")) > server.most:
+                        continue
+                    found["workloads"][name] = row = await self.measured(one, name, work)
+                    print(f"{server.name:18} {name:14} {json.dumps(row)}", flush=True)
+                found |= memory(server, one, self.model)
+        except ServerError as error:
+            found["error"] = str(error)
+            print(f"{server.name}: {error}", file=sys.stderr, flush=True)
+        return found
+
+    async def measured(self, one: Started, name: str, work: Work) -> dict[str, float | str]:
+        """The median of some runs; an `error` where the server refused."""
+        runs: list[Done] = []
+        try:
+            for _ in range(self.repeat):
+                runs.append(await run(work, one.chat, self.size, time.time_ns()))
+        except ServerError as error:
+            return {"error": str(error)}
+        done = sorted(runs, key=lambda each: each.wall)[len(runs) // 2]
+        if done.prompt_tokens:
+            self.musts.setdefault(name, done.must)
+        else:  # a server that does not tell: another's count, for texts drawn in the same way
+            done = replace(done, must=self.musts.get(name, 0))
+        return {
+            "wall_s": round(done.wall, 3),
+            "out_tok_s": round(done.out_tokens / done.wall, 1),
+            "prompt_tok_s": round(done.must / done.wall, 1),
+            "ttft_s": round(statistics.median(each.ttft for each in runs), 4),
+            "spread": round(max(each.wall for each in runs) / min(each.wall for each in runs), 2),
+            "limit_share": round(self.model.least_s(self.machine, done) / done.wall, 3),
+        }
 
 
 def memory(server: Server, one: Started, model: Model) -> dict[str, int]:
