@@ -110,7 +110,8 @@ def trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:
         part = asked.prompt[: draw.randint(1, len(asked.prompt))]
         start(engine, Asked(part, sampling_params(max_tokens=1, temperature=0))).result(PATIENCE_S)
     size = min(64, round(2 ** draw.uniform(1, 6.2)))
-    others = [request(draw, asked.prompt, draw.choice((1, 4, 16))) for _ in range(size - 1)]
+    lengths = (24,) if name == "few pages" else (1, 4, 16)  # longer than the pages that each row is kept
+    others = [request(draw, asked.prompt, draw.choice(lengths)) for _ in range(size - 1)]
     batch = [*others, asked]
     draw.shuffle(batch)
     calls = [start(engine, each) for each in batch]
