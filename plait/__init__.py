@@ -20,7 +20,7 @@ from plait.lang.compat.settings import global_config
 from plait.lang.control.budget import Budget, BudgetExceeded
 from plait.lang.control.combinators import best_of, map, vote
 from plait.lang.control.race import race
-from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
+from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
 from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
@@ -60,6 +60,7 @@ from plait.runtime.errors import (
 if TYPE_CHECKING:
     from plait.lang.backends.endpoint import RuntimeEndpoint
     from plait.lang.backends.openai import OpenAI
+    from plait.lang.compiled.graph import Graph
     from plait.runtime.engine import Engine
     from plait.runtime.launch import Runtime
 
@@ -73,12 +74,15 @@ __all__ = [
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
+    "CompileError",
     "ConstraintFailed",
     "ContextOverflow",
     "CorruptModel",
     "DeadlineExceeded",
+    "DependsOnValue",
     "Engine",
     "Expr",
+    "Graph",
     "InputError",
     "MissingVariable",
     "ModelError",
@@ -154,6 +158,10 @@ def __getattr__(name: str) -> object:
         from plait.lang.backends.openai import OpenAI
 
         return OpenAI
+    if name == "Graph":
+        from plait.lang.compiled.graph import Graph
+
+        return Graph
     if name == "__version__":
         from importlib.metadata import version
 

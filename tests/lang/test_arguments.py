@@ -322,15 +322,12 @@ def test_server_info_and_flush(backend):
     ("missing", "said"),
     [
         (lambda: plait.LiteLLM("gpt-4"), r"no 'LiteLLM' yet; .*OpenAI\(model, base_url"),
-        (lambda: qa.trace(), "no 'trace' yet"),
-        (lambda: qa.cache(), "cached by itself"),
         (lambda: qa.nothing, "no attribute 'nothing'"),
     ],
 )
 def test_what_sglang_has_and_plait_has_not_says_what_to_use(missing, said):
     with pytest.raises(AttributeError, match=said):
         missing()
-    assert not hasattr(qa, "trace")
 
 
 def test_a_default_runtime_that_died_is_replaced(monkeypatch):
