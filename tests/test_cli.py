@@ -297,7 +297,7 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
         pytest.skip("the embedded model is not installed")
     import torch
 
-    from plait.kernels import cpu_decoder
+    from plait.kernels import cpu_decoder, cpu_packed
     from plait.runtime import model_runner
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
@@ -305,6 +305,9 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     monkeypatch.setattr(cpu_decoder, "missing_features", lambda: [])
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
+    with monkeypatch.context() as patched:
+        patched.setattr(cpu_packed, "EXACT", {"Q8_0": (8, 128)})
+        assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "stored as Q4_1" in line
     monkeypatch.setattr(cpu_decoder, "missing_features", lambda: ["avx512vnni"])
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx512vnni" in line
     assert main(["check", "--weights", "int4"]) == 1

@@ -682,6 +682,14 @@ def test_min_tokens_holds_back_the_end_but_not_for_ever():
     assert calls[1].tokens == text
 
 
+def test_min_tokens_holds_back_the_end_of_free_text():
+    prompt = next(p for i in range(1, 60) for j in range(1, 60) if len(greedy(p := [i, j], 6)) < 6)
+    early = len(greedy(prompt, 6))
+    scheduler, link, _ = make_scheduler()
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 12, min_tokens=early + 2))
+    assert len(calls[1].tokens) >= early + 2 and EOS not in calls[1].tokens
+
+
 def test_branches_of_a_broken_text_are_broken():
     scheduler, link, _ = make_scheduler(context=30)
     calls = drive(scheduler, link, Open(1), Append(1, [1] * 99), Fork(1, [2]), Append(2, [1]), gen(2, 2))
