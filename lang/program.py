@@ -23,7 +23,7 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all, run_each
 from plait.lang.control.budget import Budget, checked_budget
-from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
+from plait.lang.errors import NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
 from plait.lang.state import ProgramState
@@ -56,6 +56,7 @@ class Program:
         stream: bool = False,
         backend: Backend | None = None,
         budget: Budget | None = None,
+        use_thread: Literal[True] = True,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
@@ -68,10 +69,12 @@ class Program:
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
         `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
         program together may use; when it is spent they end, and what is read raises a ProgramError whose
-        `__cause__` is BudgetExceeded.
+        `__cause__` is BudgetExceeded. `use_thread` is SGLang's: calls always go on while the body does.
 
         Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
         """
+        if use_thread is not True:
+            raise unknown_keyword("run", "use_thread", ())
         options, kwargs = self._split("run", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
@@ -315,7 +318,7 @@ class Program:
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
-                if name in COMING or name in NOT_NEEDED:
+                if name in NOT_NEEDED:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
             hint = did_you_mean(unknown[0], (*names, *OWN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""

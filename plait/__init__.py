@@ -58,7 +58,9 @@ from plait.runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.endpoint import RuntimeEndpoint
+    from plait.lang.backends.litellm import LiteLLM
     from plait.lang.backends.openai import OpenAI
     from plait.lang.compiled.graph import Graph
     from plait.runtime.engine import Engine
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "Anthropic",
     "AsyncState",
     "Budget",
     "BudgetExceeded",
@@ -84,6 +87,7 @@ __all__ = [
     "Expr",
     "Graph",
     "InputError",
+    "LiteLLM",
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
@@ -134,9 +138,10 @@ __all__ = [
 ]
 
 
-_LOCAL = "many services speak OpenAI's chat API: use OpenAI(model, base_url=...); or run models with Runtime(model)"
 _NOT_HERE = {
-    **dict.fromkeys(("Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
+    "VertexAI": 'its client package is given up; use LiteLLM("vertex_ai/<model>")',
+    "ServerArgs": "settings are keyword arguments of Runtime(...) and Engine(...)",
+    "Crusoe": "it speaks OpenAI's chat API: use OpenAI(model, base_url=..., api_key=...)",
 }
 
 
@@ -158,6 +163,14 @@ def __getattr__(name: str) -> object:
         from plait.lang.backends.openai import OpenAI
 
         return OpenAI
+    if name == "Anthropic":
+        from plait.lang.backends.anthropic import Anthropic
+
+        return Anthropic
+    if name == "LiteLLM":
+        from plait.lang.backends.litellm import LiteLLM
+
+        return LiteLLM
     if name == "Graph":
         from plait.lang.compiled.graph import Graph
 
@@ -167,5 +180,5 @@ def __getattr__(name: str) -> object:
 
         return version("plait")
     if name in _NOT_HERE:
-        raise AttributeError(f"plait has no {name!r} yet; {_NOT_HERE[name]}")
+        raise AttributeError(f"plait has no {name!r}: {_NOT_HERE[name]}")
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

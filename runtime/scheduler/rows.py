@@ -112,7 +112,7 @@ class Generation(Row):
         self.seed = seed
         self.matcher: Matcher | None = None
         self.ticket: int | None = None  # of its grammar, while that compiles
-        self.stops = StopScanner(params.stop)
+        self.stops = StopScanner(params.stop, params.stop_regex)
         self.first = len(session.seq)  # where the output begins in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
         self.num_sent = 0  # output tokens already told to the client
@@ -151,7 +151,7 @@ class Generation(Row):
         self.num_draft = len(guesses)
 
     def num_safe_tokens(self) -> int:
-        """Output tokens that no stop string can cut off any more."""
+        """Output tokens that no stop string or pattern can cut off any more."""
         safe, count = self.stops.num_safe, self.num_output
         while count and self.byte_ends[count - 1] > safe:
             count -= 1
