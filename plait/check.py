@@ -8,22 +8,26 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import plait
 
+if TYPE_CHECKING:
+    from plait.runtime.config import WeightForm
 
-def check(model: str | None) -> int:
-    """Prints one line for each fact. 1: there is no model, or it cannot run; the error says why."""
+
+def check(model: str | None, weights: WeightForm | None = None) -> int:
+    """Prints one line for each fact. 1: there is no model, or it cannot run so; the error says why."""
     from plait.runtime.models.locate import locate_model
     from plait.runtime.report import report
 
     lines: dict[str, Any] = report()
-    failure: plait.ModelError | None = None
+    failure: plait.PlaitError | None = None
     try:
         lines["model"] = path = locate_model(model)
         lines |= _described(path)
-    except plait.ModelError as error:
+        lines["weights"] = _weights(path, weights)
+    except (plait.ModelError, plait.InputError) as error:
         failure = error
     width = max(len(name) for name in lines)
     for name, value in lines.items():
@@ -47,3 +51,16 @@ def _described(path: Path) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{config.context_length:,} tokens",
     }
+
+
+def _weights(path: Path, form: WeightForm | None) -> str:
+    """In which form they run here, and why. InputError for a form that cannot be had."""
+    from plait.runtime.config import EngineConfig
+    from plait.runtime.model_runner import choose_device, choose_dtype
+    from plait.runtime.models.forms import choose_form
+    from plait.runtime.weights.checkpoint import open_checkpoint
+
+    device, weights = choose_device("auto"), open_checkpoint(path)
+    wanted = form or EngineConfig().weights
+    chosen = choose_form(weights.config, weights, choose_dtype("auto", device), device, wanted)
+    return f"{chosen.form} ({chosen.why})"

@@ -21,7 +21,7 @@ from plait.check import check
 from plait.lang.backend import settings_ignored, use_embedded
 from plait.lang.trace.showing import checked_path, write
 from plait.lang.trace.spans import recording
-from plait.serving import add_serve_options, serve_command
+from plait.serving import add_serve_options, add_weights_option, serve_command
 from plait.tracebacks import print_traceback
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
     machine = commands.add_parser("check", help="say what this machine has and which model is found")
     machine.add_argument("--model", help="as for run")
+    add_weights_option(machine)
     machine.set_defaults(command=_check)
     return parser
 
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a .gguf file, a folder, or a Hugging Face id; default: the embedded model")
     parser.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    add_weights_option(parser)
 
 
 def _fail(message: str) -> int:
@@ -109,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
     path = Path(options.file)
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
-    use_embedded(model_path=options.model, device=options.device)
+    use_embedded(model_path=options.model, device=options.device, weights=options.weights)
     target = None if options.trace is None else checked_path("--trace", options.trace)
     with contextlib.ExitStack() as watching:
         runs = watching.enter_context(recording()) if target is not None else []
@@ -132,17 +134,19 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
         return _fail(f"{options.file} failed")
     finally:
         sys.argv, sys.path[0] = argv, first
-        if (options.model or options.device) and settings_ignored():
-            print("plait: --model and --device had no effect: the file chose its own backend", file=sys.stderr)
+        if (options.model or options.device or options.weights) and settings_ignored():
+            print(
+                "plait: --model, --device and --weights had no effect: the file chose its own backend", file=sys.stderr
+            )
     return 0
 
 
 def _check(options: argparse.Namespace) -> int:
-    return check(options.model)
+    return check(options.model, options.weights)
 
 
 def _chat(options: argparse.Namespace) -> int:
-    use_embedded(model_path=options.model, device=options.device)
+    use_embedded(model_path=options.model, device=options.device, weights=options.weights)
     return chat(options.system, options.temperature)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Literal
+from typing import Literal, get_args
+
+from plait.runtime.config import EngineConfig, WeightForm
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -20,6 +22,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
     server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
+    add_weights_option(server)
     server.add_argument(
         "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
     )
@@ -28,6 +31,13 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     log = server.add_argument_group("the log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
+
+
+def add_weights_option(parser: argparse.ArgumentParser) -> None:
+    """--weights, the same for every command that starts a runtime; docs/models.md explains the forms."""
+    default = EngineConfig().weights
+    text = f"the form in which a CPU holds the weights; default: {default}"
+    parser.add_argument("--weights", choices=get_args(WeightForm), help=text)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -79,6 +89,7 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    device = {} if options.device is None else {"device": options.device}
+    given = {"device": options.device, "weights": options.weights}
+    engine = {name: value for name, value in given.items() if value is not None}
     form: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
-    return serve(options.model, settings, form, deterministic=options.deterministic, **device)
+    return serve(options.model, settings, form, deterministic=options.deterministic, **engine)

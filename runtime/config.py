@@ -14,6 +14,7 @@ from plait.runtime.errors import InputError
 
 _GIB = 1 << 30
 WeightForm = Literal["as-stored", "bf16", "int8", "int4"]
+Order = Literal["fair", "first-come"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,9 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
     kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
     cuda_graphs: replay captured decode steps, on a GPU. deterministic: a call's tokens do not depend on its
-    neighbours, on cache hits, chunking or retraction. prompt_lookup: several tokens that the text itself suggests
-    are verified in one step, where steps are not captured graphs; no token changes. check_integrity: verify the page
-    accounting after every step (slow).
+    neighbours, on cache hits, chunking or retraction. order: who goes first, "fair" to tenants and programs or
+    "first-come". prompt_lookup: several tokens that the text itself suggests are verified in one step, where steps
+    are not captured graphs; no token changes. check_integrity: verify the page accounting after every step (slow).
     """
 
     model_path: str = ""
@@ -46,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cuda_graphs: bool = True
     deterministic: bool = False
     compile_deadline_s: float = 2.0
+    order: Order = "fair"
     prompt_lookup: bool = True
     check_integrity: bool = False
 

@@ -22,7 +22,7 @@ from plait.kernels.select_cuda import Heads
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.packed import load_model
+from plait.runtime.models.forms import load_model
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
@@ -203,7 +203,9 @@ def _logit_positions(batch: Batch) -> IntArray:
 
 
 def _starts(lengths: list[int]) -> IntArray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def choose_device(name: str) -> torch.device:

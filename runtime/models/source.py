@@ -36,5 +36,8 @@ class Checkpoint(Protocol):
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """The weight, row-major as transformers has it. Raises CorruptModel or UnsupportedModel."""
 
+    def stored_as(self, name: str) -> str:
+        """How a file keeps the weight ("Q4_1", "BF16", ...), from its header."""
+
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         """(quantization, uint8 blocks [rows, bytes per row], shape); InputError for safetensors."""

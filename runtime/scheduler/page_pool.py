@@ -28,6 +28,8 @@ class PagePool:
         """`count` free pages, int32, ascending. The caller makes sure that there are as many."""
         assert 0 <= count <= self.num_free, (count, self.num_free)
         self.num_free -= count
+        if count == 1:
+            return self._free[self.num_free : self.num_free + 1].copy()
         return np.sort(self._free[self.num_free : self.num_free + count])
 
     def release(self, pages: IntArray) -> None:

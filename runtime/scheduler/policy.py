@@ -1,9 +1,9 @@
 """Which rows run in the next step, and with how many tokens each.
 
-Order among the waiting: the tenant served least so far (virtual token counter, Sheng et al. 2024,
-arXiv 2401.00588), then priority, then the program served least (least attained service in doubling levels, as
-Autellix does, arXiv 2502.13965), then the longest cached prefix, then arrival. A row that has waited long goes
-first among its tenant's. When pages are short, the row admitted last gives its own back and waits again.
+Decoding rows come first, one token each, then chunks of prompts, then those that wait, as `Fairness` ranks them and
+among equals the longest cached prefix first. A row whose program was served far more than another's is paused for it
+when there are no more rows to be had, and its prompt goes on after the other's; its pages stay cached. When pages are
+short, the row admitted last gives its own back and waits again.
 
 Knows: rows, the prefix cache, the token budget. Must not know: tensors, messages, sampling.
 """
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import Counter
 
+from plait.runtime.config import Order
+from plait.runtime.scheduler.fairness import Fairness
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.radix_tree import Node
 from plait.runtime.scheduler.rows import Batch, Row
 
 RANKED = 64  # how many of the waiting are compared by cached prefix in one step
 DRAFT_TOKENS = 32  # running rows and guesses of one step together
-STARVING_S = 10.0
-MAX_AWAY = 4096  # tenants without rows whose service is remembered
 MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
-LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
 RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
 
 
@@ -31,7 +29,13 @@ class Policy:
     """Waiting and running rows, and the choice between them."""
 
     def __init__(
-        self, cache: PrefixCache, max_batch_tokens: int, max_batch_rows: int, max_length: int, draft: bool = True
+        self,
+        cache: PrefixCache,
+        max_batch_tokens: int,
+        max_batch_rows: int,
+        max_length: int,
+        draft: bool = True,
+        order: Order = "fair",
     ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
@@ -40,25 +44,16 @@ class Policy:
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Row, None] = {}  # in order of arrival
         self.running: list[Row] = []  # in order of admission
-        self.num_retractions = 0
+        self.fairness = Fairness(order)
+        self.num_retractions = self.num_pauses = 0
         self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
-        self._tenant_rows: Counter[str] = Counter()
-        self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
-        self._tenants_away: dict[str, int] = {}  # what those without rows were served, the longest away first
-        self._program_served: dict[tuple[bytes, int], int] = {}
-        self._arrivals = 0
+        self._now = 0.0
 
     # -- coming and going -------------------------------------------------------------------------
 
     def add(self, row: Row) -> None:
         """The row waits to be admitted."""
-        self._arrivals += 1
-        row.arrival = self._arrivals
-        tenant = row.session.opened.tenant
-        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away, and owes
-            least = min(self._tenant_served.values(), default=0)
-            self._tenant_served[tenant] = max(least, self._tenants_away.pop(tenant, 0))
-        self._tenant_rows[tenant] += 1
+        self.fairness.add(row)
         self.waiting[row] = None
 
     def remove(self, row: Row) -> None:
@@ -69,17 +64,7 @@ class Policy:
             self.running.remove(row)
         else:
             return
-        tenant = row.session.opened.tenant
-        self._tenant_rows[tenant] -= 1
-        if not self._tenant_rows[tenant]:
-            del self._tenant_rows[tenant]
-            self._tenants_away[tenant] = self._tenant_served.pop(tenant)
-            if len(self._tenants_away) > MAX_AWAY:
-                del self._tenants_away[next(iter(self._tenants_away))]
-
-    def forget_program(self, program: tuple[bytes, int]) -> None:
-        """The program's last session is gone."""
-        self._program_served.pop(program, None)
+        self.fairness.remove(row)
 
     @property
     def has_work(self) -> bool:
@@ -91,10 +76,18 @@ class Policy:
         """Rows for the next forward, their pages allocated; None when there is nothing to run."""
         batch = Batch(self.max_batch_tokens, self.max_logits)
         self.new_nodes.clear()
+        self._now = time.monotonic()
         chosen: set[Row] = set()
-        decodes_first = sorted(self.running, key=lambda row: row.num_pending > 1)
-        for row in decodes_first:
+        self._make_way()
+        decoding = [row for row in self.running if row.num_pending <= 1]
+        prompts = [row for row in self.running if row.num_pending > 1]
+        for row in decoding:
             if batch.budget and row in self.running:  # an earlier one may have retracted it
+                self._schedule(batch, row, chosen)
+        for row in sorted(prompts, key=self._tier):
+            if self._tier(row):
+                self._admit(batch, chosen, before=row)
+            if batch.budget and row in self.running:
                 self._schedule(batch, row, chosen)
         self._admit(batch, chosen)
         return batch if batch.rows else None
@@ -145,30 +138,55 @@ class Policy:
 
     def _draft(self, batch: Batch, row: Row) -> None:
         """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
+        if not self.draft:
+            return
         room = min(DRAFT_TOKENS - len(self.running) - batch.num_drafts, batch.room_for(row, row.seq.num_computed) - 1)
         room = min(room, self.max_length - len(row.seq))
-        if room > 0 and self.draft:
+        if room > 0:
             row.draft(room)
 
     def retract(self, row: Row) -> None:
         """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""
         self.num_retractions += 1
+        self._set_aside(row)
+
+    def _set_aside(self, row: Row) -> None:
         row.awaited = -1
         self.running.remove(row)
         self.cache.release(row.seq)
         self.waiting = {row: None, **self.waiting}
 
-    def _admit(self, batch: Batch, chosen: set[Row]) -> None:
+    def _make_way(self) -> None:
+        """Pauses rows for waiting ones that may interrupt them, where all rows are taken."""
+        if not self.waiting or len(self.running) < self.max_batch_rows:
+            return
+        now, weight = self._now, self.fairness.weight
+        pausable = sorted((row for row in self.running if self._tier(row)), key=lambda row: weight(row, now))
+        for row in self._ranked() if pausable else ():
+            if not pausable or not self.fairness.may_interrupt(row, pausable[-1], now):
+                return
+            self.num_pauses += 1
+            self._set_aside(pausable.pop())
+
+    def _admit(self, batch: Batch, chosen: set[Row], before: Row | None = None) -> None:
+        """Lets waiting rows run, best first, as far as they fit; with `before` those that may interrupt its prompt,
+        which must be longer than what they need."""
         if not self.waiting or not batch.budget or len(self.running) >= self.max_batch_rows:
             return
         for row in self._ranked():
             if not batch.budget or len(self.running) >= self.max_batch_rows or not self._fits(row):
                 return
+            if before is not None and not self._goes_before(row, before):
+                continue
             del self.waiting[row]
             row.meter.admitted = row.meter.admitted or time.monotonic()
             self.cache.activate(row.seq, row.logits_from)
             self.running.append(row)
             self._schedule(batch, row, chosen)
+
+    def _goes_before(self, waiting: Row, running: Row) -> bool:
+        need = len(waiting.seq) - self._cached(waiting)
+        return need < running.num_pending and self.fairness.may_interrupt(waiting, running, self._now)
 
     def _fits(self, row: Row) -> bool:
         """Room for all of the row's tokens now, and for the running ones' next few."""
@@ -179,21 +197,15 @@ class Policy:
 
     def _ranked(self) -> list[Row]:
         """The waiting rows to admit next, best first."""
-        now = time.monotonic()
-        first = heapq.nsmallest(RANKED, self.waiting, key=lambda row: self._fairness(row, now))
-        return sorted(first, key=lambda row: (*self._fairness(row, now), -self._cached(row), row.arrival))
+        rank, now = self.fairness.rank, self._now
+        first = heapq.nsmallest(RANKED, self.waiting, key=lambda row: rank(row, now))
+        return sorted(first, key=lambda row: (*rank(row, now), -self._cached(row), row.arrival))
 
-    def _fairness(self, row: Row, now: float) -> tuple[int, bool, int, int]:
-        tenant = self._tenant_served[row.session.opened.tenant] // LEVEL_TOKENS
-        if now - row.meter.arrived > STARVING_S:
-            return (tenant, False, row.arrival, 0)
-        served = self._program_served.get(row.session.program, 0)
-        return (tenant, True, -row.session.opened.priority, (served // LEVEL_TOKENS).bit_length())
+    def _tier(self, row: Row) -> int:
+        return self.fairness.tier(row, self._now)
 
     def _cached(self, row: Row) -> int:
         return self.cache.peek(row.seq, row.logits_from)
 
     def _charge(self, row: Row, num_tokens: int) -> None:
-        tenant, program = row.session.opened.tenant, row.session.program
-        self._tenant_served[tenant] += num_tokens
-        self._program_served[program] = self._program_served.get(program, 0) + num_tokens
+        self.fairness.charge(row, num_tokens, self._now)

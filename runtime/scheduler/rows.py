@@ -85,7 +85,7 @@ class Row:
         self.call_id = call_id
         self.logits_from = logits_from
         self.meter = Meter(len(seq))
-        self.arrival = 0  # set by the policy when it comes to wait the first time
+        self.arrival = 0  # set by `Fairness` when it comes to wait the first time
 
     @property
     def num_pending(self) -> int:
@@ -264,6 +264,7 @@ class Batch:
         self.rows: list[BatchRow] = []
         self.budget = max_tokens
         self.logits_budget = max_logits
+        self.num_drafts = 0
 
     def add(self, row: Row, start: int, count: int) -> None:
         num_logits = max(0, start + count - max(start, row.logits_from))
@@ -271,6 +272,7 @@ class Batch:
         self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft, is_sampled))
         self.budget -= count
         self.logits_budget -= num_logits
+        self.num_drafts += row.num_draft
 
     def add_ahead(self, row: Row, page: int) -> None:
         """The token that `row` awaits, and a place for the one behind it."""
@@ -281,10 +283,6 @@ class Batch:
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
         return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
-
-    @property
-    def num_drafts(self) -> int:
-        return sum(each.num_draft for each in self.rows)
 
     @property
     def num_tokens(self) -> int:

@@ -87,6 +87,7 @@ class Scheduler:
             config.max_batch_rows,
             welcome.context_length,
             draft=config.prompt_lookup and device_steps is None,
+            order=config.order,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
@@ -311,7 +312,7 @@ class Scheduler:
         if token == NOT_FINITE:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
             return
-        begun = time.thread_time() if gen.matcher is not None else 0.0
+        begun = 0.0 if gen.matcher is None else time.thread_time()  # a system call
         try:
             ending = self.generating.take(gen, token, logprob)
             if gen.matcher is not None and ending is None:

@@ -393,4 +393,4 @@ class Sessions:
             self._programs[session.program] -= 1
             if not self._programs[session.program]:
                 del self._programs[session.program]
-                self.policy.forget_program(session.program)
+                self.policy.fairness.forget_program(session.program)

@@ -68,6 +68,10 @@ class GGUFCheckpoint:
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
+    def stored_as(self, name: str) -> str:
+        known(name, self.shapes)
+        return self.file.tensors[self._stored(name)].quantization
+
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = known(name, self.shapes)
         info = self.file.tensors[self._stored(name)]

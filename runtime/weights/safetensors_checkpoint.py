@@ -46,6 +46,11 @@ class SafetensorsCheckpoint:
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
+    def stored_as(self, name: str) -> str:
+        part, _ = _parts(name, known(name, self.shapes))[0]
+        kind: str = self._open(self.file_of[part], "cpu").get_slice(part).get_dtype()
+        return kind
+
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         raise InputError("raw blocks exist in GGUF files only; use tensor()")
 

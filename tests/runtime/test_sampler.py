@@ -116,7 +116,11 @@ def test_no_token_left_and_logits_that_are_not_finite_are_told_apart():
     rows = torch.zeros(3, VOCAB)
     rows[1, 5] = float("nan")
     rows[2, 5] = float("inf")
-    assert s._is_finite(rows) == [True, False, False]
+    for temperature in (0.0, 1.0):
+        first, *others = s.choose(rows.clone(), [gen(temperature=temperature, logit_bias={5: -100.0})] * 3)
+        assert first >= 0 and others == [s.NOT_FINITE, s.NOT_FINITE]
+    rows[0, 7] = rows[0, 9] = 1.0
+    assert s.choose(rows[:1], [gen(temperature=0.0)]) == [7], "of equal ones the first"
     assert s.choose(torch.full((1, VOCAB), -math.inf), [gen()]) == [s.NO_TOKEN]
     assert s.choose(torch.full((1, VOCAB), -math.inf), [gen(temperature=0.0)]) == [s.NO_TOKEN]
 

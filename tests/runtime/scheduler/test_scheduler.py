@@ -701,6 +701,14 @@ def test_min_tokens_holds_back_the_end_but_not_for_ever():
     assert calls[1].tokens == text
 
 
+def test_min_tokens_holds_back_the_end_of_free_text():
+    prompt = next(p for i in range(1, 60) for j in range(1, 60) if len(greedy(p := [i, j], 6)) < 6)
+    early = len(greedy(prompt, 6))
+    scheduler, link, _ = make_scheduler()
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 12, min_tokens=early + 2))
+    assert len(calls[1].tokens) >= early + 2 and EOS not in calls[1].tokens
+
+
 def test_branches_of_a_broken_text_are_broken():
     scheduler, link, _ = make_scheduler(context=30)
     calls = drive(scheduler, link, Open(1), Append(1, [1] * 99), Fork(1, [2]), Append(2, [1]), gen(2, 2))
@@ -721,9 +729,9 @@ def test_what_is_over_leaves_nothing_behind():
             Close(100 + i),
         ]
     drive(scheduler, link, *requests)
-    policy = scheduler.policy
-    assert (len(scheduler.sessions), policy._program_served, policy._tenant_served) == (0, {}, {})
-    assert (dict(policy._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
+    accounts = scheduler.policy.fairness
+    assert (len(scheduler.sessions), accounts._programs, accounts._tenant_served) == (0, {}, {})
+    assert (dict(accounts._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
 
 
 def test_choices_that_begin_alike_share_their_rows():
@@ -884,7 +892,7 @@ def test_a_mask_without_tokens_and_top_k_fail_their_own_call():
 
 
 def test_long_waiting_rows_of_one_tenant_do_not_go_before_anothers(monkeypatch):
-    monkeypatch.setattr("plait.runtime.scheduler.policy.STARVING_S", 0.0)
+    monkeypatch.setattr("plait.runtime.scheduler.fairness.STARVING_S", 0.0)
     scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
     requests = []
     for i in range(12):
@@ -1053,5 +1061,5 @@ def test_a_tenant_that_comes_back_after_each_call_is_not_always_first():
     drive(scheduler, link)
     ends = [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
     assert ends.index(5) < ends.index(3), ends
-    assert not policy._tenant_served
-    assert set(policy._tenants_away) == {"busy", "other", "third"}
+    assert not policy.fairness._tenant_served
+    assert set(policy.fairness._tenants_away) == {"busy", "other", "third"}

@@ -1,0 +1,114 @@
+"""A client of chat completions that costs little: on two cores, what the client takes the server has not.
+
+One connection a request, streamed; of each event the text, of the last one the usage. Speaks HTTP/1.1 over asyncio's
+streams, to servers on this machine alone. Knows: the wire. Must not know: workloads, servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+Messages = list[dict[str, str]]
+MOST_S = 300.0  # one answer may take so long
+
+
+class ServerError(Exception):
+    """The server refused, broke off, or took too long."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: seconds from the request to its first text and to its end, tokens as the server counts them."""
+
+    text: str
+    ttft: float
+    wall: float
+    prompt_tokens: int
+    out_tokens: int
+
+
+class Chat:
+    """A server's chat completions. `most`: requests it can work on at once; more wait here."""
+
+    def __init__(self, url: str, model: str, most: int = 512) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ServerError(f"{url!r} is not an http:// address")
+        self.host, self.port, self.path = parts.hostname, parts.port or 80, parts.path.rstrip("/")
+        self.model, self.most = model, most
+        self._turn = asyncio.Semaphore(most)
+
+    async def ask(self, messages: Messages, max_tokens: int) -> Answer:
+        """A greedy answer of `max_tokens` tokens where the server can go on behind the end. Raises ServerError."""
+        body = msgspec.json.encode(
+            {
+                "model": self.model,
+                "messages": messages,
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+        try:
+            async with self._turn, asyncio.timeout(MOST_S):
+                return await self._ask(body)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+            raise ServerError(f"{type(error).__name__}: {error}") from None
+
+    async def _ask(self, body: bytes) -> Answer:
+        begun, first, texts, usage = time.perf_counter(), 0.0, [], {}
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            head = f"POST {self.path}/v1/chat/completions HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            writer.write(head.encode() + body)
+            async for event in _events(reader):
+                usage = event.get("usage") or usage
+                for choice in event.get("choices", ()):
+                    if piece := choice.get("delta", {}).get("content"):
+                        first = first or time.perf_counter() - begun
+                        texts.append(piece)
+        finally:
+            writer.close()
+        wall = time.perf_counter() - begun
+        if not texts:
+            raise ServerError("the answer has no text")
+        out = usage.get("completion_tokens", len(texts))  # a server without usage in streams sends token by token
+        return Answer("".join(texts), first, wall, usage.get("prompt_tokens", 0), out)
+
+
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event."""
+    status = await reader.readline()
+    chunked, left = False, b""
+    while (line := await reader.readline()).strip():
+        chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
+    if b" 200 " not in status:
+        raise ServerError(f"{status.decode(errors='replace').strip()}: {(await reader.read(400))!r:.300}")
+    async for data in _chunks(reader) if chunked else _rest(reader):
+        *lines, left = (left + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+                event: dict[str, Any] = msgspec.json.decode(text)
+                if "error" in event:
+                    raise ServerError(f"{event['error']!r:.300}")
+                yield event
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+
+
+async def _rest(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while data := await reader.read(1 << 16):
+        yield data

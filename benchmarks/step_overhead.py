@@ -1,0 +1,162 @@
+"""What a decoding step costs beside the model: receiving, choosing the batch, its inputs, sampling, commit, replies.
+
+    python benchmarks/step_overhead.py [--weights bf16,as-stored] [--streams 16] [--tokens 96] [--profile]
+
+The scheduler runs in this process; its link encodes replies as the one to other processes does, and drops them.
+`--profile` prints the functions that take the rest. Median over the steps in which every stream decodes.
+
+Knows: the parts of a step by name. Must not know: what they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from plait.runtime.build import build_scheduler
+from plait.runtime.config import engine_config
+from plait.runtime.messages import Append, Finished, Generate, Open, encode
+from plait.runtime.models.locate import locate_model
+from plait.runtime.sampling import sampling_params
+from plait.runtime.scheduler.scheduler import Scheduler
+
+CLIENT = b"benchmark"
+
+
+class Link:
+    """Requests from a list; replies are encoded and counted."""
+
+    num_bad_frames, num_clients = 0, 1
+
+    def __init__(self) -> None:
+        self.inbox: list[tuple[bytes, Any]] = []
+        self.num_ended = 0
+
+    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Any]]:
+        taken, self.inbox = self.inbox, []
+        return taken
+
+    def gone(self) -> list[bytes]:
+        return []
+
+    def send(self, client: bytes, reply: Any) -> None:
+        encode(reply)
+        self.num_ended += isinstance(reply, Finished)
+
+
+class Times:
+    """Seconds of named calls within one step, those of inner ones taken off the outer's."""
+
+    def __init__(self) -> None:
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        """Replaces a method of one object by itself, timed."""
+        method: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            self._inner.append(0.0)
+            begun = time.perf_counter()
+            try:
+                return method(*given, **named)
+            finally:
+                took = time.perf_counter() - begun
+                self.spent[part] += took - self._inner.pop()
+                self._inner[-1] += took
+
+        setattr(owner, name, timed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--weights", default="bf16,as-stored")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    for form in options.weights.split(","):
+        measure(form, options.streams, options.tokens, options.profile)
+
+
+def measure(form: str, streams: int, tokens: int, profile: bool) -> None:
+    link = Link()
+    config = engine_config(weights=form, max_batch_rows=max(64, streams), prompt_lookup=False)
+    scheduler = build_scheduler(config, locate_model(None), link)
+    try:
+        begin(scheduler, link, streams, tokens)
+        if profile:
+            profiled(scheduler, link, streams)
+        else:
+            report(form, streams, timed(scheduler, link, streams))
+    finally:
+        scheduler.compiler.close()
+
+
+def begin(scheduler: Scheduler, link: Link, streams: int, tokens: int) -> None:
+    """Every stream's prompt is computed; from the next step on all decode."""
+    sampling = sampling_params(max_tokens=tokens, temperature=0, ignore_eos=True)
+    for i in range(streams):
+        text = [1, *range(200 + 40 * i, 240 + 40 * i)]
+        link.inbox += [(CLIENT, each) for each in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))]
+    while not scheduler.policy.running or scheduler.policy.waiting or link.inbox:
+        scheduler.step(0.0)
+    while any(row.num_pending > 1 for row in scheduler.policy.running):
+        scheduler.step(0.0)
+
+
+def timed(scheduler: Scheduler, link: Link, streams: int) -> list[dict[str, float]]:
+    """Seconds of each part, step by step; "step" is all of it."""
+    times, runner = Times(), scheduler.model_runner
+    times.watch(runner.model, "forward", "model")
+    times.watch(runner.model, "logits", "model")
+    times.watch(runner, "forward", "inputs")
+    times.watch(runner, "logits", "inputs")
+    times.watch(scheduler.policy, "next_batch", "policy")
+    times.watch(scheduler.launcher._sampler, "sample", "sampler")
+    times.watch(scheduler, "fill_token_mask", "masks")
+    times.watch(scheduler, "receive", "receive")
+    times.watch(scheduler, "commit", "commit")
+    times.watch(link, "send", "replies")
+    times.watch(scheduler, "step", "the rest")
+    steps = []
+    while not link.num_ended:
+        times.spent.clear()
+        begun = time.perf_counter()
+        scheduler.step(0.0)
+        steps.append({**times.spent, "step": time.perf_counter() - begun})
+    return steps
+
+
+def report(form: str, streams: int, steps: list[dict[str, float]]) -> None:
+    middle = {part: statistics.median(step.get(part, 0.0) for step in steps) for part in steps[-1]}
+    beside = statistics.median(1 - step["model"] / step["step"] for step in steps)
+    parts = ", ".join(
+        f"{part} {1e6 * spent:.0f}"
+        for part, spent in sorted(middle.items(), key=lambda each: -each[1])
+        if part not in ("step", "model")
+    )
+    print(
+        f"{form}, {streams} streams: a step {middle['step'] * 1e3:.2f} ms, the model {middle['model'] * 1e3:.2f} ms, "
+        f"beside it {beside:.1%} (us: {parts})",
+        flush=True,
+    )
+
+
+def profiled(scheduler: Scheduler, link: Link, streams: int) -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    while not link.num_ended:
+        scheduler.step(0.0)
+    profile.disable()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(28)
+
+
+if __name__ == "__main__":
+    main()

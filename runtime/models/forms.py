@@ -1,0 +1,116 @@
+"""Chooses the form in which a model's weights are held and multiplied, and says why.
+
+The CPU's packed decoder is imported only where it can run: without numba the model runs by torch.
+
+Knows: which families, dtypes and processors have packed weights. Must not know: how they are built or multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from plait.kernels.select import Kernels
+from plait.runtime.config import WeightForm
+from plait.runtime.errors import InputError
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.decoder import Decoder
+from plait.runtime.models.registry import MODELS
+from plait.runtime.models.source import Checkpoint
+
+if TYPE_CHECKING:
+    from plait.kernels.cpu_decoder import CpuDecoder
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROUNDED = ("int8", "int4")
+Progress = Callable[[float], None]
+
+
+class Chosen(NamedTuple):
+    """The form that runs ("bf16" stands for the plain `dtype`), and in words why; `packed`: by the packed decoder."""
+
+    form: WeightForm
+    packed: bool
+    why: str
+
+
+def choose_form(
+    config: ModelConfig, weights: Checkpoint, dtype: torch.dtype, device: torch.device, form: WeightForm
+) -> Chosen:
+    """What `form` comes to with this model on this machine; InputError for int8 and int4 that cannot be had.
+
+    Reads headers alone. "as-stored" falls back to plain numbers, with the reason.
+    """
+    plain = str(dtype).removeprefix("torch.")
+    if form == "bf16":
+        return Chosen("bf16", False, f"{plain}, multiplied by torch")
+    reason = why_not(config, dtype, device)
+    if reason is not None and form in ROUNDED:
+        raise InputError(f"weights cannot be {form}: {reason}")
+    if reason is None and form == "as-stored":
+        reason = stored_otherwise(weights)
+    if reason is not None:
+        return Chosen("bf16", False, f"{plain}, multiplied by torch: {reason}")
+    if form == "as-stored":
+        return Chosen(form, True, "the file's own 4- and 8-bit numbers, packed: numba, AVX-512 VNNI")
+    return Chosen(form, True, f"what has more bits is rounded to {form}, packed: numba, AVX-512 VNNI")
+
+
+def load_model(
+    config: ModelConfig,
+    weights: Checkpoint,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    device: torch.device,
+    form: WeightForm,
+    progress: Progress = lambda share: None,
+) -> Decoder | CpuDecoder:
+    """The model in the form that `choose_form` chooses. Raises InputError as it does."""
+    if choose_form(config, weights, dtype, device, form).packed:
+        from plait.runtime.models.packed import NotStored, packed_decoder
+
+        try:
+            return packed_decoder(config, weights, form, progress)
+        except NotStored:
+            pass  # "as-stored" alone raises it: a block whose minimum float16 cannot hold, which no header tells
+    return MODELS[config.architecture](config, weights, kernels, dtype, device, progress)
+
+
+def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why this model has no packed form here; None if it has."""
+    if device.type != "cpu":
+        return f"packed weights are for CPUs, not for {device}"
+    if (machine := _machine_lacks()) is not None:
+        return machine
+    if dtype != torch.bfloat16:
+        return f"packed weights go with bfloat16, not with {str(dtype).removeprefix('torch.')}"
+    if config.architecture not in FAMILIES:
+        return f"models of the family {config.architecture} have no packed form"
+    if config.output_bias or config.mlp_bias:
+        return "biases outside of q, k and v have no packed form"
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    if any(width % 32 for width in widths) or config.head_dim > 256:
+        return f"the sizes {widths} are not all multiples of 32, or heads are wider than 256"
+    return None
+
+
+def stored_otherwise(weights: Checkpoint) -> str | None:
+    """The first matrix that is not stored in blocks the packed decoder takes as they are; None if all are."""
+    from plait.kernels.cpu_packed import EXACT
+
+    for name in weights.names():
+        found = weights.stored_as(name)
+        if not name.endswith(("norm.weight", ".bias")) and found not in EXACT:
+            return f"{name} is stored as {found}, not as {', '.join(EXACT)}"
+    return None
+
+
+def _machine_lacks() -> str | None:
+    try:
+        from plait.kernels.cpu_decoder import missing_features
+    except ImportError as error:
+        return f"numba cannot be imported ({error})"
+    missing = missing_features()
+    return f"this CPU has no {', '.join(missing)}" if missing else None

@@ -1,0 +1,184 @@
+"""Who goes first, and what is computed once: counters over the chain model, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from doubles import drive, greedy, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.runtime.messages import Append, Finished, Fork, Generate, Open
+from plait.runtime.sampling import sampling_params
+from plait.runtime.scheduler import fairness, policy
+
+
+def gen(session, call, n=1):
+    return Generate(session, call, sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True))
+
+
+def asked(number, prompt, n=1, program=0):
+    return [Open(number, program=program or 1000 + number), Append(number, list(prompt)), gen(number, number, n)]
+
+
+def post(link, *requests):
+    link.inbox += [(b"c", request) for request in requests]
+
+
+def ends(link):
+    return [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
+
+
+@pytest.fixture
+def small_tiers(monkeypatch):
+    """Levels and tiers that short texts reach."""
+    monkeypatch.setattr(fairness, "LEVEL_TOKENS", 16)
+    monkeypatch.setattr(fairness, "TIER_TOKENS", 64)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The policy's clock; `clock.ahead` seconds ahead of the machine's."""
+    ahead = SimpleNamespace(ahead=0.0)
+    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead.ahead))
+    return ahead
+
+
+# -- computed once ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=2, max_size=16),
+    st.integers(1, 40),
+    st.integers(1, 16),
+    st.integers(0, 3),
+)
+def test_what_waiting_requests_share_goes_through_the_model_once(paths, batch_tokens, rows, late):
+    """Prompts of a few common runs: as many tokens are computed as their tree has, and each row's last again."""
+    runs = np.random.default_rng(3).integers(1, 40, size=(4, 11)).tolist()
+    prompts = [[t for run in path for t in runs[run]] for path in paths]
+    scheduler, link, runner = make_scheduler(pages=4096, batch_tokens=batch_tokens, rows=rows)
+    for i, prompt in enumerate(prompts[late:]):
+        post(link, *asked(100 + i, prompt))
+    scheduler.step(0.0)
+    calls = drive(scheduler, link, *(each for i, p in enumerate(prompts[:late]) for each in asked(i, p)))
+    prefixes = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
+    assert len(prefixes) <= runner.num_computed <= len(prefixes) + len(prompts)
+    assert all(calls[i].tokens == greedy(p, 1, ignore_eos=True) for i, p in enumerate(prompts[:late]))
+
+
+def test_fork_siblings_are_in_one_batch():
+    """The children of a fork, and no stranger between them, although strangers came first."""
+    scheduler, link, runner = make_scheduler(batch_tokens=64, rows=8)
+    trunk = [5] * 30
+    drive(scheduler, link, *asked(1, trunk))
+    children = list(range(10, 18))
+    runner.batches.clear()
+    strangers = [each for i in range(50, 54) for each in asked(i, [40 + i % 4] * 30)]
+    branches = [each for c in children for each in (Append(c, [c]), gen(c, c, 4))]
+    drive(scheduler, link, *strangers, Fork(1, children), *branches)
+    fresh = [batch for batch in runner.batches if any(count > 1 for _, count in batch)]
+    first = fresh[0]
+    assert len(first) == 8 and all(start >= 30 for start, _ in first), "the siblings go together and before the others"
+    together = [batch for batch in runner.batches if len(batch) == 8 and all(count == 1 for _, count in batch)]
+    assert len(together) >= 3, "and they decode together"
+
+
+# -- nobody starves -----------------------------------------------------------------------------------------
+
+
+def test_the_longest_prefix_does_not_starve_another(clock):
+    """A stream of requests over a cached text; one stranger among them waits until its time has come, and no longer."""
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
+    drive(scheduler, link, *asked(0, [7] * 40))
+    link.outbox.clear()
+    post(link, *asked(1, [9] * 40))
+    for i in range(2, 40):
+        post(link, *asked(i, [*[7] * 40, i]))
+        if i == 20:
+            assert 1 not in ends(link), "with a row for one, the cached ones go first"
+            clock.ahead = 2 * fairness.STARVING_S
+        scheduler.step(0.0)
+    assert 1 in ends(link)
+    drive(scheduler, link)
+
+
+@pytest.mark.parametrize("order", ["fair", "first-come"])
+def test_a_short_program_goes_before_a_long_call_that_runs(order, small_tiers):
+    """With every row taken by calls that were served much, they are paused; the answers stay what they were."""
+    scheduler, link, runner = make_scheduler(pages=4096, rows=2, batch_tokens=32, order=order, prompt_lookup=False)
+    longs = {i: [1 + i] * 20 for i in (1, 2)}
+    post(link, *(each for i, prompt in longs.items() for each in asked(i, prompt, 300)))
+    for _ in range(120):
+        scheduler.step(0.0)
+    before = runner.num_computed
+    calls = drive(scheduler, link, *(each for i in range(10, 14) for each in asked(i, [30, i], 5)))
+    shorts_first = set(ends(link)[:4]) == set(range(10, 14))
+    assert shorts_first == (order == "fair")
+    assert (scheduler.policy.num_pauses > 0) == (order == "fair")
+    for i, prompt in longs.items():
+        assert calls[i].tokens == greedy(prompt, 300, ignore_eos=True)
+        assert calls[i].end.usage.recomputed_tokens == 0, "what was paused is still there"
+    assert runner.num_computed - before <= 2 * 300 + 4 * 7, "pausing costs no token"
+
+
+def test_a_short_prompt_goes_before_the_rest_of_a_long_one(small_tiers):
+    scheduler, link, _ = make_scheduler(pages=4096, rows=4, batch_tokens=16)
+    post(link, *asked(1, np.arange(900) % 50 + 1), *asked(2, np.arange(990) % 49 + 1))
+    for _ in range(6):
+        scheduler.step(0.0)
+    post(link, *asked(3, [60] * 10))
+    scheduler.step(0.0)
+    assert ends(link) == [3]
+    drive(scheduler, link)
+    assert ends(link) == [3, 1, 2], "two long ones do not take turns"
+
+
+def test_a_paused_call_comes_back_in_time(small_tiers, clock):
+    """Short programs without end: the long call gets its turn, and is left alone for a while."""
+    scheduler, link, _ = make_scheduler(pages=4096, rows=1, batch_tokens=32, prompt_lookup=False)
+    post(link, *asked(1, [1] * 20, 400))
+    for _ in range(120):
+        scheduler.step(0.0)
+    (session,) = scheduler.sessions._sessions.values()
+    number = 10
+
+    def busy(steps):
+        nonlocal number
+        for _ in range(steps):
+            if len(scheduler.policy.waiting) < 3:
+                number += 1
+                post(link, *asked(number, [2 + number % 50, 60], 3))
+            scheduler.step(0.0)
+        return len(session.seq)
+
+    first = busy(40)
+    assert busy(40) == first, "the short ones have the row"
+    clock.ahead = 3600.0
+    assert busy(40) >= first + 30, "now it is its turn, and new ones have to wait"
+    clock.ahead += 2 * fairness.STARVING_S
+    later = busy(10)
+    assert busy(20) == later, "and then theirs again"
+
+
+def test_a_program_is_charged_for_all_its_calls():
+    """Many short calls of one long program do not hold up a program that had little."""
+    scheduler, link, _ = make_scheduler(pages=4096, rows=2, batch_tokens=64)
+    post(link, *(each for i in range(1, 41) for each in asked(i, [i, 50], 20, program=7)))
+    for _ in range(200):
+        scheduler.step(0.0)
+    done = len(ends(link))
+    drive(scheduler, link, *asked(99, [60], 2))
+    assert done < 30 and ends(link).index(99) <= done + 2
+
+
+def test_first_come_is_by_arrival_alone():
+    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64, order="first-come")
+    drive(scheduler, link, *asked(0, [7] * 40))
+    link.outbox.clear()
+    drive(scheduler, link, *(each for i in range(1, 5) for each in asked(i, [7] * 40 if i == 4 else [i] * 40)))
+    assert ends(link) == [1, 2, 3, 4], "neither a cached prefix nor a program's account counts"
