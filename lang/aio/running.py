@@ -36,6 +36,8 @@ async def perform(execution: Execution) -> ProgramState:
 async def perform_item(execution: Execution) -> ProgramState:
     """`perform` for a batch: the error stays in the state."""
     await _run_to_end(execution)
+    if execution.when_done is not None:
+        execution.when_done(execution.state)
     return execution.state
 
 
