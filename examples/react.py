@@ -1,4 +1,7 @@
-"""A ReAct agent: it thinks, calls a tool, reads the result, and answers in the end. Yao et al. 2022, arXiv:2210.03629."""
+"""A ReAct agent: it thinks, calls a tool, reads the result, and answers in the end.
+
+Yao et al. 2022, arXiv:2210.03629.
+"""
 
 from __future__ import annotations
 

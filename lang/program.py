@@ -154,8 +154,8 @@ class Program:
             return run_each(executions, workers, progress_bar)
         if resume is None:
             return self._run_all(executions, num_threads, workers, progress_bar)
-        kept = Progress(resume, self.name, self._body, items, options)
-        states = {index: kept.state(index, client) for index in range(len(items))}
+        kept = Progress(resume, self.name, self._body, items, options, client)
+        states = {index: kept.state(index) for index in range(len(items))}
         left = [index for index, state in states.items() if state is None]
         for index in left:
             executions[index].when_done = functools.partial(kept.note, index)

@@ -1,8 +1,8 @@
 """`run_batch(..., resume="file.jsonl")`: each item that is done is a line of a file, and is not run again.
 
 A line is {"key": ..., "text": ..., "messages": ..., "variables": ..., "ret_value": ...}. Its key is a digest of the
-program's source, the item's arguments and the sampling keywords: what was changed runs anew. Items that failed have
-no line.
+program's source, the item's arguments, the sampling keywords and the model's name: what was changed runs anew. Items
+that failed have no line.
 
 Knows: files, digests, what JSON keeps. Must not know: sessions, calls, threads beyond a lock.
 """
@@ -33,18 +33,26 @@ if TYPE_CHECKING:
 class Progress:
     """The file of one batch. `keys` has one for each item, in order."""
 
-    def __init__(self, path: str | Path, program: str, body: Callable[..., Any], items: Sequence[Mapping[str, Any]],
-                 options: Options) -> None:  # fmt: skip
+    def __init__(
+        self,
+        path: str | Path,
+        program: str,
+        body: Callable[..., Any],
+        items: Sequence[Mapping[str, Any]],
+        options: Options,
+        client: Client,
+    ) -> None:
         self._path = Path(path)
         self._program = program
         self._lock = threading.Lock()
-        self.keys = _keys(program, body, items, options)
+        self._client = client
+        self.keys = _keys([program, _source(body), Path(client.model.model_path).name], items, options)
         self._done = _read(self._path)
 
-    def state(self, index: int, client: Client) -> ProgramState | None:
+    def state(self, index: int) -> ProgramState | None:
         """The state of an item that was done before, to be read like any other; None where it was not."""
         line = self._done.get(self.keys[index])
-        return None if line is None else _restored(self._program, client, line)
+        return None if line is None else _restored(self._program, self._client, line)
 
     def note(self, index: int, state: ProgramState) -> None:
         """Writes the line of an item that is done. One that failed has none; one that JSON cannot keep fails."""
@@ -65,12 +73,16 @@ class Progress:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _keys(program: str, body: Callable[..., Any], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
+def _source(body: Callable[..., Any]) -> str:
     try:
-        source = inspect.getsource(body)
+        return inspect.getsource(body)
     except (OSError, TypeError):  # typed into a prompt
-        source = repr(body.__code__.co_code) + repr(body.__code__.co_consts) if hasattr(body, "__code__") else ""
-    said = [program, source, sorted(options.fields.items(), key=lambda each: each[0]), options.n]
+        code = getattr(body, "__code__", None)
+        return "" if code is None else repr(code.co_code) + repr(code.co_consts)
+
+
+def _keys(of_all: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
+    said = [*of_all, sorted(options.fields.items(), key=lambda each: each[0]), options.n]
     seen: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):
@@ -84,9 +96,8 @@ def _keys(program: str, body: Callable[..., Any], items: Sequence[Mapping[str, A
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     """The lines by key. A last line that was cut off, by a kill or a full disk, is taken out of the file."""
-    if not path.exists():
-        path.touch()  # a path that cannot be written is an error now, not after the first item
-        return {}
+    with path.open("ab"):
+        pass  # a path that cannot be written is an error now, not after the first item
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     done: dict[str, dict[str, Any]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
 import plait
@@ -57,6 +58,28 @@ def test_what_was_changed_runs_anew(backend, tmp_path):
     qa.run_batch(items, resume=file, temperature=0.5)
     later.run_batch(items, resume=file)
     assert len(backend.scheduler.sent(Generate)) == 3
+
+
+def test_another_model_answers_anew(backend, tmp_path):
+    file, items = tmp_path / "batch.jsonl", [{"question": "a"}]
+    qa.run_batch(items, resume=file)
+    backend.client.model = msgspec.structs.replace(backend.client.model, model_path="/another/model")
+    qa.run_batch(items, resume=file)
+    assert len(backend.scheduler.sent(Generate)) == 2
+
+
+def test_a_file_that_fails_fails_the_item_not_the_batch(backend, tmp_path):
+    file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
+    for program in (qa, later):
+
+        def answer(prompt, request):
+            file.unlink(missing_ok=True)
+            file.mkdir(exist_ok=True)
+            return "fine"
+
+        backend.scheduler.answer = answer
+        assert [type(s.error().__cause__) for s in program.run_batch(items, resume=file)] == [IsADirectoryError] * 2
+        file.rmdir()
 
 
 def test_a_line_that_was_cut_off_is_taken_out(backend, tmp_path):
