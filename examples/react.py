@@ -39,7 +39,7 @@ def calculate(expression: str) -> float:
 
 
 @plait.function
-def agent(s, question, max_steps=2):
+def agent(s, question, max_steps=3):
     s += system("You answer questions in small steps, with tools.", tools=[population, calculate])
     s += user(question)
     for step in range(max_steps):
@@ -48,15 +48,15 @@ def agent(s, question, max_steps=2):
         s += assistant(gen(f"call_{step}", tools=[population, calculate], max_tokens=64))
         result = s.call(f"call_{step}")  # what the tool raises is told to the model too
         print(f"  {result.name}({result.call.arguments if result.call else ''}) -> {result.text}")
-    s += user("Now answer the question in one sentence.")
-    s += assistant(gen("answer", max_tokens=48))
+    s += user(f"So, from these results: {question} Answer in one sentence.")
+    s += assistant("Together, " + gen("answer", max_tokens=40, stop="\n"))
 
 
 def main() -> None:
     question = "How many people live in Paris and Rome together?"
     print(question)
     state = agent.run(question, temperature=0, budget=Budget(tokens=600))
-    print(state["answer"].strip())
+    print(f"Together, {state['answer'].strip()}")
     print(f"{state.usage.sampled_tokens} tokens sampled, {state.usage.forced_tokens} forced by the tools' schemas")
 
 
