@@ -32,8 +32,8 @@ GROUPS = {
     "Tools": "ToolCall ToolResult",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue BudgetExceeded CallFailed "
-    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded Aborted Overloaded RuntimeGone ModelError ModelNotFound "
-    "CorruptModel UnsupportedModel",
+    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded Aborted Overloaded RuntimeGone ModelError "
+    "ModelNotFound CorruptModel UnsupportedModel",
     "Refused": "image video",
 }
 MADE = [

@@ -1,0 +1,153 @@
+"""The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
+
+    python benchmarks/programs.py                                     # the peer is our own `plait serve`
+    python benchmarks/programs.py --peer http://localhost:8000/v1 --dialect vllm
+
+Each program of examples/ runs with caches emptied before, in turns on both sides: wall time, prompt tokens that were
+computed, and the cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text,
+calls of branches and batches side by side (paper/fresh.py), as a client of that server would. Greedy, but the two sides
+tokenize differently where calls meet, so answers, and with them a few tokens, may differ.
+
+What the cache costs where nothing is shared is measured in process: the seconds in the radix tree and the page pool, of
+them and those of the forward passes.
+
+RESULTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from paper.best import Sent
+from paper.fresh import FreshRequests
+from paper.workloads import Work, workloads
+
+import plait
+
+SERVE = [sys.executable, "-c", "from plait.cli import main; main()", "serve", "--port"]
+CACHE = ("activate", "extend_from_cache", "allocate", "publish_early", "publish", "release", "forget", "fork", "peek")
+
+
+@contextlib.contextmanager
+def own_server(port: int) -> Iterator[str]:
+    """`plait serve` on the embedded model, until the block ends."""
+    server = subprocess.Popen([*SERVE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=1):
+                break
+            time.sleep(0.2)
+        yield f"{url}/v1"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def timed(work: Work, backend: Any) -> tuple[float, int, int]:
+    """(seconds, prompt tokens, of them computed) of one run from an empty cache."""
+    backend.flush_cache()
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        states = work(backend)
+    wall = time.perf_counter() - start
+    for state in states:
+        if state.error() is not None:
+            raise state.error()
+    usages = [state.usage for state in states]
+    return wall, sum(u.prompt_tokens for u in usages), sum(u.computed_tokens for u in usages)
+
+
+def compare(name: str, work: Work, client: Any, peer: FreshRequests, rounds: int) -> None:
+    timed(work, client), timed(work, peer)  # grammars are compiled, kernels warm
+    ours, theirs, shares = [], [], []
+    for _ in range(rounds):
+        sent = Sent(client)
+        ours.append(timed(work, client))
+        sent.stop()
+        best = sent.best_cached_tokens()
+        shares.append((ours[-1][1] - ours[-1][2]) / best if best else 1.0)
+        theirs.append(timed(work, peer))
+    wall, prompt, computed = sorted(ours)[rounds // 2]
+    peer_wall, _, peer_computed = sorted(theirs)[rounds // 2]
+    share = sorted(shares)[rounds // 2]
+    print(
+        f"{name:16}{wall:8.2f} s{peer_wall:8.2f} s{peer_wall / wall:7.2f}x"
+        f"{computed:8,}{peer_computed:8,}{(prompt - computed) / prompt:9.1%}{share:9.1%}",
+        flush=True,
+    )
+
+
+def cost_of_sharing_nothing(work: Work) -> float:
+    """The share of the scheduler's working time that the prefix cache takes where it finds nothing."""
+    spent, depth = 0.0, 0
+    with plait.Engine() as engine:
+        work(engine)
+        engine.client.flush_cache()
+        cache, steps = engine.scheduler.cache, [0.0]
+
+        def clocked(method: Any) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal spent, depth
+                depth += 1
+                start = time.perf_counter()
+                try:
+                    return method(*arguments, **named)
+                finally:
+                    depth -= 1
+                    spent += (time.perf_counter() - start) if not depth else 0.0
+
+            return call
+
+        for name in CACHE:
+            setattr(cache, name, clocked(getattr(cache, name)))
+        runner = engine.scheduler.model_runner
+        forward = runner.forward
+
+        def clocked_forward(*arguments: Any, **named: Any) -> Any:
+            start = time.perf_counter()
+            result = forward(*arguments, **named)
+            steps[0] += time.perf_counter() - start
+            return result
+
+        runner.forward = clocked_forward
+        work(engine)
+        return spent / (steps[0] + spent)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", metavar="URL", help="the base URL of an OpenAI server; default: our own")
+    parser.add_argument("--dialect", choices=["plait", "vllm"], default="plait", help="how the peer takes constraints")
+    parser.add_argument("--model", help="what plait runs; the peer must serve the same. Default: the embedded model")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--size", type=int, default=4, help="scales the number of items")
+    parser.add_argument("--port", type=int, default=31877)
+    parser.add_argument("--only", nargs="*", metavar="NAME")
+    options = parser.parse_args()
+    works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
+    with plait.Runtime(options.model, progress=False) as runtime, contextlib.ExitStack() as stack:
+        url = options.peer or stack.enter_context(own_server(options.port))
+        peer = FreshRequests(url, runtime.client.tokenizer, options.dialect)
+        if not peer.flush_cache():
+            print("the peer's cache cannot be emptied: what earlier rounds left in it is counted for it")
+        print(f"{'':16}{'plait':>10}{'peer':>10}{'':8}{'computed':>8}{'peer':>8}{'cached':>9}{'of best':>9}")
+        for name, work in works.items():
+            compare(name, work, runtime.client, peer, options.rounds)
+    if "nothing shared" in works:
+        print(f"the cache's cost where nothing is shared: {cost_of_sharing_nothing(works['nothing shared']):.2%}")
+
+
+if __name__ == "__main__":
+    main()
