@@ -70,6 +70,8 @@ class Scripted(TextClient):
         return self
 
     def answer(self, asked: Asked) -> Outcome:
+        if asked.choices is None and asked.params.max_tokens == 0:  # only computes its prompt
+            return Outcome("", "length")
         with self._lock:
             self.asked.append(asked)
         try:

@@ -114,6 +114,15 @@ def test_a_mistake_is_not_hidden_by_a_body_that_handles_failures():
         assert careful.run()["x"] == "none"
 
 
+def test_a_gen_of_no_tokens_needs_no_answer():
+    @plait.function
+    def warm(s):
+        s += "p" + gen("x", max_tokens=0)
+
+    with Scripted({}):
+        assert warm.run()["x"] == ""
+
+
 CASES = [
     (dict(regex="[0-9]+"), "12", "12"),
     (dict(type=int), 12, 12),
