@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from plait.constrained.specs import JsonSchema, Spec, Structural
+from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
 from plait.lang.testing.client import Asked, Outcome, words
 from plait.lang.tools.wording import result_text
 from plait.runtime.client.fitting import why_not_fit
-from plait.runtime.errors import CallFailed, PlaitError
+from plait.runtime.errors import CallFailed, ConstraintFailed, PlaitError
 from plait.runtime.messages import FinishReason, Usage
 
 NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices where the script says none
@@ -99,7 +99,10 @@ def _text(asked: Asked, answer: Answer) -> str:
     candidates, why = _candidates(asked.constraint, answer.value), ""
     whole = answer.finish_reason == "stop"
     for text in candidates:
-        reason = None if asked.constraint is None else why_not_fit(asked.constraint, text, whole=whole)
+        try:
+            reason = None if asked.constraint is None else why_not_fit(asked.constraint, text, whole=whole)
+        except GrammarError as error:  # as on a runtime: the call fails
+            raise ConstraintFailed(str(error)) from None
         if reason is None:
             return text
         why = why or reason

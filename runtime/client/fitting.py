@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from plait.constrained.compile import compile_grammar
+from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.grammar import Grammar
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
@@ -44,4 +44,5 @@ def why_not_fit(spec: Spec, text: str, *, whole: bool = True) -> str | None:
 
 @lru_cache(maxsize=256)
 def _grammar(spec: Spec) -> Grammar:
-    return compile_grammar(spec, _BYTES)
+    """Compiled here, not in a child with a deadline: a test's own constraint may take its time."""
+    return as_grammar(compile_form(spec, _BYTES), _BYTES)

@@ -190,6 +190,17 @@ def test_tools_are_called_from_a_script(choice):
             assert agent.run()["step"] is None
 
 
+def test_a_constraint_that_no_runtime_takes_fails_the_call():
+    @plait.function
+    def one(s):
+        s += "p" + gen("x", ebnf='root ::= "yes" | nothing')
+
+    script = Scripted({"x": "yes"})
+    with pytest.raises(plait.ProgramError, match=r"variable 'x': ConstraintFailed: .*nothing") as caught:
+        one.run(backend=script)
+    assert isinstance(caught.value.__cause__, plait.ConstraintFailed)
+
+
 def test_calls_fail_when_the_script_says_so():
     @plait.function
     def careful(s):
