@@ -6,9 +6,11 @@ Knows: constraints, and grammars over single bytes. Must not know: models, sessi
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NoReturn
 
 from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.grammar import Grammar
+from plait.constrained.product import TooLarge
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
@@ -44,5 +46,10 @@ def why_not_fit(spec: Spec, text: str, *, whole: bool = True) -> str | None:
 
 @lru_cache(maxsize=256)
 def _grammar(spec: Spec) -> Grammar:
-    """Compiled here, not in a child with a deadline: a test's own constraint may take its time."""
-    return as_grammar(compile_form(spec, _BYTES), _BYTES)
+    """Compiled here, not in a child with a deadline. A pattern's whole automaton can take minutes and gigabytes, and
+    one text needs little of it: patterns are followed step by step."""
+    return as_grammar(compile_form(spec, _BYTES, _no_automaton), _BYTES)
+
+
+def _no_automaton(pattern: str) -> NoReturn:
+    raise TooLarge

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import runpy
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -268,14 +271,21 @@ def test_the_default_backend_comes_back_and_backend_takes_a_script_too(backend):
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='ab1{}":', max_size=6))
 def test_fitting_agrees_with_the_meaning_of_constraints(text):
-    import re
-
     assert (why_not_fit(Regex("a+b?|1"), text) is None) == (re.fullmatch("a+b?|1", text) is not None)
     assert (why_not_fit(Choices(("a", "ab")), text) is None) == (text in ("a", "ab"))
     cut = any(longer.startswith(text) for longer in ("a", "ab"))
     assert (why_not_fit(Choices(("a", "ab")), text, whole=False) is None) == cut
     schema = JsonSchema({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False})
     assert (why_not_fit(schema, text) is None) == (text in ("{}", '{"a":1}'))
+
+
+def test_the_pages_own_test_runs(tmp_path):
+    root = Path(__file__).parents[2]
+    program = re.search(r"```python\n(.*?)\n\nstate = review", (root / "README.md").read_text(), re.DOTALL)
+    shown = re.search(r"```python\n(.*?)```", (root / "docs" / "testing.md").read_text(), re.DOTALL)
+    page = tmp_path / "page.py"
+    page.write_text(f"{program[1]}\n\n{shown[1]}")
+    runpy.run_path(str(page))["test_review"]()
 
 
 # -- recordings -----------------------------------------------------------------------------------
