@@ -76,7 +76,7 @@ def _described(name: str, thing: Any, is_called: bool) -> list[str]:
     if type(thing).__name__ in MADE:
         return [f"A `{type(thing).__name__}`. {_said_behind(name, type(thing).__module__)}\n"]
     signature = _signature(name, thing) if is_called else name
-    shown = f"```python\n{signature}\n```\n" if "(" in signature else ""
+    shown = f"```text\n{signature}\n```\n" if "(" in signature else ""
     return [shown, _prose(inspect.getdoc(thing)) if _has_own_doc(thing) else ""]
 
 
@@ -160,4 +160,4 @@ def _prose(doc: str | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page(), encoding="utf-8")
