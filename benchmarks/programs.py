@@ -25,7 +25,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,8 +55,17 @@ def own_server(port: int) -> Iterator[str]:
         server.wait()
 
 
-def timed(work: Work, backend: Any) -> tuple[float, int, int]:
-    """(seconds, prompt tokens, of them computed) of one run from an empty cache."""
+class Took(NamedTuple):
+    """One run from an empty cache. `said` are tokens of answers: where they differ, so does the time."""
+
+    seconds: float
+    prompt: int
+    computed: int
+    said: int
+
+
+def timed(work: Work, backend: Any) -> Took:
+    """Empties the cache, runs and counts. Raises the first error of a program."""
     backend.flush_cache()
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -66,7 +75,8 @@ def timed(work: Work, backend: Any) -> tuple[float, int, int]:
         if state.error() is not None:
             raise state.error()
     usages = [state.usage for state in states]
-    return wall, sum(u.prompt_tokens for u in usages), sum(u.computed_tokens for u in usages)
+    counts = [(u.prompt_tokens, u.computed_tokens, u.completion_tokens) for u in usages]
+    return Took(wall, *(sum(column) for column in zip(*counts, strict=True)))
 
 
 def compare(name: str, work: Work, client: Any, peer: FreshRequests, rounds: int) -> None:
@@ -77,14 +87,13 @@ def compare(name: str, work: Work, client: Any, peer: FreshRequests, rounds: int
         ours.append(timed(work, client))
         sent.stop()
         best = sent.best_cached_tokens()
-        shares.append((ours[-1][1] - ours[-1][2]) / best if best else 1.0)
+        shares.append((ours[-1].prompt - ours[-1].computed) / best if best else 1.0)
         theirs.append(timed(work, peer))
-    wall, prompt, computed = sorted(ours)[rounds // 2]
-    peer_wall, _, peer_computed = sorted(theirs)[rounds // 2]
-    share = sorted(shares)[rounds // 2]
+    mine, other, share = sorted(ours)[rounds // 2], sorted(theirs)[rounds // 2], sorted(shares)[rounds // 2]
     print(
-        f"{name:16}{wall:8.2f} s{peer_wall:8.2f} s{peer_wall / wall:7.2f}x"
-        f"{computed:8,}{peer_computed:8,}{(prompt - computed) / prompt:9.1%}{share:9.1%}",
+        f"{name:16}{mine.seconds:8.2f} s{other.seconds:8.2f} s{other.seconds / mine.seconds:7.2f}x"
+        f"{mine.said:8,}{other.said:8,}{mine.computed:10,}{other.computed:8,}"
+        f"{1 - mine.computed / mine.prompt:9.1%}{share:9.1%}",
         flush=True,
     )
 
@@ -142,7 +151,8 @@ def main() -> None:
         peer = FreshRequests(url, runtime.client.tokenizer, options.dialect)
         if not peer.flush_cache():
             print("the peer's cache cannot be emptied: what earlier rounds left in it is counted for it")
-        print(f"{'':16}{'plait':>10}{'peer':>10}{'':8}{'computed':>8}{'peer':>8}{'cached':>9}{'of best':>9}")
+        head = f"{'plait':>10}{'peer':>10}{'':8}{'said':>8}{'peer':>8}{'computed':>10}{'peer':>8}"
+        print(f"{'':16}{head}{'cached':>9}{'of best':>9}")
         for name, work in works.items():
             compare(name, work, runtime.client, peer, options.rounds)
     if "nothing shared" in works:

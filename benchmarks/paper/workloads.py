@@ -53,7 +53,7 @@ def _batches(example: dict[str, dict[str, Any]], size: int) -> dict[str, tuple[p
         "react": (
             example["react"]["agent"],
             [
-                {"question": f"Do more people live in {a} or in {b}?", "max_steps": 2}
+                {"question": f"Do more people live in {a} or in {b}?", "max_steps": 1}
                 for a in towns
                 for b in towns
                 if a < b
