@@ -42,7 +42,7 @@ class Sent:
                 node, depth = node[prompt[depth]], depth + 1
             best += depth
             node = known
-            for token in prompt + _answer(call)[:-1]:  # the KV of the last token of an answer is not computed by it
+            for token in prompt + _computed(call):
                 node = node.setdefault(token, {})
         return best
 
@@ -78,8 +78,11 @@ def _flat(pieces: list[Piece]) -> list[int] | None:
     return tokens
 
 
-def _answer(call: Call) -> list[int]:
+def _computed(call: Call) -> list[int]:
+    """The answer's tokens that went through the model: its last one only where an end token was sampled behind it."""
     try:
-        return list(call.result().token_ids)
+        result = call.result()
     except CallFailed:
         return []
+    has_end = result.usage.completion_tokens > len(result.token_ids)
+    return list(result.token_ids if has_end else result.token_ids[:-1])
