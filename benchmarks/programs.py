@@ -27,8 +27,8 @@ seconds are noisy; the counts are not.
     chat                7.17 s    6.43 s   0.90x      77      77    73.8%   101.4%
     nothing shared      4.08 s    4.24 s   1.04x   1,208   1,208     0.0%   100.0%
 
-The cache's cost where nothing is shared: 0.06%. (Above 100%: the best was then counted without the last token of answers
-that ended by themselves.) Against vLLM it was not run.
+The cache's cost where nothing is shared: 0.06%. (Above 100%: the best was then counted without the last token of
+answers that ended by themselves.) Against vLLM it was not run.
 """
 
 from __future__ import annotations
