@@ -25,7 +25,7 @@ NUM_CHARACTERS = 600  # of a chunk; the embedding model reads 256 tokens
 
 def chunks(folder: Path) -> Iterator[tuple[str, str]]:
     """(an id such as tools.md:2, text) for each piece of the folder's pages: paragraphs, up to NUM_CHARACTERS."""
-    for page in sorted(folder.glob("*.md")):
+    for page in sorted(set(folder.glob("*.md")) - {folder / "examples.md"}):  # where the questions themselves stand
         pieces = [""]
         for paragraph in re.split(r"\n\s*\n", page.read_text()):
             if len(pieces[-1]) + len(paragraph) > NUM_CHARACTERS:

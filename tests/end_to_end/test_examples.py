@@ -27,7 +27,7 @@ SAYS = {
     "tree_of_thought": [r"answer: \d+, scores \(\d, \d\)", "12 calls"],
     "skeleton_of_thought": [r"3\. [A-Z][a-z ]*: ", "on 3 branches side by side"],
     "conversation": ["> What is a volcano\\?", "7 messages", r"\(\d+ prompt tokens computed, [1-9]\d* from the cache"],
-    "rag": [r"\[tools\.md:\d+\]", r"\d+ of \d+ prompt tokens came from the cache"],
+    "rag": [r" \[[a-z-]+\.md:\d+\]", r"\d+ of \d+ prompt tokens came from the cache"],
 }
 
 
