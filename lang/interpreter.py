@@ -30,6 +30,7 @@ from plait.lang.tools.wording import PLAIN, own_system_turn, plain_listing, word
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
+    from plait.runtime.client.session import Session
     from plait.runtime.sampling import SamplingParams
 
 
@@ -74,6 +75,13 @@ def _begin_call(strand: Strand, expr: Gen | Select | GenCall) -> None:
         raise program_error(strand.run.program, expr.name, error, here()) from error
 
 
+def _announce(session: Session, name: str | None) -> None:
+    """Tells a session that wants to know which variable its next call is for; a scheduler need not."""
+    told = getattr(session, "announce", None)
+    if told is not None:
+        told(name)
+
+
 def _generate(strand: Strand, expr: Gen) -> None:
     run, session = strand.run, strand.session()
     params, n = expr.options.over(run.defaults)
@@ -82,6 +90,7 @@ def _generate(strand: Strand, expr: Gen) -> None:
     others = session.fork(n - 1) if n > 1 else []
     answers: list[Generated] = []
     for index, each in enumerate((session, *others)):
+        _announce(each, expr.name)
         call = each.generate(_sample(params, index), expr.constraint)
         answers.append(Generated(run, expr.name, call, expr.form))
         answers[-1].lane = strand.lane if index == 0 else run.new_lane(strand.lane)
@@ -132,7 +141,9 @@ def _select(strand: Strand, expr: Select) -> None:
     timeout_s = expr.timeout_s if expr.timeout_s is not None else run.defaults.fields.get("timeout_s")
     if run.ledger is not None:
         timeout_s = run.ledger.timeout(timeout_s)
-    call = strand.session().select(expr.choices, expr.method, timeout_s)
+    session = strand.session()
+    _announce(session, expr.name)
+    call = session.select(expr.choices, expr.method, timeout_s)
     answer = Chosen(run, expr.name, call, expr.choices)
     answer.lane = strand.lane
     run.add(answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from plait.lang.aio.running import (
@@ -23,6 +24,7 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all, run_each
 from plait.lang.control.budget import Budget, checked_budget
+from plait.lang.control.resume import Progress
 from plait.lang.errors import NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
@@ -104,6 +106,7 @@ class Program:
         progress_bar: bool = False,
         budget: Budget | None = None,
         generator_style: Literal[False] = False,
+        resume: str | Path | None = None,
         **sampling: Any,
     ) -> list[ProgramState]: ...
     def run_batch(
@@ -115,15 +118,19 @@ class Program:
         progress_bar: bool = False,
         budget: Budget | None = None,
         generator_style: bool = False,
+        resume: str | Path | None = None,
         **sampling: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
-        raises it. What the items have in common is computed once; no body runs an extra time.
-        The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a time, "auto" means
-        at most 64. `budget` is each item's own. With `generator_style=True` the states come one by one, in order, each
-        as soon as it and those before it are done; closing the generator ends the rest.
+        raises it. What the items have in common is computed once; no body runs an extra time. The sampling keywords
+        are those of `run`, for all items. `num_threads`: how many items at a time, "auto" means at most 64. `budget`
+        is each item's own.
+
+        `generator_style=True`: the states come one by one, in order, each as soon as it and those before it are done;
+        closing the generator ends the rest. `resume`: a file to which each item that is done is added as a line of
+        JSON; items that are in it already are not run again, and their states are read from it.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
@@ -143,10 +150,26 @@ class Program:
         client = self._client("run_batch", backend, options)
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
         if generator_style:
+            if resume is not None:
+                raise InputError("run_batch: resume and generator_style cannot be had together")
             return run_each(executions, workers, progress_bar)
-        if executions[0].is_async:
+        if resume is None:
+            return self._run_all(executions, num_threads, workers, progress_bar)
+        kept = Progress(resume, self.name, self._body, items, options, client)
+        states = {index: kept.state(index) for index in range(len(items))}
+        left = [index for index, state in states.items() if state is None]
+        for index in left:
+            executions[index].when_done = functools.partial(kept.note, index)
+        fresh = self._run_all([executions[index] for index in left], num_threads, workers, progress_bar)
+        states.update(zip(left, fresh, strict=True))
+        return [state for state in states.values() if state is not None]
+
+    def _run_all(
+        self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
+    ) -> list[ProgramState]:
+        if executions and executions[0].is_async:
             return perform_all_here(executions, None if num_threads == "auto" else workers, progress_bar)
-        return run_all(executions, workers, progress_bar)
+        return run_all(executions, workers, progress_bar) if executions else []
 
     @overload
     async def arun(

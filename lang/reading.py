@@ -74,6 +74,8 @@ class Reading:
     def messages(self) -> list[dict[str, str]]:
         """The turns as [{"role": ..., "content": ...}], one still open included. Waits for the answers in them."""
         self._wait_for_end()
+        if self._strand.kept_messages is not None:
+            return [dict(message) for message in self._strand.kept_messages]
         with self._body_may_handle():
             return [{"role": role, "content": content.text()} for role, content in self._strand.messages()]
 

@@ -34,6 +34,7 @@ def system_begin() -> Expr:
 
 
 def system_end() -> Expr:
+    """Closes the system turn."""
     return RoleEnd("system")
 
 
@@ -43,6 +44,7 @@ def user_begin() -> Expr:
 
 
 def user_end() -> Expr:
+    """Closes the user turn."""
     return RoleEnd("user")
 
 
@@ -52,4 +54,5 @@ def assistant_begin() -> Expr:
 
 
 def assistant_end() -> Expr:
+    """Closes the assistant turn."""
     return RoleEnd("assistant")

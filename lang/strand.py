@@ -40,6 +40,7 @@ class Strand:
         self.turns: list[Turn] = []
         self._open_turn: tuple[Role, int] | None = None
         self._session = session
+        self.kept_messages: list[dict[str, str]] | None = None  # of a state that was read from a file
         self._closed_by: str | None = None
         self._base = 0  # segments before this are the parent's
         self._children: weakref.WeakSet[Strand] = weakref.WeakSet()

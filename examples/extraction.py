@@ -1,0 +1,46 @@
+"""Facts out of documents as typed objects: every answer parses, fits its class, and is read as it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+import plait
+from plait import assistant, gen, system, user
+
+DOCUMENTS = [
+    "Invoice 4711 from Miller & Sons, 12 May 2023. Two chairs, 89.50 euros each. Payable within 30 days.",
+    "Thank you for your order at Blue Lamp Ltd! Your total on 2024-01-31 is 240 dollars for one lamp.",
+]
+
+
+@dataclass
+class Invoice:
+    seller: Annotated[str, msgspec.Meta(max_length=40)]
+    currency: Literal["euro", "dollar", "pound"]
+    number_of_items: Annotated[int, msgspec.Meta(ge=1, le=99)]
+    total: Annotated[float, msgspec.Meta(ge=0, le=100_000)]
+
+
+INVOICE = gen("invoice", type=Invoice, max_tokens=96)
+
+
+@plait.function
+def extract(s: plait.ProgramState, document: str) -> None:
+    s += system("You read documents and write down what they say as JSON.")
+    s += user(document)
+    s += assistant(INVOICE)
+
+
+def main() -> None:
+    for state in extract.run_batch([{"document": document} for document in DOCUMENTS], temperature=0):
+        invoice = state[INVOICE]  # an Invoice, to type checkers too
+        print(f"{invoice.seller}: {invoice.number_of_items} items, {invoice.total:g} {invoice.currency}s")
+        usage = state.usage
+        print(f"  {usage.sampled_tokens} tokens sampled, {usage.forced_tokens} forced")
+
+
+if __name__ == "__main__":
+    main()

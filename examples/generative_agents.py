@@ -1,0 +1,60 @@
+"""A step of generative agents: each person of a village decides what to do next. Park et al. 2023, arXiv:2304.03442.
+
+The whole village takes its step in one batch. What all prompts share, the rules, is computed once; what one person's
+calls share, the memories, as well.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+import plait
+from plait import assistant, gen, select, system, user
+
+RULES = (
+    "You play the people of a small village. The village has a bakery, a library, a park and a market. People go to "
+    "work in the morning, meet at noon, and talk about what they have seen."
+)
+PLACES = ["bakery", "library", "park", "market"]
+VILLAGE = {
+    "Ada, the baker": ["sold all her bread today", "wants to learn about rye flour"],
+    "Ben, the librarian": ["found an old cook book", "has not eaten since the morning"],
+    "Cleo, the gardener": ["planted roses in the park", "heard that it will rain"],
+}
+
+Poignancy = Annotated[int, msgspec.Meta(ge=1, le=9)]
+
+
+@plait.function
+def step(s, person, memories):
+    s += system(RULES)
+    s += user(f"You are {person}. What you remember:\n" + "\n".join(f"- {memory}" for memory in memories))
+
+    def weigh(branch, memory):  # how much a memory means, each on a branch of its own
+        branch += user(f"From 1 (everyday) to 9 (moving), how much does this mean to you: {memory}?")
+        branch += assistant(gen("weight", type=Poignancy))
+
+    plait.map(s, memories, weigh)
+    heaviest = memories[max(range(len(memories)), key=lambda i: s["weight"][i])]
+    s += user(f"What matters most now is that you {heaviest}. Where do you go?")
+    s += assistant("I go to the " + select("place", PLACES) + ".")
+    s += user("Are you there alone?")
+    s += assistant("I am there " + gen("company", type=Literal["alone", "with a friend", "in a crowd"]) + ".")
+    s += user("What do you do there? One short sentence.")
+    s += assistant("I " + gen("plan", stop=[".", "\n"], max_tokens=20))
+
+
+def main() -> None:
+    people = [{"person": person, "memories": memories} for person, memories in VILLAGE.items()]
+    states = step.run_batch(people, temperature=0)
+    for state, person in zip(states, VILLAGE, strict=True):
+        print(f'{person}, goes to the {state["place"]} and is there {state["company"]}: "I {state["plan"].strip()}."')
+        print(f"  memories weigh {state['weight']}")
+    cached = sum(state.usage.cached_tokens for state in states)
+    print(f"{cached} of {sum(state.usage.prompt_tokens for state in states)} prompt tokens came from the cache")
+
+
+if __name__ == "__main__":
+    main()

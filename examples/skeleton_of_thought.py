@@ -1,0 +1,47 @@
+"""A skeleton of thought: first the points of an answer, then all of them side by side.
+
+Ning et al. 2023, arXiv:2307.15337. The points are a typed list, so there is nothing to parse; each is written out on a
+branch of its own, and the branches are decoded together in one batch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+import plait
+from plait import assistant, gen, system, user
+
+Point = Annotated[str, msgspec.Meta(min_length=3, max_length=40, pattern="^[A-Z][a-z ]*$")]
+Points = Annotated[list[Point], msgspec.Meta(min_length=3, max_length=3)]
+
+
+@plait.function
+def answer(s, question):
+    s += system("You are helpful and brief.") + user(question)
+    s += user("First only the skeleton: three points, a few words each, as a JSON list.")
+    s += assistant(gen("points", type=Points, max_tokens=60))
+    points = s["points"]
+
+    def write_out(branch, point):
+        branch += user(f"Write one sentence about this point: {point}.")
+        branch += assistant(gen("text", max_tokens=32, stop="\n"))
+
+    plait.map(s, points, write_out)
+    return list(zip(points, s["text"], strict=True))
+
+
+def main() -> None:
+    question = "How do I stay healthy?"
+    state = answer.run(question, temperature=0)
+    print(question)
+    for number, (point, text) in enumerate(state.ret_value, 1):
+        print(f"{number}. {point}: {text.strip()}")
+    points, texts = state.usage.by_variable["points"], state.usage.by_variable["text"]
+    print(f"skeleton: {points.sampled_tokens} tokens sampled, {points.forced_tokens} forced; ", end="")
+    print(f"points: {texts.sampled_tokens} tokens on {texts.calls} branches side by side")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""`Recording(path, backend)`: a backend that hands everything on to another one, and writes each call to a file.
+
+Knows: sessions and calls of any client, and one file. Must not know: nodes, how a recording is played again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from plait.constrained.specs import Spec
+from plait.lang.backend import Backend, default_backend, resolve, set_default_backend
+from plait.lang.meta import choice_meta, generation_meta
+from plait.lang.testing.client import Asked, Outcome
+from plait.lang.testing.lines import asked_line, failed_line, header, outcome_line
+from plait.runtime.client.call import Call
+from plait.runtime.errors import CallFailed, InputError
+from plait.runtime.messages import SelectMethod, Usage
+from plait.runtime.sampling import SamplingParams, sampling_params
+
+_USAGE = Usage.__struct_fields__  # beside them in the meta information
+_Part = str | Call  # text, or the call whose text stands here
+
+
+class Recording:
+    """A backend whose calls go to `backend` (by default the default one) and, with what they gave, to the file `path`.
+
+    In a `with` block it is the default backend. The file is there when the block ends without an exception; until then
+    it is `path` with ".part" behind it. `Replay(path)` gives the same values, meta information and usage again.
+
+    >>> with Recording("tests/ask.jsonl"):                               # doctest: +SKIP
+    ...     ask.run("Why is the sky blue?")
+    """
+
+    def __init__(self, path: str | Path, backend: Backend | None = None) -> None:
+        self._path = Path(path)
+        self._part = self._path.with_name(self._path.name + ".part")
+        self._inner = resolve(backend)
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = self._part.open("w", encoding="utf-8")
+        self._calls: list[Call] = []
+        self._before: Backend | None = None
+        self._write(header(self._inner))
+
+    @property
+    def client(self) -> Recording:
+        return self
+
+    def open_session(self, *, program: int | None = None) -> RecordedSession:
+        return RecordedSession(self, self._inner.open_session(program=program))
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the recorded backend's own: its model, tokenizer, ids, status."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def close(self) -> None:
+        """Waits for the calls that still go on, and gives the file its name. The recorded backend goes on."""
+        for call in list(self._calls):
+            with contextlib.suppress(CallFailed):
+                call.result()
+        self._end(keep=True)
+
+    def watch(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
+        """Writes the call's line once it is over."""
+        written = threading.Event()
+
+        def note() -> None:
+            if call.done() and not written.is_set():
+                written.set()
+                self._note(call, asked, before)
+
+        with self._lock:
+            self._calls.append(call)
+        call.listen(note)
+        note()
+
+    def _note(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
+        try:
+            prompt = "".join(part if isinstance(part, str) else part.result().text for part in before)
+        except CallFailed:
+            return  # there never was a text before this call
+        line = asked_line(Asked(asked.name, prompt, asked.params, asked.constraint, asked.choices, asked.method))
+        try:
+            outcome = self._outcome(call, asked)
+        except CallFailed as error:
+            self._write(line | failed_line(error))
+            return
+        self._write(line | outcome_line(outcome))
+
+    def _outcome(self, call: Call, asked: Asked) -> Outcome:
+        result, tokenizer = call.result(), self._inner.tokenizer
+        if asked.choices is None:
+            meta = generation_meta(result, tokenizer)
+        else:
+            meta = choice_meta(result, asked.choices, tokenizer)
+        said = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
+        text = result.text if result.choice is None or asked.choices is None else asked.choices[result.choice.index]
+        ids = tuple(result.token_ids)
+        return Outcome(text, result.finish_reason, result.matched, result.usage, ids, said or None)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def _end(self, keep: bool) -> None:
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            self._part.replace(self._path) if keep else self._part.unlink()
+
+    def __enter__(self) -> Recording:
+        self._before = default_backend()
+        set_default_backend(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        set_default_backend(self._before)
+        if kind is None:
+            self.close()
+        else:
+            self._end(keep=False)
+
+
+class RecordedSession:
+    """A session of the recorded backend, and the text that it holds."""
+
+    def __init__(self, tape: Recording, inner: Any, parts: Sequence[_Part] = ()) -> None:
+        self._tape = tape
+        self._inner = inner
+        self._parts: list[_Part] = list(parts)
+        self._name: str | None = None
+
+    def announce(self, name: str | None) -> None:
+        """The variable of the next call."""
+        self._name = name
+        told = getattr(self._inner, "announce", None)
+        if told is not None:
+            told(name)
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        self._inner.append(text, control=control)
+        self._parts.append(text)
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        raise InputError("a recording knows texts: tokens as they are cannot be recorded")
+
+    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
+        call: Call = self._inner.generate(params, constraint)
+        return self._watched(call, Asked(self._name, "", params, constraint))
+
+    def select(
+        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+    ) -> Call:
+        call: Call = self._inner.select(choices, method, timeout_s)
+        return self._watched(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
+
+    def fork(self, size: int) -> list[RecordedSession]:
+        return [RecordedSession(self._tape, child, self._parts) for child in self._inner.fork(size)]
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _watched(self, call: Call, asked: Asked) -> Call:
+        self._name = None
+        self._tape.watch(call, asked, tuple(self._parts))
+        self._parts.append(call)
+        return call

@@ -1,0 +1,55 @@
+"""Whether a finished text is one that a constraint allows, by the very grammars that hold what a model samples.
+
+Knows: constraints, and grammars over single bytes. Must not know: models, sessions, who wrote the text.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NoReturn
+
+from plait.constrained.dispatch import as_grammar, compile_form
+from plait.constrained.grammar import Grammar
+from plait.constrained.product import TooLarge
+from plait.constrained.specs import GrammarError, Spec
+from plait.constrained.vocabulary import Vocabulary
+
+_END = 256
+_BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (_END,), lambda text: list(text.encode()))
+
+
+def why_not_fit(spec: Spec, text: str, *, whole: bool = True) -> str | None:
+    """Why `text` is none of the texts of `spec`, in one line; None where it is. `whole=False`: it may break off
+    where a longer text would fit. Raises GrammarError for a constraint that cannot be used.
+
+    >>> why_not_fit(Choices(("yes", "no")), "ye")                        # doctest: +SKIP
+    "'ye' breaks off where 's' must follow"
+    """
+    matcher = _grammar(spec).matcher()
+    data = text.encode()
+    for at, byte in enumerate(data):
+        try:
+            fits = matcher.accept(byte)
+        except GrammarError as error:
+            return f"following it costs too much: {error.reason}"
+        if not fits:
+            before, rest = data[:at].decode(errors="ignore"), data[at:].decode(errors="replace")
+            return (
+                f"{rest[:20]!r} does not fit behind {before[-20:]!r}" if at else f"it cannot begin with {rest[:20]!r}"
+            )
+    if whole and not matcher.is_accepting:
+        forced = matcher.forced_bytes().decode(errors="ignore")
+        must = f" where {forced[:20]!r} must follow" if forced else " before it is complete"
+        return f"{text[-40:]!r} breaks off{must}"
+    return _grammar(spec).check(text) if whole else None
+
+
+@lru_cache(maxsize=256)
+def _grammar(spec: Spec) -> Grammar:
+    """Compiled here, not in a child with a deadline. A pattern's whole automaton can take minutes and gigabytes, and
+    one text needs little of it: patterns are followed step by step."""
+    return as_grammar(compile_form(spec, _BYTES, _no_automaton), _BYTES)
+
+
+def _no_automaton(pattern: str) -> NoReturn:
+    raise TooLarge

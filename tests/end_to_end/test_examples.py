@@ -1,0 +1,80 @@
+"""The examples run as a user runs them, on the embedded model, and their page in docs/ knows all of them."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+import plait
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SAYS = {
+    "quickstart": ["capital: ", "tip: ", "came from the prefix cache"],
+    "multiple_choice": [r"\d of 4 right", "came from the cache"],
+    "endings": ["he flips the pancake.", "glides across the rink."],
+    "react": [r"population\(.*\) -> \d", "forced by the tools' schemas"],
+    "extraction": [r"\d+ items, .* (euro|dollar|pound)s", "forced"],
+    "judge": [r"Clarity: [1-5] \(", r"In all: \d\.\d"],
+    "generative_agents": [
+        r"Ada, the baker, goes to the (bakery|library|park|market) and is there ",
+        r"memories weigh \[\d, \d\]",
+    ],
+    "tree_of_thought": [r"answer: \d+, scores \(\d, \d\)", "12 calls"],
+    "skeleton_of_thought": [r"3\. [A-Z][a-z ]*: ", "on 3 branches side by side"],
+    "conversation": ["> What is a volcano\\?", "7 messages", r"\(\d+ prompt tokens computed, [1-9]\d* from the cache"],
+    "rag": [r" \[[a-z-]+\.md:\d+\]", r"\d+ of \d+ prompt tokens came from the cache"],
+}
+
+
+@pytest.fixture
+def default(runtime):
+    plait.set_default_backend(runtime)
+    yield
+    plait.set_default_backend(None)
+
+
+@pytest.mark.parametrize("name", [name for name in SAYS if name != "rag"])
+def test_an_example_runs_and_says_what_it_should(default, name, capsys):
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    for expected in SAYS[name]:
+        assert re.search(expected, said), (expected, said)
+
+
+def test_rag_finds_cites_and_shares(default, capsys, tmp_path):
+    """On three pages only; what is found is what an exhaustive search finds."""
+    import numpy as np
+
+    for page in ("tools.md", "async.md", "control.md"):
+        shutil.copy(ROOT / "docs" / page, tmp_path)
+    rag = runpy.run_path(str(EXAMPLES / "rag.py"), run_name="example")
+    pieces = list(rag["chunks"](tmp_path))
+    index = rag["Index"](pieces, rag["Embedder"]())
+    question = rag["QUESTIONS"][1]
+    vectors = [np.frombuffer(each, np.float32) for each in index.embed([question, *(text for _, text in pieces)])]
+    near = np.stack(vectors[1:]) @ vectors[0]
+    best = [pieces[i][0] for i in np.argsort(-near)[:3]]
+    found = index.search(question, 3)
+    assert [name for name, *_ in found] == best and best[0].startswith("tools.md:")
+    np.testing.assert_allclose([1 - distance for *_, distance in found], sorted(near, reverse=True)[:3], atol=1e-5)
+
+    state = rag["answer"].run({name: text for name, text, _ in found[:2]}, [(question, best[:2])] * 2, temperature=0)
+    assert all(source in [f"[{name}]" for name in best[:2]] for source in state["source"])
+    usage = state.usage
+    assert usage.cached_tokens > usage.computed_tokens > 0, "the excerpts were computed once for all questions"
+
+
+def test_every_example_is_short_known_and_on_its_page():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == set(SAYS)
+    for name in names:
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 120, name
+        section = page.partition(f"](../examples/{name}.py)")[2].partition("\n## ")[0]
+        for expected in SAYS[name]:
+            assert re.search(expected, section), (name, expected)
