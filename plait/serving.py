@@ -43,7 +43,12 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         group.add_argument(flag, type=kind, metavar=metavar, help=text)
 
     number("--max-body-bytes", int, "N", "larger requests are refused; default: 8388608")
-    number("--max-queue", int, "N", "requests that may wait beside those that run; default: 512")
+    number(
+        "--max-queue",
+        int,
+        "N",
+        "calls that may wait beside those that run, n of them for a request with n; default: 512",
+    )
     number("--max-requests-per-key", int, "N", "running and waiting at once; default: 0, no limit")
     number("--body-timeout", float, "S", "seconds for a body to come; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")

@@ -99,6 +99,7 @@ async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
     """Starts every work; on the way out closes its sessions, or aborts those whose calls are not done."""
     run = Run()
     if (record := current()) is not None:
+        record.claim(sum(work.n for work in works))
         record.runs.append(run)
     try:
         for work in works:

@@ -141,4 +141,5 @@ def test_models(client) -> None:
 def test_embeddings_are_refused_by_name(client) -> None:
     with pytest.raises(openai.BadRequestError, match="no pooling") as caught:
         client.embeddings.create(model=MODEL, input="text")
-    assert caught.value.code == "unsupported_by_model"
+    assert caught.value.code == "unsupported_by_model" and caught.value.type == "invalid_request_error"
+    assert set(caught.value.body) == {"message", "type", "param", "code"} and caught.value.param == "model"

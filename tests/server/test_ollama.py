@@ -113,6 +113,11 @@ def test_tools(llama):
     assert both(llama, messages=turns, tools=[WEATHER]).eval_count > 0
 
 
+def test_a_format_beside_tools(llama):
+    whole = both(llama, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40})
+    assert whole.message.tool_calls or json.loads(whole.message.content) in ("a", "b")
+
+
 def test_options(llama):
     text = both(llama, messages=ASK).message.content
     stopped = both(llama, messages=ASK, options=SHORT | {"stop": [text[6:9]], "num_ctx": 512, "repeat_penalty": 1.0})
@@ -168,7 +173,6 @@ WRONG = [
     ({"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]}, "tool_calls"),
     ({"format": "xml"}, "format"),
     ({"format": {"type": "no"}}, "format"),
-    ({"format": SCHEMA, "tools": [WEATHER]}, "format"),
     ({"tools": [WEATHER, WEATHER]}, "get_weather"),
     ({"think": True}, "think"),
     ({"think": "high"}, "think"),

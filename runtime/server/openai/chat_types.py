@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from plait.runtime.server.openai.common import Sampled
+from plait.runtime.server.openai.fields import Sampled
 
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 
