@@ -55,6 +55,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number("--write-timeout", float, "S", "seconds for a client to take what it is sent; default: 60")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "/health fails when the runtime is silent for so long; default: 10")
+    number("--compile-deadline", float, "S", "seconds for a constraint to compile, else it is refused; default: 2")
     number("--retry-after", int, "S", "what refused clients are told; default: 1")
 
 
@@ -84,6 +85,7 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    device = {} if options.device is None else {"device": options.device}
+    asked = {"device": options.device, "compile_deadline_s": options.compile_deadline}
+    engine = {name: value for name, value in asked.items() if value is not None}
     form: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
-    return serve(options.model, settings, form, deterministic=options.deterministic, **device)
+    return serve(options.model, settings, form, deterministic=options.deterministic, **engine)

@@ -20,7 +20,8 @@ from small_model import write_small_model
 @contextlib.contextmanager
 def served(*model):
     """`http://127.0.0.1:PORT` of a server that runs."""
-    command = [sys.executable, "-P", "-m", "plait.cli", "serve", *map(str, model), "--port", "0", "--deterministic"]
+    command = [sys.executable, "-P", "-m", "plait.cli", "serve", *map(str, model), "--port", "0"]
+    command += ["--deterministic", "--compile-deadline", "60"]  # a busy machine compiles slowly
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = process.stdout.readline()
     assert said.startswith("plait serves at http://127.0.0.1:"), said
