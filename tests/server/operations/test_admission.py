@@ -164,8 +164,9 @@ def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
             alone = await one(**BODY, n=8)  # more than there is room for, and nobody else is there
             assert in_flight.num_calls == 0
             four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
-            while in_flight.num_calls < 4:
+            while in_flight.num_calls < 4 and not four.done():
                 await asyncio.sleep(0)
+            assert in_flight.num_calls == 4
             branches = [{"text": "a"}, {"fork": {"branches": [[{"gen": {}}, {"text": "b"}, {"gen": {"n": 2}}]] * 2}}]
             refused = [await one(**BODY, n=3), await one("/v1/programs", program=branches)]
             fits = await one(**BODY, n=2)
