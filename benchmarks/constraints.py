@@ -53,7 +53,7 @@ def main() -> None:
     if not arguments.library:
         import constraints_engine  # loads a model
 
-        constraints_engine.main()
+        constraints_engine.main([])
 
 
 def library(path: Path | None, limit: int) -> None:

@@ -32,7 +32,7 @@ WINDOW = 512
 FORMS = [
     ("float32", dict(dtype="float32")),
     ("bf16", dict(dtype="bfloat16", weights="bf16")),
-    ("as-stored", dict(dtype="bfloat16")),
+    ("as-stored", dict(dtype="bfloat16", weights="as-stored")),
     ("int8", dict(dtype="bfloat16", weights="int8")),
     ("int4", dict(dtype="bfloat16", weights="int4")),
 ]

@@ -18,12 +18,13 @@ from plait.constrained.specs import Choices, GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MAX_POOLS = 2
+DEADLINE_S = 2.0
 _pools: list[CompilePool] = []  # the most recently used last
 _lock = threading.Lock()
 
 
-def compile_grammar(spec: Spec, vocabulary: Vocabulary) -> Grammar:
-    """The grammar of `spec`; GrammarError where it cannot be used, takes over 2 s, or too much memory.
+def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEADLINE_S) -> Grammar:
+    """The grammar of `spec`; GrammarError where it cannot be used, takes over `deadline_s`, or too much memory.
 
     Choices are compiled here; a Regex in a child process, which is kept for the next one (for the last two
     vocabularies) and ends with this process. Waits; a scheduler uses CompilePool instead.
@@ -33,15 +34,16 @@ def compile_grammar(spec: Spec, vocabulary: Vocabulary) -> Grammar:
     if isinstance(spec, Choices):
         return as_grammar(compile_form(spec, vocabulary), vocabulary)
     with _lock:
-        return _awaited(_pool_of(vocabulary), spec)
+        return _awaited(_pool_of(vocabulary, deadline_s), spec)
 
 
-def _pool_of(vocabulary: Vocabulary) -> CompilePool:
-    pool = next((pool for pool in _pools if pool.vocabulary is vocabulary), None)
+def _pool_of(vocabulary: Vocabulary, deadline_s: float) -> CompilePool:
+    found = (pool for pool in _pools if pool.vocabulary is vocabulary and pool.deadline_s == deadline_s)
+    pool = next(found, None)
     if pool is None:
         while len(_pools) >= MAX_POOLS:
             _pools.pop(0).close()
-        pool = CompilePool(vocabulary)
+        pool = CompilePool(vocabulary, deadline_s=deadline_s)
         pool.start()
     else:
         _pools.remove(pool)

@@ -62,7 +62,8 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 class Choices(msgspec.Struct, frozen=True, tag="choices"):
     """Exactly one of these texts: 1 to 10,000 of them, none empty, none twice, at most 1 MiB of UTF-8.
 
-    Anything else raises GrammarError with the item's index (a msgspec.ValidationError while decoding).
+    A list is taken as well. Anything else raises GrammarError with the item's index (a msgspec.ValidationError
+    while decoding).
 
     >>> Choices(("yes", "no")).choices
     ('yes', 'no')
@@ -71,6 +72,8 @@ class Choices(msgspec.Struct, frozen=True, tag="choices"):
     choices: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.choices, list):
+            msgspec.structs.force_setattr(self, "choices", tuple(self.choices))
         if not isinstance(self.choices, tuple):
             raise GrammarError(f"choices must be a tuple of texts, not {type(self.choices).__name__}")
         if not 1 <= len(self.choices) <= MAX_CHOICES:

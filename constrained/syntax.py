@@ -20,8 +20,9 @@ from re import _parser  # type: ignore[attr-defined]  # isort: skip
 
 Item: TypeAlias = tuple[Any, Any]
 
-_CLASS_FLAGS = re.IGNORECASE | re.ASCII | re.UNICODE
-_CATEGORIES = {
+MAXREPEAT = _parser.MAXREPEAT
+CLASS_FLAGS = re.IGNORECASE | re.ASCII | re.UNICODE
+CATEGORIES = {
     "CATEGORY_DIGIT": r"\d",
     "CATEGORY_NOT_DIGIT": r"\D",
     "CATEGORY_SPACE": r"\s",
@@ -137,7 +138,7 @@ class Writer:
         low, high, items = value
         once = high == 1
         inner = self.sequence(list(items), flags, at_start and once, at_end and once)
-        if high is _parser.MAXREPEAT:
+        if high is MAXREPEAT:
             return inner.within("(?:", f"){{{low},}}", low + 1)
         return inner.within("(?:", f"){{{low},{high}}}", high)
 
@@ -159,13 +160,13 @@ class Writer:
         spans, named = list[tuple[int, int]](), ""
         for kind, content in members:
             if str(kind) == "CATEGORY":
-                named += _CATEGORIES[str(content)]
+                named += CATEGORIES[str(content)]
             elif str(kind) != "NEGATE":
                 spans.append((content, content) if str(kind) == "LITERAL" else tuple(content))
         if not named and not flags & re.IGNORECASE:
             return merged(spans, negated)
         text = "".join(f"{character(low)}-{character(high)}" for low, high in spans)
-        return matched(f"[{'^' if negated else ''}{text}{named}]", flags & _CLASS_FLAGS)
+        return matched(f"[{'^' if negated else ''}{text}{named}]", flags & CLASS_FLAGS)
 
     def _refusal(self, op: str) -> GrammarError:
         reason, kind, ends = _REFUSED.get(op, (f"{op.lower()} is not supported", "", ""))

@@ -32,7 +32,7 @@ def read_tokenizer(
     if isinstance(source, str | Path):
         path = Path(source)
         path = path / "tokenizer.json" if path.is_dir() else path
-        folder, tokenizer = path.parent, Tokenizer.from_file(str(path))
+        folder, tokenizer = path.parent, _read(path)
     else:
         tokenizer = Tokenizer.from_str(source.to_str())  # a copy: its settings are about to change
     tokenizer.no_padding()
@@ -47,6 +47,20 @@ def read_tokenizer(
         return ids
 
     return _token_bytes(tokenizer, size), ends, encode
+
+
+def _read(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    if path.suffix == ".gguf":
+        raise ValueError(
+            f"{path} is a model: plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary reads it"
+        )
+    text = path.read_bytes()
+    try:
+        return Tokenizer.from_buffer(text)
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
 
 
 def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:

@@ -56,9 +56,11 @@ class Vocabulary:
     ) -> Vocabulary:
         """The vocabulary of a `tokenizers.Tokenizer`, or of a path of a tokenizer.json or its folder.
 
-        Byte-level BPE and SentencePiece forms; ValueError for others. Without `eos_ids`, the end tokens are
-        those of the generation_config.json, config.json or tokenizer_config.json beside the file. `size` is
-        the width of the logits where the model pads them beyond the tokenizer's last id.
+        Byte-level BPE and SentencePiece forms; ValueError for others, and OSError for a file that cannot be
+        read. A GGUF's is `plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary`. Without
+        `eos_ids`, the end tokens are those of the generation_config.json, config.json or tokenizer_config.json
+        beside the file. `size` is the width of the logits where the model pads them beyond the tokenizer's last
+        id.
 
         >>> Vocabulary.from_tokenizer("model/tokenizer.json")             # doctest: +SKIP
         """

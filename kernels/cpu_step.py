@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from plait.kernels.cpu_attend import attend
+from plait.kernels.cpu_cache import STAMP
 from plait.kernels.cpu_lanes import BLOCK as BLOCK_KEYS
 from plait.kernels.cpu_parts import (
     Heads,
@@ -63,13 +64,6 @@ class State(NamedTuple):
     hidden: Rounded  # [T, C]
     attended: Rounded  # [T, H D]
     inner: Rounded  # [T, F]
-
-
-@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
-def forward(plan: Any, threads: int) -> None:
-    """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
-    for me in numba.prange(threads):
-        _work(Team(me, threads, plan[COUNTERS, 0]), plan)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -171,7 +165,7 @@ def _embed(team: Team, plan: Any, bits: int, state: State) -> None:
     wait(team.counters, 0, items)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit  # type: ignore[untyped-decorator]
 def read_row(packed: Any, bits: int, row: int, out: Any) -> None:
     """Row `row` of a packed weight, int8 bytes, as float32 to out [C]."""
     blocks, lane = len(out) // BLOCK, row % WIDTH
@@ -204,13 +198,6 @@ HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS = 0, 1, 2, 5, 6
 HEAD_ENTRIES = 7
 
 
-@numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
-def project(plan: Any, bits: int, threads: int) -> None:
-    """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
-    for me in numba.prange(threads):
-        _project(Team(me, threads, plan[HEAD_COUNTERS, 0]), plan, bits)
-
-
 @numba.njit  # type: ignore[untyped-decorator]
 def _project(team: Team, plan: Any, bits: int) -> None:
     hidden, rounded = floats(plan, HEAD_IN), _rounded(plan, HEAD_ROUNDED)
@@ -224,3 +211,26 @@ def _project(team: Team, plan: Any, bits: int) -> None:
         finish(team.counters, 0, 1)
     wait(team.counters, 0, items)
     product(team, 1, plan[HEAD_WEIGHT, 0], bits, rounded, floats(plan, HEAD_OUT))
+
+
+def _kept(stamp: int) -> tuple[Any, Any]:
+    """The two functions that are called from outside and kept on disk; see `cpu_cache`."""
+
+    @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+    def forward(plan: Any, threads: int) -> None:
+        """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
+        _ = stamp
+        for me in numba.prange(threads):
+            _work(Team(me, threads, plan[COUNTERS, 0]), plan)
+
+    @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+    def project(plan: Any, bits: int, threads: int) -> None:
+        """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
+        _ = stamp
+        for me in numba.prange(threads):
+            _project(Team(me, threads, plan[HEAD_COUNTERS, 0]), plan, bits)
+
+    return forward, project
+
+
+forward, project = _kept(STAMP)

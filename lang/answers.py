@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from plait.lang.errors import ProgramError, program_error, unreadable
 from plait.lang.meta import choice_meta, generation_meta
+from plait.lang.place import here
 from plait.lang.typed.form import Form
 from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
 
@@ -110,6 +111,7 @@ class Answer(Readable):
         self.lane = 0  # which branch it is on, for those who look at a run
         self.began_s = time.monotonic()
         self.ended_s = 0.0  # both by this process's monotonic clock; 0: it goes on
+        self.place = here()  # of the line that asked
         self._run = run
         call.listen(self._note_end)
         self._note_end()
@@ -171,8 +173,8 @@ class Answer(Readable):
             return self._run.error.again()
         ledger = self._run.ledger
         if ledger is not None and isinstance(error, DeadlineExceeded) and ledger.is_out_of_time():
-            return program_error(self._run.program, self.name, ledger.exceeded())
-        return program_error(self._run.program, self.name, error)
+            return program_error(self._run.program, self.name, ledger.exceeded(), self.place)
+        return program_error(self._run.program, self.name, error, self.place)
 
 
 _UNREAD = object()
@@ -198,12 +200,12 @@ class Generated(Answer):
         program, text = self._run.program, result.text
         if result.finish_reason == "length" and form.spec is not None and not form.may_be_cut:
             why = f"max_tokens ended the {form.said} after {text[-40:]!r}; raise max_tokens, or leave complete=True on"
-            raise unreadable(program, self.name, text, why)
+            raise unreadable(program, self.name, text, why, self.place)
         try:
             return form.read(text)
         except (ValueError, TypeError, ArithmeticError, KeyError) as error:
             why = f"{text!r:.80} cannot be read as {form.said}: {error}"
-            raise unreadable(program, self.name, text, why) from error
+            raise unreadable(program, self.name, text, why, self.place) from error
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)

@@ -1,9 +1,11 @@
 """The errors of a program: they name the program, the variable, and what went wrong.
 
     PlaitError
-    └── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
-        ├── MissingVariable     a name that was never generated (also a KeyError)
-        └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
+    ├── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
+    │   ├── MissingVariable     a name that was never generated (also a KeyError)
+    │   └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
+    └── CompileError            compile() found what would go wrong, or cannot follow the program
+        └── DependsOnValue      what the body does next depends on a value that only a run knows
 
 Knows: sentences. Must not know: sessions, or where an error is caught.
 """
@@ -11,19 +13,24 @@ Knows: sentences. Must not know: sessions, or where an error is caught.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from plait.lang.place import Place, here
 from plait.runtime.errors import InputError, PlaitError
 
 
 class ProgramError(PlaitError):
-    """A program failed. `program` is its name, `variable` the value that is missing (None: no one value).
+    """A program failed. `program` is its name, `variable` the value that is missing (None: no one value), `place` the
+    file and line of the program where the failure came up, or where the call that failed was written.
 
     The original exception, with its traceback, is `__cause__`.
 
     >>> try: qa.run(question="?", timeout=0.001)          # doctest: +SKIP
     ... except ProgramError as error: print(error.variable, error.__cause__)
     """
+
+    place: Place | None = None
 
     def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:
         super().__init__(text)
@@ -52,32 +59,62 @@ class UnreadableValue(ProgramError, ValueError):
         self.text = generated
 
 
-def unreadable(program: str, variable: str | None, generated: str, why: str) -> UnreadableValue:
-    """The error for a value that `why` cannot be read."""
-    place = f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
-    return UnreadableValue(f"{place}: {why}", program=program, variable=variable, generated=generated)
+class CompileError(PlaitError):
+    """A program cannot be compiled. `problems` are all that were found, each with its sentence and its place; `place`
+    is the first one's. What the body raised is `__cause__`."""
+
+    def __init__(self, program: str, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(f"program {program!r}: {_at(each.text, each.place)}" for each in problems))
+        self.program = program
+        self.problems = tuple(problems)
+        self.place = self.problems[0].place if self.problems else None
 
 
-def program_error(program: str, variable: str | None, cause: BaseException) -> ProgramError:
-    """A ProgramError that says which program and variable `cause` hit; `cause` becomes its `__cause__`."""
-    place = f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
+class DependsOnValue(CompileError):
+    """What the body does next depends on a value that only a run knows."""
+
+
+class Problem(NamedTuple):
+    """What is wrong, and where."""
+
+    text: str
+    place: Place | None
+
+
+def unreadable(program: str, variable: str | None, generated: str, why: str, place: Place | None) -> UnreadableValue:
+    """The error for a value that `why` cannot be read; `place`: of its gen."""
+    text = _at(f"{_whose(program, variable)}: {why}", place)
+    error = UnreadableValue(text, program=program, variable=variable, generated=generated)
+    error.place = place
+    return error
+
+
+def program_error(program: str, variable: str | None, cause: BaseException, place: Place | None = None) -> ProgramError:
+    """A ProgramError that says which program, variable and line `cause` hit; `cause` becomes its `__cause__`."""
     said = str(cause)
-    error = ProgramError(
-        f"{place}: {type(cause).__name__}{': ' + said if said else ''}", program=program, variable=variable
-    )
+    text = f"{_whose(program, variable)}: {type(cause).__name__}{': ' + said if said else ''}"
+    error = ProgramError(_at(text, place), program=program, variable=variable)
+    error.place = place
     error.__cause__ = cause
     return error
 
 
 def missing_variable(program: str, name: str, existing: Iterable[str]) -> MissingVariable:
     """The error for reading `name` where only `existing` are there."""
-    names = sorted(existing)
+    names, place = sorted(existing), here()
     there = f"it has {', '.join(map(repr, names))}" if names else "it has no variables yet"
-    return MissingVariable(
-        f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {there}",
-        program=program,
-        variable=name,
-    )
+    text = f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {there}"
+    error = MissingVariable(_at(text, place), program=program, variable=name)
+    error.place = place
+    return error
+
+
+def _whose(program: str, variable: str | None) -> str:
+    return f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
+
+
+def _at(text: str, place: Place | None) -> str:
+    return text if place is None else f"{text} (at {place})"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -87,24 +124,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a keyword that `where` (such as "gen") does not take, now or yet.
+    """The error for a keyword that `where` (such as "gen") does not take.
 
     >>> str(unknown_keyword("gen", "temprature", ["temperature"]))
     "gen has no keyword 'temprature' (did you mean 'temperature'?); known are: temperature"
     """
-    if name in COMING:
-        return InputError(f"{where}: {name!r} is not supported yet")
     if name in NOT_NEEDED:
         return InputError(f"{where}: {name!r} is not supported: {NOT_NEEDED[name]}")
     names = list(known)
     return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
 
 
-# What SGLang's users may write and plait does not do yet.
-COMING = frozenset({"stop_regex"})
 _OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
 NOT_NEEDED = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),
-    "use_thread": "the body runs in the caller's thread, or with stream=True in one of its own",
+    "use_thread": "calls always go on while the body does, so it can only be True, in run",
     "num_api_spec_tokens": "it speculates on API models that plait does not call",
 }

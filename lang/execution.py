@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.control.budget import Budget
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.options import Options
+from plait.lang.place import place_of
 from plait.lang.run import Run
 from plait.lang.state import ProgramState
 from plait.lang.strand import Strand
@@ -108,5 +109,5 @@ class Execution:
     def fail(self, error: BaseException) -> None:
         """Keeps `error` as the program's."""
         if not isinstance(error, ProgramError) or error.program != self.run.program:
-            error = program_error(self.run.program, None, error)
+            error = program_error(self.run.program, None, error, place_of(error))
         self.run.fail(error)

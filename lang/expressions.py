@@ -5,6 +5,7 @@ Knows: the nodes and how they are put together. Must not know: sessions, states,
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -135,6 +136,13 @@ def as_expr(value: object) -> Expr:
             "a state cannot be appended; append one of its values, s += state['name'], or "
             "to continue this text with another program call other(s, ...)"
         )
+    if isinstance(value, Awaitable):
+        if isinstance(value, Coroutine):
+            value.close()  # nobody will await it
+        raise InputError("a value that is still to be awaited cannot be appended: write s += await s['name']")
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise InputError(f"{name} is a function and cannot be appended: call it, {name}(...)")
     raise InputError(f"only text and expressions can be appended, not {type(value).__name__}; write str(...)")
 
 

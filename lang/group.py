@@ -36,6 +36,10 @@ class Group(Generic[S]):
         if of is not None:
             of._over = "these branches ran a race: join the group that race(...) gave"
 
+    def _raced(self, first: int) -> Any:
+        """What `race` gives where no branch computes anything; None: they do, let them race."""
+        return None
+
     def _begin_join(self, mode: JoinMode) -> None:
         if mode not in ("gather_variable", "concate_and_append"):
             raise InputError(f'join takes "gather_variable" or "concate_and_append", not {mode!r}')

@@ -23,6 +23,7 @@ from plait.lang.expressions import (
     SystemWithTools,
     Text,
 )
+from plait.lang.place import here
 from plait.lang.strand import Strand
 from plait.lang.tools.generating import call_form, ended_by_call
 from plait.lang.tools.wording import PLAIN, own_system_turn, plain_listing, wording_of
@@ -70,7 +71,7 @@ def _begin_call(strand: Strand, expr: Gen | Select | GenCall) -> None:
             case GenCall():
                 _generate_call(strand, expr)
     except PlaitError as error:
-        raise program_error(strand.run.program, expr.name, error) from error
+        raise program_error(strand.run.program, expr.name, error, here()) from error
 
 
 def _generate(strand: Strand, expr: Gen) -> None:

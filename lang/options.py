@@ -21,6 +21,7 @@ _WIRE = {
     "min_tokens": "min_tokens",
     "stop": "stop",
     "stop_token_ids": "stop_token_ids",
+    "stop_regex": "stop_regex",
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -37,6 +38,9 @@ _WIRE = {
 }
 SAMPLING_KEYWORDS = (*(name for name in _WIRE if name != "complete"), "n", "return_text_in_logprobs")
 """What `run` takes as defaults; a gen takes the same, but for max_new_tokens, and `complete`."""
+
+UNSTOPPED: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
+"""For values that end themselves, whatever `run`'s defaults are."""
 
 _SAID = {
     "prompt_logprobs_from": "logprob_start_len",

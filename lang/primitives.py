@@ -13,7 +13,7 @@ from plait.lang.arguments import checked_choices, checked_constraint, where_of
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.errors import unknown_keyword
 from plait.lang.expressions import Expr, Gen, GenCall, Select, T, Typed
-from plait.lang.options import SAMPLING_KEYWORDS, check_text_in_logprobs, make_options
+from plait.lang.options import SAMPLING_KEYWORDS, UNSTOPPED, check_text_in_logprobs, make_options
 from plait.lang.tools.generating import call_options, checked_tools
 from plait.lang.typed.form import form_of
 from plait.runtime.errors import InputError
@@ -23,6 +23,7 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
 
 Stop = str | Collection[str]
+_DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
 _OWN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
@@ -59,6 +60,7 @@ def gen(
     n: int | None = None,
     stop: Stop | None = None,
     stop_token_ids: Collection[int] | None = None,
+    stop_regex: Stop | None = None,
     *,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -94,6 +96,7 @@ def gen(
     n: int | None = None,
     stop: Stop | None = None,
     stop_token_ids: Collection[int] | None = None,
+    stop_regex: Stop | None = None,
     *,
     temperature: float | None = None,
     top_p: float | None = None,
@@ -125,6 +128,8 @@ def gen(
     """Text sampled by the model, kept as variable `name`. What is None is taken from `run(...)`.
 
     - `timeout`: seconds. `seed`: the same seed gives the same text in any batch.
+    - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: a pattern or several (Python's
+      syntax, no anchors or lookaround); the text ends where the match that is complete first begins.
     - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
       goes on with the first, and `get_meta_info` gives one dict for each.
     - `regex`: the text matches it from end to end (Python's syntax). `json_schema` (JSON text, a dict or a Pydantic
@@ -160,6 +165,7 @@ def gen(
         "min_tokens": min_tokens,
         "stop": stop,
         "stop_token_ids": stop_token_ids,
+        "stop_regex": stop_regex,
         "temperature": temperature,
         "top_p": top_p,
         "top_k": top_k,
@@ -177,11 +183,12 @@ def gen(
     if dtype is not None:
         if type is not None or regex is not None:
             raise InputError(f"{where}: dtype, type and regex each say what the value is; give one of them")
-        if dtype not in (int, float, bool, str):
+        named = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        if named not in _DTYPES.values():
             raise InputError(
                 f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type"
             )
-        type, regex = (None, REGEX_STRING) if dtype is str else (dtype, None)
+        type, regex = (None, REGEX_STRING) if named is str else (named, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if tools is not None:
         if (
@@ -258,17 +265,14 @@ def select(
     return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"))
 
 
-def _not_yet(name: str) -> Callable[..., Expr]:
-    def refuse(*args: object, **keywords: object) -> Expr:
-        raise InputError(f"{name}(...) is not supported yet")
-
-    refuse.__name__ = refuse.__qualname__ = name
-    refuse.__doc__ = "Known from SGLang; raises InputError, since plait does not support it yet."
-    return refuse
+def image(path: object, *_: object, **__: object) -> Expr:
+    """Known from SGLang; raises InputError, since every model that plait runs reads text only."""
+    raise InputError("image(...) is not supported: the models that plait runs read text only")
 
 
-image = _not_yet("image")
-video = _not_yet("video")
+def video(path: object, *_: object, **__: object) -> Expr:
+    """Known from SGLang; raises InputError, as `image` does."""
+    raise InputError("video(...) is not supported: the models that plait runs read text only")
 
 
 def _gen_choices(
@@ -308,10 +312,10 @@ def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling
         if sampling["complete"]:
             raise InputError(f"{where}: complete needs a constraint, and any text is a {form.said}")
         return Typed(name, make_options(where, n=n, **sampling), None, form)
-    for keyword in ("stop", "stop_token_ids"):
+    for keyword in UNSTOPPED:
         if sampling[keyword] is not None:
             raise InputError(f"{where}: {keyword} has no effect with type={form.said}, whose values end themselves")
-    whole = sampling | {"stop": (), "stop_token_ids": (), "complete": sampling["complete"] is not False}
+    whole = sampling | UNSTOPPED | {"complete": sampling["complete"] is not False}
     if form.room is not None and whole["max_tokens"] is None:
         whole |= {"max_tokens": form.room, "min_tokens": sampling["min_tokens"] or 0, "complete": False}
     return Typed(name, make_options(where, n=n, **whole), form.spec, form)
@@ -319,11 +323,11 @@ def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling
 
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
     """Sampling under the mask, with room for the longest choice: a token is at least one byte."""
-    for keyword in ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "complete"):
+    for keyword in ("max_tokens", "min_tokens", *UNSTOPPED, "ignore_eos", "complete"):
         if sampling[keyword] is not None:
             raise InputError(f"{where}: {keyword} has no effect with choices, which end themselves; leave it out")
     longest = max(len(choice.encode()) for choice in choices.choices)
-    whole = sampling | {"max_tokens": longest + 1, "min_tokens": 0, "stop": (), "stop_token_ids": ()}
+    whole = sampling | UNSTOPPED | {"max_tokens": longest + 1, "min_tokens": 0}
     return Gen(name, make_options(where, n=n, **whole), choices)
 
 

@@ -23,20 +23,17 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backend import Backend, resolve
 from plait.lang.batch import num_workers, run_all, run_each
 from plait.lang.control.budget import Budget, checked_budget
-from plait.lang.errors import COMING, NOT_NEEDED, did_you_mean, unknown_keyword
+from plait.lang.errors import NOT_NEEDED, did_you_mean, unknown_keyword
 from plait.lang.execution import Execution
 from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
 from plait.lang.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
+    from plait.lang.compiled.graph import Graph
     from plait.runtime.client.client import Client
 
 OWN_KEYWORDS = ("stream", "backend", "budget")
-MISSING_METHODS = {
-    "trace": "state.text() and state.usage show what a run did",
-    "cache": "shared text is cached by itself: what calls have in common is computed once",
-}
 
 
 class Program:
@@ -59,6 +56,7 @@ class Program:
         stream: bool = False,
         backend: Backend | None = None,
         budget: Budget | None = None,
+        use_thread: Literal[True] = True,
         **kwargs: Any,
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
@@ -71,10 +69,12 @@ class Program:
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
         `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
         program together may use; when it is spent they end, and what is read raises a ProgramError whose
-        `__cause__` is BudgetExceeded.
+        `__cause__` is BudgetExceeded. `use_thread` is SGLang's: calls always go on while the body does.
 
         Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
         """
+        if use_thread is not True:
+            raise unknown_keyword("run", "use_thread", ())
         options, kwargs = self._split("run", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
@@ -120,9 +120,10 @@ class Program:
         """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
 
         An item that fails does not end the others: its state's `error()` is the error, and every read of it
-        raises it. The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a
-        time, "auto" means at most 64. `budget` is each item's own. With `generator_style=True` the states come one by
-        one, in order, each as soon as it and those before it are done; closing the generator ends the rest.
+        raises it. What the items have in common is computed once; no body runs an extra time.
+        The sampling keywords are those of `run`, for all items. `num_threads`: how many items at a time, "auto" means
+        at most 64. `budget` is each item's own. With `generator_style=True` the states come one by one, in order, each
+        as soon as it and those before it are done; closing the generator ends the rest.
 
         Raises InputError before anything runs when an item's arguments do not fit the program.
 
@@ -209,6 +210,43 @@ class Program:
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
         return await perform_all(executions, concurrency, progress_bar)
 
+    def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
+        """The graph of the program: its texts, gens, selects, forks and joins, and where each value goes; checked.
+
+        The body is carried out once, with no model: what it reads is a value that is not known yet. Arguments that
+        are not given are not known either; the sampling keywords are those of `run`. `backend`: a runtime whose chat
+        template the turns must fit, too.
+
+        Raises CompileError, whose problems each name a line: a variable that nothing sets, a constraint that cannot be
+        used, branches that nobody joins or reads, an exception of the body. DependsOnValue where what the body does
+        next hangs on a value that is not known.
+
+        >>> print(qa.compile())                                          # doctest: +SKIP
+        >>> qa.compile().json(question="Why is the sky blue?")           # doctest: +SKIP
+        """
+        from plait.lang.compiled.recording import compile_body
+
+        options, kwargs = self._split("compile", kwargs)
+        kwargs = self._over_bound(args, kwargs)
+        self._check_arguments(f"program {self.name!r}", args, kwargs, partly=True)
+        bound = self._signature.bind_partial(None, *args, **kwargs)
+        template = None if backend is None else self._client("compile", backend, options).tokenizer.chat_template
+        return compile_body(self.name, self._body, bound, options, template)
+
+    def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Graph:
+        """SGLang's name of `compile`."""
+        return self.compile(backend=backend, **kwargs)
+
+    def cache(self, backend: Backend | None = None) -> int:
+        """Computes the text that every run of the program begins with, before the first run; how many tokens of it
+        were not cached yet. Compiles the program to find it. What runs have in common is cached without this, too.
+
+        >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
+        """
+        from plait.lang.compiled.prefix import compute
+
+        return compute(self.compile(backend=backend).prefix, resolve(backend))
+
     def bind(self, **arguments: Any) -> Program:
         """The same program with these arguments given; `run` and its kin may override them.
 
@@ -230,12 +268,6 @@ class Program:
             self._check_colour(args[0])
             return self._body(*args, **self._over_bound(args[1:], kwargs))
         return self.run(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Only for names that are not there: those of SGLang's programs say what to use instead."""
-        if name in MISSING_METHODS:
-            raise AttributeError(f"plait's programs have no {name!r} yet; {MISSING_METHODS[name]}")
-        raise AttributeError(f"a plait program has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"<plait program {self.name!r}>"
@@ -264,10 +296,10 @@ class Program:
         sampling = {name: value for name, value in kwargs.items() if name in SAMPLING_KEYWORDS}
         taken = list(self._signature.parameters)[1:]
         for name in sampling:
-            if where == "run" and name in taken:
+            if where in ("run", "compile") and name in taken:
                 raise InputError(
                     f"program {self.name!r} has a parameter {name!r}, which is also a sampling keyword of "
-                    "run; pass it by position, or rename it"
+                    f"{where}; pass it by position, or rename it"
                 )
         return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
 
@@ -276,13 +308,17 @@ class Program:
         by_position = list(self._signature.parameters)[1 : 1 + len(args)]
         return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
 
-    def _check_arguments(self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _check_arguments(
+        self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, partly: bool = False
+    ) -> None:
+        """`partly`: arguments may be missing."""
+        bind = self._signature.bind_partial if partly else self._signature.bind
         try:
-            self._signature.bind(None, *args, **self._over_bound(args, kwargs))
+            bind(None, *args, **self._over_bound(args, kwargs))
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
-                if name in COMING or name in NOT_NEEDED:
+                if name in NOT_NEEDED:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
             hint = did_you_mean(unknown[0], (*names, *OWN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""

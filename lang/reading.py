@@ -222,6 +222,8 @@ class Reading:
         return self._existing(name)
 
     def _existing(self, name: str) -> Readable:
+        if not isinstance(name, str):
+            raise InputError(f"a variable is read by its name or its typed gen, not by {name!r:.80}")
         if self._outside:
             self._run.check()
         variable = self._strand.variables.get(name)

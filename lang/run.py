@@ -51,6 +51,9 @@ class Run:
         self.lanes: list[int | None] = []  # for each branch, the one it was forked from
         self._aborted = False
         self.ledger = None if budget is None else Ledger(budget, self._overspent)
+        self._announce()
+
+    def _announce(self) -> None:
         for listener in on_start:
             listener(self)
 

@@ -148,7 +148,7 @@ class Strand:
         """`size` strands that begin with this one's text, turns and variables."""
         children = []
         for session in self.session().fork(size):
-            child = Strand(self.run, self.run.adopt(session), self)
+            child = type(self)(self.run, self.run.adopt(session), self)
             child.segments = list(self.segments)
             child.variables = dict(self.variables)
             child.turns = list(self.turns)
@@ -164,8 +164,11 @@ class Strand:
         if child._open_turn != self._open_turn:
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
         for segment in child.segments[start:]:
-            self.write(segment.text(), control=isinstance(segment, Written) and segment.control)
+            self._write_again(segment)
         self.turns += [Turn(role, begin + shift, end + shift) for role, begin, end in child.turns[num_turns:]]
+
+    def _write_again(self, segment: Readable) -> None:
+        self.write(segment.text(), control=isinstance(segment, Written) and segment.control)
 
     def close(self, reason: str) -> None:
         """Lets the session go once its calls are done; the text stays readable. Idempotent."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from plait.lang.answers import Known, Span
+from plait.lang.errors import did_you_mean
 from plait.lang.expressions import Expr, as_expr
 from plait.lang.interpreter import execute
 from plait.lang.turns import Turns
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from plait.lang.strand import Strand
 
 W = TypeVar("W", bound="Writing")
+_FUNCTIONS = ("gen", "gen_int", "gen_string", "select", "separate_reasoning")
 
 
 class Writing(Turns):
@@ -33,6 +35,22 @@ class Writing(Turns):
 
     def _append(self, expr: Expr) -> None:
         execute(expr, self._strand)
+
+    if not TYPE_CHECKING:  # a checker says so itself
+
+        def __add__(self, other: object) -> NoReturn:
+            raise InputError("a state grows in place: write s += ..., not s + ...")
+
+        __radd__ = __add__
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Only for names that are not there: what people write for something else says what to write."""
+            if name in _FUNCTIONS:
+                raise AttributeError(f"a state has no method {name!r}: write s += {name}(...)")
+            strand = self.__dict__.get("_strand")
+            if strand is not None and name in strand.variables:
+                raise AttributeError(f"a state has no attribute {name!r}: read the variable with s[{name!r}]")
+            raise AttributeError(f"a state has no attribute {name!r}{did_you_mean(name, _public(self))}")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
@@ -67,6 +85,10 @@ def no_offset(position_ids_offset: object) -> None:
 
 def _is_zeros(offsets: object) -> bool:
     return isinstance(offsets, list | tuple) and all(type(each) is int and each == 0 for each in offsets)
+
+
+def _public(state: object) -> list[str]:
+    return [name for name in dir(type(state)) if not name.startswith("_")]
 
 
 def _name(name: object) -> str:

@@ -20,7 +20,7 @@ from plait.lang.compat.settings import global_config
 from plait.lang.control.budget import Budget, BudgetExceeded
 from plait.lang.control.combinators import best_of, map, vote
 from plait.lang.control.race import race
-from plait.lang.errors import MissingVariable, ProgramError, UnreadableValue
+from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
 from plait.lang.expressions import Expr, Typed
 from plait.lang.group import ProgramStateGroup
 from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
@@ -58,8 +58,11 @@ from plait.runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.endpoint import RuntimeEndpoint
+    from plait.lang.backends.litellm import LiteLLM
     from plait.lang.backends.openai import OpenAI
+    from plait.lang.compiled.graph import Graph
     from plait.runtime.engine import Engine
     from plait.runtime.launch import Runtime
 
@@ -67,19 +70,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "Anthropic",
     "AsyncState",
     "Budget",
     "BudgetExceeded",
     "CallFailed",
     "CallRejected",
     "ChoicesMethod",
+    "CompileError",
     "ConstraintFailed",
     "ContextOverflow",
     "CorruptModel",
     "DeadlineExceeded",
+    "DependsOnValue",
     "Engine",
     "Expr",
+    "Graph",
     "InputError",
+    "LiteLLM",
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
@@ -130,9 +138,10 @@ __all__ = [
 ]
 
 
-_LOCAL = "many services speak OpenAI's chat API: use OpenAI(model, base_url=...); or run models with Runtime(model)"
 _NOT_HERE = {
-    **dict.fromkeys(("Anthropic", "LiteLLM", "VertexAI"), _LOCAL),
+    "VertexAI": 'its client package is given up; use LiteLLM("vertex_ai/<model>")',
+    "ServerArgs": "settings are keyword arguments of Runtime(...) and Engine(...)",
+    "Crusoe": "it speaks OpenAI's chat API: use OpenAI(model, base_url=..., api_key=...)",
 }
 
 
@@ -154,10 +163,22 @@ def __getattr__(name: str) -> object:
         from plait.lang.backends.openai import OpenAI
 
         return OpenAI
+    if name == "Anthropic":
+        from plait.lang.backends.anthropic import Anthropic
+
+        return Anthropic
+    if name == "LiteLLM":
+        from plait.lang.backends.litellm import LiteLLM
+
+        return LiteLLM
+    if name == "Graph":
+        from plait.lang.compiled.graph import Graph
+
+        return Graph
     if name == "__version__":
         from importlib.metadata import version
 
         return version("plait")
     if name in _NOT_HERE:
-        raise AttributeError(f"plait has no {name!r} yet; {_NOT_HERE[name]}")
+        raise AttributeError(f"plait has no {name!r}: {_NOT_HERE[name]}")
     raise AttributeError(f"module 'plait' has no attribute {name!r}")

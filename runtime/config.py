@@ -22,20 +22,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; empty: the embedded model.
     device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the
     device computes it fast, else float32. weights: "as-stored" uses a file's 4- and 8-bit numbers as they are where
-    the CPU can; "int8" and "int4" round what has more bits, "bf16" widens what has
-    fewer to `dtype`. kv_dtype: how keys and values
-    are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU). kv_memory_bytes: 0 lets
-    the engine choose. max_batch_tokens: tokens of one step (0: chosen by device). cuda_graphs: replay captured decode
-    steps, on a GPU. deterministic: a call's tokens do not depend on its neighbours, on cache hits, chunking or
-    retraction. prompt_lookup: several tokens that the text itself suggests are verified in one step, where steps are
-    not captured graphs; no token changes. check_integrity: verify the page accounting after every step (slow).
+    the CPU can; "int8" and "int4" round what has more bits, "bf16" widens what has fewer to `dtype`. kv_dtype: how
+    keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
+    kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
+    cuda_graphs: replay captured decode steps, on a GPU. deterministic: a call's tokens do not depend on its
+    neighbours, on cache hits, chunking or retraction. prompt_lookup: several tokens that the text itself suggests
+    are verified in one step, where steps are not captured graphs; no token changes. check_integrity: verify the page
+    accounting after every step (slow).
     """
 
     model_path: str = ""
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    weights: WeightForm = "bf16"
+    weights: WeightForm = "as-stored"
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0

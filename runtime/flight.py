@@ -4,7 +4,8 @@
     flight.sample(mask)               and the sampler behind it
     flight.collect()                  waits for the tokens
 
-Between these the host is free. Knows: the order. Must not know: sessions, how a device computes.
+Between these the host is free. `launcher.follow(batch)` launches behind a step whose tokens are not collected yet; the
+device takes them from there. Knows: the order. Must not know: sessions, how a device computes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Flight(Protocol):
     def is_done(self) -> bool:
         """Whether `collect` would not wait."""
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether its tokens stay on the device, for a step launched behind it."""
+
     def collect(self) -> Sampled:
         """What the step gave. Once, after `sample`."""
 
@@ -47,8 +52,9 @@ class Runner(Protocol):
 class DeviceSteps(Protocol):
     """Steps that the device does on its own."""
 
-    def launch(self, batch: Batch) -> Flight | None:
-        """None for a batch that asks for what the device alone does not have."""
+    def launch(self, batch: Batch, *, behind: bool) -> Flight | None:
+        """None for a batch that asks for what the device alone does not have. `behind`: a step is under way; None then
+        too where that would have to be settled first."""
 
 
 class PlainFlight:
@@ -67,6 +73,10 @@ class PlainFlight:
     def is_done(self) -> bool:
         return True
 
+    @property
+    def can_be_followed(self) -> bool:
+        return False
+
     def collect(self) -> Sampled:
         return self._sampled
 
@@ -78,5 +88,10 @@ class Launcher:
         self._runner, self._sampler, self._device_steps = runner, sampler, device_steps
 
     def launch(self, batch: Batch) -> Flight:
-        flight = self._device_steps.launch(batch) if self._device_steps is not None else None
+        """Nothing is under way."""
+        flight = self._device_steps.launch(batch, behind=False) if self._device_steps is not None else None
         return flight or PlainFlight(self._runner, self._sampler, batch)
+
+    def follow(self, batch: Batch) -> Flight | None:
+        """None where the batch needs the host, which has to know the tokens of the step before first."""
+        return self._device_steps.launch(batch, behind=True) if self._device_steps is not None else None

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,14 @@ CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 8192
 MIN_PAGES = 16
 Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Inputs(NamedTuple):
+    """Token ids [T], the places among them where logits are wanted [num_logits], and the layout; all int32."""
+
+    token_ids: torch.Tensor
+    wanted: torch.Tensor
+    layout: AttentionLayout
 
 
 class ModelRunner:
@@ -124,7 +133,12 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
-        token_ids, wanted, layout = self._inputs(batch)
+        return self.compute(self.inputs(batch))
+
+    @torch.inference_mode()
+    def compute(self, inputs: Inputs) -> torch.Tensor:
+        """`forward` of what `inputs` gave. Reads nothing of the batch: its rows may have changed since."""
+        token_ids, wanted, layout = inputs
         if self.kernels.fused is not None:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
@@ -150,11 +164,11 @@ class ModelRunner:
             out[i, columns] = self.model.logits(hidden[i : i + 1], columns)[0]
         return out
 
-    def _inputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, AttentionLayout]:
-        """The batch's token ids [T], the places among them where logits are wanted, and the layout; all int32."""
+    def inputs(self, batch: Batch) -> Inputs:
+        """The batch, on its way to the device. Token ids that are not known yet are negative, see BatchRow."""
         rows = batch.rows
         ends = [each.start + each.count for each in rows]
-        pages = [each.row.seq.pages.view()[:end] for each, end in zip(rows, ends, strict=True)]
+        pages = [each.pages() for each in rows]
         counts = [each.count for each in rows]
         parts = [
             batch.token_ids(),
@@ -169,7 +183,7 @@ class ModelRunner:
         layout = AttentionLayout(
             q_starts, kv_starts, kv_pages, positions, writes, min_q_len=min(counts), max_q_len=max(counts)
         )
-        return token_ids, wanted, layout
+        return Inputs(token_ids, wanted, layout)
 
 
 def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:

@@ -64,14 +64,15 @@ class Sampler:
     """See the file's header."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         # bias of the 8 tokens behind each possible mask byte: a table look-up costs the same at any density
         allowed = (torch.arange(256)[:, None] >> torch.arange(8)) & 1  # [256, 8]
-        self._bias_of_byte = torch.where(allowed.bool(), 0.0, float("-inf")).to(device)
+        self._bias_of_byte = torch.where(allowed.bool(), 0.0, float("-inf")).to(self._device)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, batch: Batch, mask: Mask | None) -> Sampled:
         """Logits [batch.num_logits, V] float32, in the order of the batch's rows. They may be changed."""
-        sampled, at = Sampled(), 0
+        logits, sampled, at = logits.to(self._device), Sampled(), 0
         for each in batch.rows:
             if isinstance(each.row, Scoring) and each.num_logits:
                 first = each.start + each.count - each.num_logits

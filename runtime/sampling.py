@@ -10,11 +10,14 @@ from typing import Any
 
 import msgspec
 
+from plait.constrained.search import MAX_EDGES, search_automaton
+from plait.constrained.specs import GrammarError
 from plait.runtime.errors import InputError
 
 MAX_TOKENS_LIMIT = 1 << 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 1024
+MAX_STOP_PATTERNS = 16
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
@@ -24,7 +27,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the next tokens are chosen. Build it with `sampling_params(...)`, which checks every field.
 
     `complete`: the constrained value is whole when the call ends; tokens are chosen so that it can be closed
-    within `max_tokens`. It takes no stop strings or tokens, which would cut the value. `prompt_logprobs_from`: the
+    within `max_tokens`. It takes no stop strings, patterns or tokens, which would cut the value. `stop_regex`: patterns
+    in Python's syntax; the text ends where a match begins, as soon as one is complete. `prompt_logprobs_from`: the
     session's tokens from this position on get logprobs too (and `top_logprobs`); the very first has none. They are
     computed again where they were cached. Logprobs are natural logarithms of the model's own distribution, before
     temperature, penalties and masks.
@@ -48,6 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     timeout_s: float | None = None
     complete: bool = False
     prompt_logprobs_from: int | None = None
+    stop_regex: tuple[str, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -83,7 +88,7 @@ def sampling_params(**fields: Any) -> SamplingParams:
         known = ", ".join(SamplingParams.__struct_fields__)
         raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {known}")
     given = {name: value for name, value in fields.items() if value is not None}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_regex", "stop_token_ids"):
         if isinstance(given.get(name), (str, int)):
             given[name] = (given[name],)
         elif isinstance(given.get(name), (list, set, frozenset)):
@@ -110,9 +115,10 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> 
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
     if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
-    if params.complete and (params.stop or params.stop_token_ids):
-        raise InputError("complete cannot be had with stop or stop_token_ids, which would cut the value")
+    if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
+        raise InputError("complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value")
     _check_stops(params.stop)
+    _check_stop_patterns(params.stop_regex)
     _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     _check_bias(params.logit_bias, vocab_size)
 
@@ -145,6 +151,21 @@ def _check_stops(stops: Any) -> None:
             raise InputError("a stop string holds a lone surrogate, which is no character") from None
         if size > MAX_STOP_BYTES:
             raise InputError(f"a stop string has {size} bytes; the limit is {MAX_STOP_BYTES}")
+
+
+def _check_stop_patterns(patterns: Any) -> None:
+    if not isinstance(patterns, tuple) or len(patterns) > MAX_STOP_PATTERNS:
+        raise InputError(f"stop_regex takes a pattern or at most {MAX_STOP_PATTERNS} of them")
+    num_edges = 0
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise InputError(f"stop_regex holds {pattern!r:.80}, which is no pattern as text")
+        try:
+            num_edges += search_automaton(pattern).num_edges
+        except GrammarError as error:
+            raise InputError(f"stop_regex holds {pattern!r:.80}, which cannot be used: {error}") from None
+    if num_edges > MAX_EDGES:
+        raise InputError("stop_regex holds patterns that together may go on in too many ways at once")
 
 
 def _check_ids(name: str, ids: Any, most: int, vocab_size: int | None) -> None:

@@ -86,8 +86,9 @@ def test_no_tcp_and_no_world_open_socket() -> None:
 
 
 def test_import_plait_is_light() -> None:
-    code = (
-        "import sys, plait; print(sorted(m for m in ('torch', 'numba', 'transformers', 'triton') if m in sys.modules))"
+    out = subprocess.run(
+        [sys.executable, "-c", "import sys, plait; print(*sys.modules)"], capture_output=True, text=True
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert out.returncode == 0, out.stderr
+    heavy = {"torch", "numba", "transformers", "triton", "zmq", "tokenizers", "fastapi", "jinja2"}
+    assert not heavy & set(out.stdout.split())

@@ -15,17 +15,19 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine
 import torch
+from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import reference
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
 
-HEADS, KV_HEADS, DIM, LAYERS = 32, 8, 128, 4
+HEADS, KV_HEADS, DIM, LAYERS = (4, 1, 64, 1) if DRY else (32, 8, 128, 4)
 FP8 = torch.float8_e4m3fn
 
 
@@ -40,7 +42,7 @@ class Case:
     goal: float
     shared: int = 0  # leading tokens that all rows share
     page_size: int = 1
-    cache: torch.dtype = torch.bfloat16
+    cache: torch.dtype = DTYPE
 
 
 @dataclass
@@ -69,53 +71,31 @@ CASES = [
 ]
 
 
+def dried(case: Case) -> Case:
+    """The case at a size that the interpreter can do."""
+    size, shared = min(case.page_size, 16), min(case.shared, 128)
+    q_len, kv_len = min(case.q_len, 20), shared + min(case.kv_len, 30)
+    return replace(case, rows=min(case.rows, 2), q_len=q_len, kv_len=kv_len, shared=shared, page_size=size)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sweep", action="store_true", help="other block shapes too")
+    parser.add_argument("--dry", action="store_true", help="small, once, without a GPU")
     parser.add_argument("--json", type=Path, help="write the results there, one JSON object a line")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("this benchmark needs an NVIDIA GPU; torch sees none")
-    bandwidth, rate = copy_bandwidth(), matrix_rate()
-    print(f"{torch.cuda.get_device_name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
-    results = []
-    for case in CASES:
+    machine.require()
+    bandwidth, rate = machine.copy_bandwidth(), machine.matrix_rate()
+    print(f"{machine.name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
+    results: list[Result] = []
+    for case in map(dried, CASES) if DRY else CASES:
         for blocks in [None, *(candidates(case) if arguments.sweep else [])]:
             with forced(case, blocks):
                 results.append(measure(case, bandwidth, rate, str(blocks or "chosen")))
             show(results[-1])
+            print(json.dumps(figure(results[-1])), flush=True)
     if arguments.json:
         arguments.json.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results))
-
-
-# -- the machine --------------------------------------------------------------------------------------
-
-
-def time_of(call: Callable[[], Any], repeats: int = 30) -> float:
-    """Median seconds of a call on the GPU, after five to warm up."""
-    for _ in range(5):
-        call()
-    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for begin, end in pairs:
-        begin.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return sorted(begin.elapsed_time(end) for begin, end in pairs)[repeats // 2] / 1e3
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written per second by a copy of 2 GiB."""
-    source = torch.zeros(1 << 31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * len(source) / time_of(lambda: target.copy_(source))
-
-
-def matrix_rate() -> float:
-    """FLOP/s of a bf16 product of 8192 x 8192 matrices of random numbers."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    return 2 * 8192**3 / time_of(lambda: torch.mm(a, b, out=out))
 
 
 # -- the cases ----------------------------------------------------------------------------------------
@@ -124,10 +104,10 @@ def matrix_rate() -> float:
 def layout_of(case: Case) -> tuple[AttentionLayout, int]:
     """Scattered pages; with a shared prefix all rows' first pages are row 0's. And the number of pages."""
     per_row, size = -(-case.kv_len // case.page_size), case.page_size
-    pages = torch.randperm(case.rows * per_row, dtype=torch.int32, device="cuda").view(case.rows, per_row)
+    pages = torch.randperm(case.rows * per_row, dtype=torch.int32, device=DEVICE).view(case.rows, per_row)
     pages[:, : case.shared // size] = pages[:1, : case.shared // size].clone()
-    rows = torch.arange(case.rows + 1, dtype=torch.int32, device="cuda")
-    at = torch.arange(case.kv_len - case.q_len, case.kv_len, dtype=torch.int32, device="cuda")
+    rows = torch.arange(case.rows + 1, dtype=torch.int32, device=DEVICE)
+    at = torch.arange(case.kv_len - case.q_len, case.kv_len, dtype=torch.int32, device=DEVICE)
     groups = [(range(case.rows), case.shared)] if case.shared else []
     layout = AttentionLayout(
         rows * case.q_len,
@@ -139,21 +119,21 @@ def layout_of(case: Case) -> tuple[AttentionLayout, int]:
         rows * per_row,
         case.q_len,
         case.q_len,
-        SharedPrefixes.of(groups, [case.q_len] * case.rows, torch.device("cuda")),
+        SharedPrefixes.of(groups, [case.q_len] * case.rows, torch.device(DEVICE)),
     )
     return layout, case.rows * per_row
 
 
 def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]]]:
     """Queries, and caches with their scales for each layer."""
-    q = torch.randn(case.rows * case.q_len, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(case.rows * case.q_len, HEADS, DIM, device=DEVICE, dtype=DTYPE)
     layers = []
     for _ in range(LAYERS):
         layer: dict[str, Any] = {}
         for name in ("k", "v"):
-            x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+            x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device=DEVICE, dtype=DTYPE)
             if case.cache.itemsize == 1:
-                x, layer[f"{name}_scale"] = reference.quantize_kv(x, case.cache, torch.tensor([0.02], device="cuda"))
+                x, layer[f"{name}_scale"] = reference.quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
             layer[f"{name}_cache"] = x
         layers.append(layer)
     return q, layers
@@ -208,12 +188,7 @@ def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: l
         for layer in layers:
             paged_attention(q=q, layout=planned, scale=DIM**-0.5, out=out, **layer)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return time_of(graph.replay) / LAYERS
+    return machine.seconds_of(machine.captured(step)) / LAYERS
 
 
 # -- block shapes -------------------------------------------------------------------------------------
@@ -245,6 +220,13 @@ def forced(case: Case, blocks: Any) -> Iterator[None]:
     finally:
         for (module, name), original in zip(targets, kept, strict=True):
             setattr(module, name, original)
+
+
+def figure(result: Result) -> dict[str, Any]:
+    """As all.py reads it."""
+    name = f"{result.case}, pages of {result.page_size}, {result.cache}, blocks {result.blocks}"
+    unit = "x" if "shared" in result.unit else "share"
+    return {"name": name, "value": result.share, "unit": unit, "goal": result.goal, "us": result.microseconds}
 
 
 def show(result: Result) -> None:

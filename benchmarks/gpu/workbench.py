@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
 import torch
+from machine import DRY
 
 from plait.constrained import CompilePool, Vocabulary
+from plait.kernels.fused import REFERENCE
+from plait.kernels.select import select_kernels
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.gpu.steps import GpuSteps, gpu_steps
+from plait.runtime.gpu.stream import Direct
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
 from plait.runtime.model_runner import ModelRunner
 from plait.runtime.models.config import ModelConfig
@@ -125,7 +129,7 @@ class Workbench:
     @property
     def idle(self) -> bool:
         waiting = self.inbox.requests or self.scheduler.sessions.num_compiling
-        return not (self.scheduler.policy.has_work or waiting)
+        return not (self.scheduler.has_work or waiting)
 
     def finish(self) -> None:
         """Steps until nothing is left, and raises for calls that failed."""
@@ -140,7 +144,7 @@ class Workbench:
         while (
             self.inbox.requests
             or self.scheduler.policy.waiting
-            or any(row.num_pending != 1 for row in self.scheduler.policy.running)
+            or any(row.num_pending > 1 for row in self.scheduler.policy.running)
         ):
             self.step()
 
@@ -161,11 +165,15 @@ def workbench(shape: str, device: str, **settings: Any) -> Workbench:
     model = from_hf(SHAPES[shape])
     with mock.patch("plait.runtime.model_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
         torch.manual_seed(0)
-        runner = ModelRunner(config, Path("random weights"))
+        kernels = replace(select_kernels(torch.device(device), torch.float32), fused=REFERENCE) if DRY else None
+        runner = ModelRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)
     compiler = CompilePool(vocabulary, deadline_s=30.0)
     compiler.start()
     inbox, steps = Inbox(), gpu_steps(config, runner)
+    if DRY:  # the steps of a GPU, in its buffers, as if it were quick
+        steps = GpuSteps(runner, config.max_batch_rows, Direct(runner.device))
+        steps.graphs.capture_decode() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
     made = (Sampler(runner.device), vocabulary, compiler, inbox, steps)
     return Workbench(runner, Scheduler(config, welcome, runner, *made), inbox, steps)

@@ -70,14 +70,14 @@ def start(execution: Execution) -> AsyncState:
 
 def perform_here(execution: Execution) -> ProgramState:
     """An async body for a caller who has no event loop."""
-    _refuse_inside_a_loop()
+    refuse_inside_a_loop()
     return asyncio.run(perform(execution))
 
 
 def perform_all_here(
     executions: Sequence[Execution], concurrency: int | None, progress_bar: bool
 ) -> list[ProgramState]:
-    _refuse_inside_a_loop()
+    refuse_inside_a_loop()
     return asyncio.run(perform_all(executions, concurrency, progress_bar))
 
 
@@ -125,9 +125,10 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_AUTO_THREADS, thread_name_prefix="plait body")
 
 
-def _refuse_inside_a_loop() -> None:
+def refuse_inside_a_loop(instead: str = "await program.arun(...) or arun_batch(...) instead") -> None:
+    """InputError where this thread has a running event loop, which waiting would stop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise InputError("an event loop runs in this thread: await program.arun(...) or arun_batch(...) instead")
+    raise InputError(f"an event loop runs in this thread: {instead}")

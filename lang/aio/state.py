@@ -18,7 +18,6 @@ from plait.lang.reading import Reading
 from plait.lang.tools.calling import ToolResult, call_tool_async
 from plait.lang.usage import ProgramUsage, total
 from plait.lang.writing import Writing, no_offset
-from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.aio.group import AsyncStateGroup
@@ -168,10 +167,8 @@ class AsyncState(Writing):
             if name.name is not None:
                 await self._variable(name.name)
             variable: Readable = self._reading._of_handle(name)
-        elif isinstance(name, str):
-            variable = await self._variable(name)
         else:
-            raise InputError(f"a variable is read by its name or its typed gen, not by {name!r:.80}")
+            variable = await self._variable(name)
         await variable.arrive()
         return variable
 

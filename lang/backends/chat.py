@@ -19,8 +19,12 @@ from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 _BEGIN, _MIDDLE, _END = "\x02", "\x03", "\x04"
-TEMPLATE = ChatTemplate(
-    "{% for m in messages %}\x02{{ m.role }}\x03{{ m.content }}\x04{% endfor %}"
+_CALL = (
+    "{% for c in m.tool_calls %}{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}"
+)
+TEMPLATE = ChatTemplate(  # a call of a tool is a turn of its JSON alone, so that structured output can hold it
+    "{% for m in messages %}\x02{{ m.role }}\x03"
+    "{% if m.tool_calls %}" + _CALL + "{% else %}{{ m.content }}{% endif %}\x04{% endfor %}"
     "{% if add_generation_prompt %}\x02assistant\x03{% endif %}",
     "",
     "",

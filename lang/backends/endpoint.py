@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from plait.lang.backends.given import Given, asked_logprobs, told_entry, told_logprobs
 from plait.lang.backends.http import Http
 from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.scoring import scores_of
@@ -87,9 +89,6 @@ class RuntimeEndpoint(RemoteClient):
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
         _constraint(constraint)
-        for name, said in (("logprobs", "return_logprob"), ("prompt_logprobs_from", "logprob_start_len")):
-            if getattr(params, name):
-                raise InputError(f"RuntimeEndpoint: {said} is not supported; ask the server itself for logprobs")
 
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
         return
@@ -98,31 +97,40 @@ class RuntimeEndpoint(RemoteClient):
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
     ) -> None:
         sampling: dict[str, Any] = {theirs: getattr(params, ours) for ours, theirs in _SAMPLING.items()}
-        sampling |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)} | _constraint(constraint)
+        sampling |= {name: list(getattr(params, name)) for name in ("stop", "stop_token_ids", "stop_regex")}
+        sampling |= _constraint(constraint)
         sampling = {name: value for name, value in sampling.items() if value is not None and value != []}
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
-        body = {**self._prompt(parts), "sampling_params": sampling, "stream": True}
-        sent, num_tokens = "", 0
-        meta: dict[str, Any] = {}
-        for event in self._http.events("/generate", body, params.timeout_s, call.done):
-            if "error" in event:
-                raise CallFailed(f"{self.name}: {str(event['error'])[:300]}")
-            text, meta = event["text"], event.get("meta_info") or {}
-            fresh = int(meta.get("completion_tokens", 0)) - num_tokens
-            num_tokens += max(0, fresh)
-            whole = text.rstrip("\ufffd")  # a character that is still on its way
-            if len(whole) > len(sent):
-                call.on_text(whole[len(sent) :], max(0, fresh))
-                sent = whole
+        body = {**self._prompt(parts), "sampling_params": sampling, "stream": True, **asked_logprobs(params)}
+        meta, cut = self._stream(call, body, params)
         if call.done():
             return
-        reason = meta.get("finish_reason") or {}
+        reason = {"type": "stop", "matched": cut} if cut is not None else meta.get("finish_reason") or {}
         if reason.get("type") not in ("stop", "length"):
             raise CallFailed(f"{self.name} ended the call: {reason.get('message') or reason or 'without a reason'}")
         if reason["type"] == "length" and params.complete:
             raise ConstraintFailed(f"max_tokens={params.max_tokens} ended the value, which {self.name} cannot complete")
-        call.on_result(reason["type"], _usage(meta), reason.get("matched"), None)
+        call.on_result(reason["type"], _usage(meta), reason.get("matched"), told_logprobs(params, meta))
+
+    def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
+        """Gives the text to `call` as it comes: the last meta info, and the pattern that cut the text here. SGLang's
+        own server leaves the match of a stop_regex in the text."""
+        given, num_tokens = Given(params.stop_regex), 0
+        meta: dict[str, Any] = {}
+        with closing(self._http.events("/generate", body, params.timeout_s, call.done)) as events:
+            for event in events:
+                if "error" in event:
+                    raise CallFailed(f"{self.name}: {str(event['error'])[:300]}")
+                meta = event.get("meta_info") or {}
+                fresh = max(0, int(meta.get("completion_tokens", 0)) - num_tokens)
+                num_tokens += fresh
+                piece = given.more(event["text"], is_end=meta.get("finish_reason") is not None)
+                if piece or fresh:
+                    call.on_text(piece, fresh)
+                if given.matched is not None:
+                    break
+        return meta, given.matched
 
     def select(
         self,
@@ -133,23 +141,24 @@ class RuntimeEndpoint(RemoteClient):
         timeout_s: float | None,
     ) -> None:
         before = self._length(parts)
-        answers = [self._http.post("/generate", self._scored(parts, choice, before), timeout_s) for choice in choices]
+        answers = self._score(parts, choices, before, timeout_s)
         entries = [_after(answer, before, choice) for answer, choice in zip(answers, choices, strict=True)]
         logprobs = [[float(logprob) for logprob, *_ in each] for each in entries]
-        alone = None
-        if method == "unconditional_likelihood_normalized":
-            bare = [self._http.post("/generate", self._scored((), choice, 0), timeout_s) for choice in choices]
-            alone = [
-                [float(logprob) for logprob, *_ in _after(each, 0, choice)]
-                for each, choice in zip(bare, choices, strict=True)
-            ]
         tokens = [[int(token) for _, token, *_ in each] for each in entries]
+        is_against = method == "unconditional_likelihood_normalized"
+        alone = self._alone(parts, tokens, choices, timeout_s) if is_against else None
         scores, best = scores_of(method, tokens, logprobs, alone)
         call.on_text(choices[best], 0)
         means = [sum(each) / len(each) for each in logprobs]
         said = {"choices": list(choices), "choice_scores": scores, "normalized_prompt_logprobs": means}
+        said["input_token_logprobs"] = [[told_entry(entry) for entry in each] for each in entries]
+        if alone is not None:
+            said["normalized_unconditional_prompt_logprobs"] = [sum(each) / len(each) for each in alone]
+            said["unconditional_token_logprobs"] = alone
         meta = answers[best].get("meta_info") or {}
-        call.on_result("stop", _usage(meta | {"completion_tokens": 0}), None, said)
+        cached = min(before, int(meta.get("cached_tokens") or 0))
+        usage = _usage(meta | {"completion_tokens": 0, "prompt_tokens": before, "cached_tokens": cached})
+        call.on_result("stop", usage, None, said)
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -171,14 +180,39 @@ class RuntimeEndpoint(RemoteClient):
         body = {**self._prompt(parts), "sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
         return int(self._http.post("/generate", body)["meta_info"]["prompt_tokens"])
 
-    def _scored(self, parts: Sequence[Part], choice: str, before: int) -> dict[str, Any]:
-        """A request that samples nothing and says the logprobs of the prompt's last tokens."""
-        prompt = self._prompt([*parts, (choice, False)])
+    def _score(
+        self, parts: Sequence[Part], choices: Sequence[str], before: int, timeout_s: float | None
+    ) -> list[dict[str, Any]]:
+        """For each choice, the answer with the logprobs of the last tokens of the text with it."""
+        if self._own is None:
+            text = "".join(text for text, _ in parts)
+            return self._logprobs({"text": [text + choice for choice in choices]}, before - 1, timeout_s)
+        ids = self._token_ids(parts)
+        prompts = [[*ids, *self._own.encode_plain(choice)] for choice in choices]
+        return self._logprobs({"input_ids": prompts}, before - 1, timeout_s)
+
+    def _alone(
+        self, parts: Sequence[Part], tokens: list[list[int]], choices: Sequence[str], timeout_s: float | None
+    ) -> list[list[float]]:
+        """The logprobs of the choices' tokens with nothing before them but the text's very first token."""
         if self._own is not None:
-            prompt = {"input_ids": [*(self._token_ids(parts) if parts else []), *self._own.encode_plain(choice)]}
+            first = self._token_ids(parts)[0]
+        else:
+            (answer,) = self._logprobs({"text": ["".join(text for text, _ in parts)]}, 0, timeout_s)
+            first = int(answer["meta_info"]["input_token_logprobs"][0][1])
+        answers = self._logprobs({"input_ids": [[first, *each] for each in tokens]}, 0, timeout_s)
+        pairs = zip(answers, choices, strict=True)
+        return [[float(logprob) for logprob, *_ in _after(answer, 1, choice)] for answer, choice in pairs]
+
+    def _logprobs(self, prompts: dict[str, list[Any]], start: int, timeout_s: float | None) -> list[dict[str, Any]]:
+        """One request that samples nothing, answered for each prompt."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
-        start = max(0, before - 1)
-        return {**prompt, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": start}
+        wanted = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
+        answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **wanted}, timeout_s)
+        (given,) = prompts.values()
+        if not isinstance(answers, list) or len(answers) != len(given):
+            raise CallFailed(f"{self.name} did not answer each of {len(given)} prompts")
+        return answers
 
 
 def _constraint(spec: Spec | None) -> dict[str, str]:

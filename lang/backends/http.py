@@ -9,7 +9,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from plait.runtime.errors import CallFailed, CallRejected, DeadlineExceeded, InputError, Overloaded, RuntimeGone
@@ -39,7 +39,7 @@ class Http:
 
     def events(
         self, path: str, body: Any, timeout_s: float | None, is_over: Callable[[], bool] = lambda: False
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """The events that answer `body`, as JSON. Ends, and closes the connection, once `is_over()`."""
         until = time.monotonic() + (timeout_s or DEFAULT_TIMEOUT_S)
         with self._open("POST", path, body, timeout_s) as answer:
@@ -103,7 +103,12 @@ def _failure(base_url: str, error: urllib.error.HTTPError) -> CallFailed:
         said = said.get("message", said) if isinstance(said, dict) else said
     except ValueError:
         said = body
-    text = f"{base_url} answered {error.code}: {str(said)[:MAX_ERROR_CHARS]}"
-    if error.code in BUSY:
+    return failed(base_url, error.code, str(said))
+
+
+def failed(name: str, status: int, said: str) -> CallFailed:
+    """What a status means: Overloaded, CallRejected, or CallFailed."""
+    text = f"{name} answered {status}: {said[:MAX_ERROR_CHARS]}"
+    if status in BUSY:
         return Overloaded(text)
-    return CallRejected(text) if 400 <= error.code < 500 else CallFailed(text)
+    return CallRejected(text) if 400 <= status < 500 else CallFailed(text)

@@ -48,6 +48,12 @@ class RemoteTokenizer:
         return []
 
 
+def checked_model(backend: str, name: object) -> None:
+    """InputError unless `name` can be a model's."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{backend} needs the name of a model, not {name!r:.80}")
+
+
 class RemoteClient(ABC):
     """A client of a service. `pool` runs its requests, `max_concurrency` at a time."""
 

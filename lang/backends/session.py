@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
-from plait.runtime.errors import Aborted, CallFailed, InputError, PlaitError
+from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
 from plait.runtime.messages import MAX_FORK, SelectMethod, Usage
 from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.detokenizer import Detokenizer
@@ -42,6 +42,9 @@ class RemoteCall(Call):
 
     def _end(self) -> None:
         self.on_failed(Aborted("the call was aborted"))
+
+    def give_up(self) -> None:
+        self.on_failed(DeadlineExceeded("the call's timeout passed and the service did not answer"))
 
     def on_text(self, piece: str, num_tokens: int) -> None:
         with self._changed:

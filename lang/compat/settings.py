@@ -13,6 +13,8 @@ from plait.runtime.errors import InputError
 _AS_IT_IS = {
     "enable_precache_with_tracing": (False, "shared text is cached by itself, and a body never runs an extra time"),
     "enable_parallel_encoding": (True, "branches are always computed side by side"),
+    "skip_special_tokens_in_output": (True, "a control token is never part of a text"),
+    "spaces_between_special_tokens_in_out": (True, "a control token is never part of a text"),
     "verbosity": (0, "a run tells what it did in state.usage and state.show()"),
 }
 

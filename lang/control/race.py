@@ -44,6 +44,9 @@ def race(
         raise InputError(f"race takes the branches of one fork, not {type(forks).__name__}")
     if isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= len(forks):
         raise InputError(f"first must be from 1 to the {len(forks)} branches of the race, not {first!r:.80}")
+    raced: ProgramStateGroup | None = forks._raced(first)
+    if raced is not None:
+        return raced
     field = _Field(forks, first)
     if isinstance(forks, ProgramStateGroup):
         field.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
-from plait.lang.options import Options, make_options
+from plait.lang.options import UNSTOPPED, Options, make_options
 from plait.lang.tools.tool import Tool, ToolCall, call_schema, read_call, tools_of
 from plait.lang.tools.wording import PLAIN, Wording
 from plait.lang.typed.form import Form
@@ -54,14 +54,14 @@ def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Op
     """A call that must be made is complete and ends itself; other text may have stop strings of its own."""
     if choice == "none":
         return make_options(where, **sampling)
-    for keyword in ("stop", "stop_token_ids"):
+    for keyword in UNSTOPPED:
         if sampling[keyword] is not None:
             raise InputError(f"{where}: {keyword} has no effect with tools; a call ends itself")
     if choice == "auto":
         if sampling["complete"]:
             raise InputError(f'{where}: complete needs tool_choice="required"; what "auto" gives may be free text')
         return make_options(where, **sampling)
-    whole = sampling | {"stop": (), "stop_token_ids": (), "complete": sampling["complete"] is not False}
+    whole = sampling | UNSTOPPED | {"complete": sampling["complete"] is not False}
     return make_options(where, **whole)
 
 

@@ -12,33 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from plait.runtime.gpu.stream import Moment, Stream
+
 ALIGN = 16  # bytes
 NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
-
-
-class Moment:
-    """A point in the device's queue: `wait` until it has come. On the CPU it has."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event: Any = None
-        if device.type == "cuda":
-            self._event = torch.cuda.current_stream(device).record_event()
-
-    @property
-    def has_come(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
 
 
 class TwinBuffers:
     """`host[name]` (numpy, in pinned memory) and `device[name]` (torch), one array for each of `fields`.
 
-    Fill the host's between `begin()`, which waits until the copy before has been made, and `upload()`.
+    Fill the host's between `begin()` and `upload()`. There are two of them, in turn: `begin()` waits until the copy
+    before the last has been made, which it has been when the host is no more than a step ahead of the device.
 
-    >>> twins = TwinBuffers({"a": (torch.int32, 2)}, torch.device("cpu"))
+    >>> from plait.runtime.gpu.stream import Direct
+    >>> twins = TwinBuffers({"a": (torch.int32, 2)}, Direct(torch.device("cpu")))
     >>> twins.begin()
     >>> twins.host["a"][:] = 7
     >>> twins.upload()
@@ -46,24 +33,43 @@ class TwinBuffers:
     [7, 7]
     """
 
-    def __init__(self, fields: Mapping[str, tuple[torch.dtype, int]], device: torch.device) -> None:
-        starts, at = {}, 0
+    def __init__(self, fields: Mapping[str, tuple[torch.dtype, int]], stream: Stream) -> None:
+        self._stream, size = stream, 0
+        places: dict[str, tuple[slice, torch.dtype]] = {}
         for name, (dtype, length) in fields.items():
-            starts[name] = at
-            at += -(-length * dtype.itemsize // ALIGN) * ALIGN
-        self._host = torch.zeros(at, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self._device = torch.zeros(at, dtype=torch.uint8, device=device)
-        self._uploaded = Moment(device)
-        self.host: dict[str, npt.NDArray[Any]] = {}
-        self.device: dict[str, torch.Tensor] = {}
-        for name, (dtype, length) in fields.items():
-            place = slice(starts[name], starts[name] + length * dtype.itemsize)
-            self.host[name] = self._host[place].numpy().view(NUMPY[dtype])
-            self.device[name] = self._device[place].view(dtype)
+            places[name] = slice(size, size + length * dtype.itemsize), dtype
+            size += -(-length * dtype.itemsize // ALIGN) * ALIGN
+        self._device = torch.zeros(size, dtype=torch.uint8, device=stream.device)
+        self.device = {name: self._device[place].view(dtype) for name, (place, dtype) in places.items()}
+        self._sides = [_Side(pinned((size,), torch.uint8, stream.device), places, stream.moment()) for _ in range(2)]
+
+    @property
+    def host(self) -> dict[str, npt.NDArray[Any]]:
+        return self._sides[0].arrays
 
     def begin(self) -> None:
-        self._uploaded.wait()
+        self._sides.reverse()
+        self._sides[0].uploaded.wait()
 
     def upload(self) -> None:
-        self._device.copy_(self._host, non_blocking=True)
-        self._uploaded = Moment(self._device.device)
+        side = self._sides[0]
+        self._stream.run(lambda: copy(side.memory, self._device))
+        side.uploaded = self._stream.moment()
+
+
+class _Side:
+    """One of the two that the host fills."""
+
+    def __init__(self, memory: torch.Tensor, places: dict[str, tuple[slice, torch.dtype]], uploaded: Moment) -> None:
+        self.memory, self.uploaded = memory, uploaded
+        self.arrays = {name: memory[at].numpy().view(NUMPY[dtype]) for name, (at, dtype) in places.items()}
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros in the host's memory, from where a GPU copies by itself."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Without waiting for it."""
+    target.copy_(source, non_blocking=True)

@@ -22,9 +22,9 @@ from plait.kernels.layout import AttentionLayout
 from plait.runtime.gpu.buffers import TwinBuffers
 from plait.runtime.gpu.device_sampling import DeviceSampling
 from plait.runtime.gpu.page_table import PageTable
-from plait.runtime.gpu.recorder import Recorder, Work
+from plait.runtime.gpu.stream import Stream, Work
 from plait.runtime.model_runner import ModelRunner
-from plait.runtime.scheduler.rows import Batch
+from plait.runtime.scheduler.rows import Batch, BatchRow
 
 Values = npt.NDArray[Any] | list[int]
 WIDEST = 8  # new tokens of one row
@@ -58,17 +58,17 @@ def ladder(largest: int) -> list[int]:
 class DecodeGraphs:
     """Graphs over one model's weights and caches; `runner.kernels.fused` must be there."""
 
-    def __init__(self, runner: ModelRunner, sampling: DeviceSampling, recorder: Recorder, max_rows: int) -> None:
-        self.runner, self.sampling, self.recorder = runner, sampling, recorder
+    def __init__(self, runner: ModelRunner, sampling: DeviceSampling, stream: Stream, max_rows: int) -> None:
+        self.runner, self.sampling, self.stream = runner, sampling, stream
         self.max_rows = max_rows
         self.sizes = {1: ladder(self.max_rows), WIDEST: ladder(2 * self.max_rows)}
-        self.table = PageTable(self.max_rows, runner.max_session_tokens, runner.device)
+        self.table = PageTable(self.max_rows, runner.max_session_tokens, stream)
         rows, tokens = self.max_rows, 2 * self.max_rows
         self.buffers = TwinBuffers(
             dict.fromkeys(("token_ids", "positions", "write_pages"), (torch.int32, tokens))
             | {"q_starts": (torch.int32, rows + 1), "kv_starts": (torch.int32, rows + 1)}
             | {"page_starts": (torch.int32, rows), "wanted": (torch.int64, rows), "places": (torch.int64, tokens)},
-            runner.device,
+            stream,
         )
         self.graphs: dict[Size, Graph] = {}
 
@@ -88,7 +88,7 @@ class DecodeGraphs:
         graph = self.graphs.get(size)
         if graph is None:
             graph = self._capture(size)  # which computes this batch's logits, or leaves inputs as they are
-        graph.forward()
+        self.stream.run(graph.forward)
         return graph.sample
 
     def capture_decode(self, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -115,11 +115,11 @@ class DecodeGraphs:
         _fill(host["wanted"], ends - 1, 0)
         if num_tokens == num_rows:
             positions = np.array(starts, dtype=np.int64)
-            write_pages: Values = [each.row.seq.pages.view()[each.start] for each in rows]
-            token_ids: Values = [each.row.seq.tokens.view()[each.start] for each in rows]
+            write_pages: Values = [_only_page(each) for each in rows]
+            token_ids: Values = [_only_token(each) for each in rows]
         else:
             positions = np.concatenate([np.arange(each.start, each.start + each.count) for each in rows])
-            write_pages = np.concatenate([x.row.seq.pages.view()[x.start : x.start + x.count] for x in rows])
+            write_pages = np.concatenate([each.pages()[each.start :] for each in rows])
             token_ids = batch.token_ids()
         _fill(host["positions"], positions, 0)
         _fill(host["write_pages"], write_pages, -1)
@@ -147,15 +147,24 @@ class DecodeGraphs:
         def forward() -> None:
             table[device["places"][:tokens]] = layout.write_pages
             planned = fused.with_plans(layout, runner.attention_shapes)
-            hidden = runner.model.forward(device["token_ids"][:tokens], planned, runner.kv_cache)
+            token_ids = self.sampling.known(device["token_ids"][:tokens])
+            hidden = runner.model.forward(token_ids, planned, runner.kv_cache)
             if size.q_len > 1:
                 hidden = hidden[device["wanted"][:rows]]
             logits[:] = [runner.model.logits(hidden)]
 
-        replay = self.recorder.record(forward)
-        graph = Graph(replay, self.recorder.record(lambda: self.sampling.sample(logits[0])))
+        replay = self.stream.record(forward)
+        graph = Graph(replay, self.stream.record(lambda: self.sampling.sample(logits[0])))
         self.graphs[size] = graph
         return graph
+
+
+def _only_page(each: BatchRow) -> int:
+    return int(each.row.seq.pages.view()[each.start]) if each.ahead is None else each.ahead.page
+
+
+def _only_token(each: BatchRow) -> int:
+    return int(each.row.seq.tokens.view()[each.start]) if each.ahead is None else -1 - each.ahead.slot
 
 
 def _fill(target: npt.NDArray[Any], values: Values, rest: int) -> None:

@@ -12,7 +12,8 @@ import torch
 
 from plait.kernels.fused import FusedOperators
 from plait.kernels.sampling_inputs import LogitShaping, RowMasks, SamplingInputs
-from plait.runtime.gpu.buffers import Moment, TwinBuffers
+from plait.runtime.gpu.buffers import TwinBuffers, copy, pinned
+from plait.runtime.gpu.stream import Moment, Stream
 from plait.runtime.sampler import Mask
 from plait.runtime.scheduler.rows import Generation
 
@@ -46,17 +47,17 @@ class Pending:
 class DeviceSampling:
     """For steps of up to `max_rows` sampled rows, one after the other."""
 
-    def __init__(self, operators: FusedOperators, max_rows: int, vocab: int, device: torch.device) -> None:
-        self.max_rows = max_rows
+    def __init__(self, operators: FusedOperators, max_rows: int, vocab: int, stream: Stream) -> None:
+        self.max_rows, self._stream, device = max_rows, stream, stream.device
         fields = dict.fromkeys(FLOATS, (torch.float32, max_rows)) | {"top_k": (torch.int32, max_rows)}
         fields |= dict.fromkeys(("seed", "step"), (torch.int64, max_rows))
-        self._params = TwinBuffers(fields, device)
+        self._params = TwinBuffers(fields, stream)
         words = -(-vocab // 32)
-        self._masks = TwinBuffers({"rows": (torch.int32, max_rows)}, device)
-        self._words_host = torch.zeros((max_rows, words), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._masks = TwinBuffers({"rows": (torch.int32, max_rows)}, stream)
+        self._words_hosts = [pinned((max_rows, words), torch.int32, device) for _ in range(2)]  # in turn, too
         self._words = torch.zeros((max_rows, words), dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._tokens_host = torch.zeros(max_rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._tokens_host = pinned((max_rows,), torch.int32, device)
         self._sample = operators.make_sampler(max_rows, vocab, device)
 
     def set_params(self, generations: Sequence[Generation]) -> None:
@@ -78,9 +79,19 @@ class DeviceSampling:
         if mask is not None:
             count = len(mask.rows)
             rows[mask.rows] = np.arange(count, dtype=np.int32)
-            self._words_host[:count, : mask.words.shape[1]] = torch.from_numpy(mask.words)
-            self._words[:count].copy_(self._words_host[:count], non_blocking=True)
+            self._words_hosts.reverse()
+            words = self._words_hosts[0][:count]
+            words[:, : mask.words.shape[1]] = torch.from_numpy(mask.words)
+            self._stream.run(lambda: copy(words, self._words[:count]))
         self._masks.upload()
+
+    def known(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [T] int32 with -1 - slot replaced by what was drawn last for that row. Can be captured.
+
+        A row for which no token was left (a negative one) goes on with any token: nobody will read what follows.
+        """
+        drawn = self._tokens.index_select(0, (-1 - token_ids).clamp_(min=0))
+        return torch.where(token_ids < 0, drawn, token_ids).clamp_(min=0)
 
     def sample(self, logits: torch.Tensor) -> None:
         """Draws a token for each row of logits [n, V]. Can be captured."""
@@ -90,7 +101,6 @@ class DeviceSampling:
         self._sample(logits, inputs, LogitShaping(masks=masks), self._tokens[:count])
 
     def fetch(self, count: int) -> Pending:
-        """The first `count` tokens, on their way to the host. They must have arrived before the next `fetch`."""
+        """The first `count` tokens, on their way to the host. They must have arrived before anything else is drawn."""
         host = self._tokens_host[:count]
-        host.copy_(self._tokens[:count], non_blocking=True)
-        return Pending(host, Moment(self._tokens.device))
+        return Pending(host, self._stream.fetch(self._tokens[:count], host))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from plait.runtime.gpu.stream import Stream
 from plait.runtime.model_runner import upload
 from plait.runtime.scheduler.rows import BatchRow
 from plait.runtime.scheduler.sequence import Sequence
@@ -29,9 +30,10 @@ class _Lane:
 class PageTable:
     """For batches of up to `num_lanes` rows of up to `length` tokens."""
 
-    def __init__(self, num_lanes: int, length: int, device: torch.device) -> None:
+    def __init__(self, num_lanes: int, length: int, stream: Stream) -> None:
+        self._stream = stream
         self.length, self.spare_at = length, num_lanes * length
-        self.flat = torch.zeros((num_lanes + 1) * length, dtype=torch.int32, device=device)
+        self.flat = torch.zeros((num_lanes + 1) * length, dtype=torch.int32, device=stream.device)
         self._lanes: OrderedDict[Sequence, _Lane] = OrderedDict()  # the one used longest ago first
         self._free = list(range(num_lanes - 1, -1, -1))
 
@@ -47,10 +49,13 @@ class PageTable:
             places = [np.arange(x.count, each.start, dtype=np.int32) + x.number * self.length for each, x in missing]
             pages = [each.row.seq.pages.view()[lane.count : each.start] for each, lane in missing]
             where, what = upload([np.concatenate(places), np.concatenate(pages)], self.flat.device)
-            self.flat[where] = what
+            self._stream.run(lambda: self._write(where, what))
         for each, lane in zip(rows, lanes, strict=True):
             lane.count = each.start + each.count
         return [lane.number * self.length for lane in lanes]
+
+    def _write(self, where: torch.Tensor, what: torch.Tensor) -> None:
+        self.flat[where] = what
 
     def _lane(self, seq: Sequence) -> _Lane:
         lane = self._lanes.get(seq)

@@ -14,7 +14,7 @@ import torch
 from plait.runtime.config import EngineConfig
 from plait.runtime.gpu.decode_graph import DecodeGraphs
 from plait.runtime.gpu.device_sampling import DeviceSampling, Pending, is_plain
-from plait.runtime.gpu.recorder import CudaRecorder, Recorder
+from plait.runtime.gpu.stream import CudaStream, Stream, Work
 from plait.runtime.model_runner import ModelRunner
 from plait.runtime.sampler import Mask, Sampled
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation
@@ -23,20 +23,22 @@ MOST_GRAPH_ROWS = 512  # beyond, padding and page table cost more than launching
 
 
 class DeviceFlight:
-    """A step whose tokens are drawn on the device. One at a time: the buffers are shared."""
+    """A step whose tokens are drawn on the device. `sample` not before the step ahead of it was collected: buffers are
+    shared. Rows that have ended since the launch are drawn for, too: the batch's shape is fixed by then."""
 
-    def __init__(self, batch: Batch, sampling: DeviceSampling, draw: Callable[[], None]) -> None:
+    can_be_followed = True
+
+    def __init__(self, batch: Batch, sampling: DeviceSampling, stream: Stream, draw: Work) -> None:
         self._generations = [gen for _, gen in batch.sampled_rows()]
-        self._sampling, self._draw = sampling, draw
+        self._sampling, self._stream, self._draw = sampling, stream, draw
         self._pending: Pending | None = None
-        if self._generations:
-            sampling.set_params(self._generations)
 
     @torch.inference_mode()
     def sample(self, mask: Mask | None) -> None:
         if self._generations:
+            self._sampling.set_params(self._generations)
             self._sampling.set_mask(mask)
-            self._draw()
+            self._stream.run(self._draw)
             self._pending = self._sampling.fetch(len(self._generations))
 
     @property
@@ -50,29 +52,44 @@ class DeviceFlight:
 
 
 class GpuSteps:
-    """See the file's header. `recorder` None: no graphs."""
+    """See the file's header. `capture` False: no graphs."""
 
-    def __init__(self, runner: ModelRunner, max_batch_rows: int, recorder: Recorder | None) -> None:
+    def __init__(self, runner: ModelRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
         assert runner.kernels.fused is not None
-        self.runner = runner
-        vocab = runner.config.vocab_size
-        self.sampling = DeviceSampling(runner.kernels.fused, max_batch_rows, vocab, runner.device)
+        self.runner, self.stream = runner, stream
+        self.sampling = DeviceSampling(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
         self.graphs: DecodeGraphs | None = None
-        if recorder is not None:
-            self.graphs = DecodeGraphs(runner, self.sampling, recorder, min(max_batch_rows, MOST_GRAPH_ROWS))
-        self.num_replays = 0
+        if capture:
+            self.graphs = DecodeGraphs(runner, self.sampling, stream, min(max_batch_rows, MOST_GRAPH_ROWS))
+        self.num_replays = self.num_followed = 0
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> DeviceFlight | None:
-        """The flight of a batch, its forward begun; None if some row asks for more than tokens."""
+    def launch(self, batch: Batch, *, behind: bool) -> DeviceFlight | None:
+        """The flight of a batch, its forward begun; None if some row asks for more than tokens, or if a graph is to be
+        captured, whose trial runs would draw over the tokens of the step under way."""
         if not all(_gives_tokens_only(each) for each in batch.rows):
             return None
         size = self.graphs.size_of(batch) if self.graphs is not None else None
-        if size is not None and self.graphs is not None:
+        if size is None or self.graphs is None:
+            draw = self._forward(batch)
+        elif behind and size not in self.graphs.graphs:
+            return None
+        else:
             self.num_replays += 1
-            return DeviceFlight(batch, self.sampling, self.graphs.forward(batch, size))
-        hidden = self.runner.forward(batch)
-        return DeviceFlight(batch, self.sampling, lambda: self.sampling.sample(self.runner.model.logits(hidden)))
+            draw = self.graphs.forward(batch, size)
+        self.num_followed += behind
+        return DeviceFlight(batch, self.sampling, self.stream, draw)
+
+    def _forward(self, batch: Batch) -> Work:
+        """Starts the batch's forward operator by operator, and gives what samples from it."""
+        inputs, hidden = self.runner.inputs(batch), []
+
+        def forward() -> None:
+            known = inputs._replace(token_ids=self.sampling.known(inputs.token_ids))
+            hidden.append(self.runner.compute(known))
+
+        self.stream.run(forward)
+        return lambda: self.sampling.sample(self.runner.model.logits(hidden[0]))
 
 
 def _gives_tokens_only(each: BatchRow) -> bool:
@@ -85,7 +102,7 @@ def gpu_steps(
     """The steps of a model on an NVIDIA GPU, decode captured; None elsewhere, or where Triton's operators are not."""
     if runner.device.type != "cuda" or runner.kernels.fused is None:
         return None
-    steps = GpuSteps(runner, config.max_batch_rows, CudaRecorder() if config.cuda_graphs else None)
+    steps = GpuSteps(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
     if steps.graphs is not None:
         with torch.inference_mode():
             steps.graphs.capture_decode(progress)

@@ -152,11 +152,16 @@ class Generating:
             return Ending("stop" if gen.params.complete else "length")
         return None
 
+    @staticmethod
+    def is_free(gen: Generation) -> bool:
+        """Whether any token may come next, so that there is no mask to fill."""
+        return gen.matcher is None and gen.num_output >= gen.params.min_tokens and not gen.ahead
+
     def fill_mask(self, gen: Generation, row: IntArray) -> bool:
         """Writes the packed mask [ceil(V/32)] of the tokens allowed next; False (row untouched) when all are."""
-        held_back = gen.num_output < gen.params.min_tokens
-        if gen.matcher is None and not held_back:
+        if self.is_free(gen):
             return False
+        held_back = gen.num_output < gen.params.min_tokens
         if gen.ahead:
             row.fill(0)
             _set_bit(row, gen.ahead[0])

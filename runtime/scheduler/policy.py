@@ -101,6 +101,9 @@ class Policy:
 
     def _schedule(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
         """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
+        if row.awaited >= 0 and not row.num_pending:
+            self._run_ahead(batch, row, chosen)
+            return
         self.cache.extend_from_cache(row.seq, row.logits_from)
         start = row.seq.num_computed
         row.meter.count_cached(start)
@@ -130,6 +133,16 @@ class Policy:
         batch.add(row, start, count)
         chosen.add(row)
 
+    def _run_ahead(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
+        """Lets the row go on with the token that the step under way samples for it, before that is known."""
+        if not batch.room_for(row, len(row.seq)) or not row.expects_another(self.max_length):
+            return
+        page = self.cache.lend()
+        if page is not None:
+            self._charge(row, 1)
+            batch.add_ahead(row, page)
+            chosen.add(row)
+
     def _draft(self, batch: Batch, row: Row) -> None:
         """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
         room = min(DRAFT_TOKENS - len(self.running) - batch.num_drafts, batch.room_for(row, row.seq.num_computed) - 1)
@@ -140,6 +153,7 @@ class Policy:
     def retract(self, row: Row) -> None:
         """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""
         self.num_retractions += 1
+        row.awaited = -1
         self.running.remove(row)
         self.cache.release(row.seq)
         self.waiting = {row: None, **self.waiting}

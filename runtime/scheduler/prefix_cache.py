@@ -1,10 +1,13 @@
 """The prefix cache in use: hands pages to sequences, finds what is cached, publishes what was computed.
 
-Keeps one promise: free + cached + held == total, where held pages are locked in the tree or private to a
-sequence. Knows: pool, tree, sequences. Must not know: calls, batches, or fairness.
+Keeps one promise: free + cached + held == total, where held pages are locked in the tree, private to a
+sequence, or lent for a token that is not known yet. Knows: pool, tree, sequences. Must not know: calls, batches, or
+fairness.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from plait.runtime.scheduler.page_pool import IntArray, PagePool
 from plait.runtime.scheduler.radix_tree import Node, RadixTree
@@ -18,6 +21,7 @@ class PrefixCache:
         self.pool = PagePool(total_pages)
         self.tree = RadixTree()
         self.num_private = 0
+        self.lent: set[int] = set()
 
     @property
     def num_available(self) -> int:
@@ -79,15 +83,44 @@ class PrefixCache:
 
     def allocate(self, seq: Sequence, count: int) -> bool:
         """`count` more private pages for the sequence, evicting cache if need be; False when there are not as many."""
-        missing = count - self.pool.num_free
-        if missing > 0:
-            if missing > self.tree.num_cached:
-                return False
-            spare = min(self.tree.num_cached, missing + self.pool.total // 64)
-            self.pool.release(self.tree.evict(spare))
+        if not self._make_room(count):
+            return False
         seq.pages.extend(self.pool.allocate(count))
         self.num_private += count
         return True
+
+    def _make_room(self, count: int) -> bool:
+        missing = count - self.pool.num_free
+        if missing > self.tree.num_cached:
+            return False
+        if missing > 0:
+            spare = min(self.tree.num_cached, missing + self.pool.total // 64)
+            self.pool.release(self.tree.evict(spare))
+        return True
+
+    # -- pages for tokens that are not known yet ----------------------------------------------------
+
+    def lend(self) -> int | None:
+        """A page for a token that a sequence may get; None when there is none. `keep` or `give_back` follows."""
+        if not self._make_room(1):
+            return None
+        page = int(self.pool.allocate(1)[0])
+        self.lent.add(page)
+        return page
+
+    def keep(self, seq: Sequence, page: int) -> None:
+        """The lent page's token has come: it is the sequence's first one without a page."""
+        assert seq.is_locked and seq.num_computed < len(seq)
+        self.lent.remove(page)
+        seq.pages.extend([page])
+        self.num_private += 1
+
+    def give_back(self, page: int) -> None:
+        """The lent page's token did not come, and nothing writes the page any more."""
+        self.lent.remove(page)
+        self.pool.release(np.array([page], dtype=np.int32))
+
+    # -- between sequences and the tree ---------------------------------------------------------------
 
     def publish_early(self, seq: Sequence) -> Node | None:
         """Publishes pages that this step will fill, so that rows of the same step can share them.
@@ -199,7 +232,7 @@ class PrefixCache:
 
     def counts(self) -> tuple[int, int, int]:
         """(free, cached, held) pages."""
-        return self.pool.num_free, self.tree.num_cached, self.tree.num_locked + self.num_private
+        return self.pool.num_free, self.tree.num_cached, self.tree.num_locked + self.num_private + len(self.lent)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raises AssertionError unless every page is in exactly one place; `sequences` are all that live."""
@@ -207,7 +240,7 @@ class PrefixCache:
         in_tree = [page for node in self.tree.nodes() for page in node.pages.tolist()]
         private = [page for seq in sequences for page in seq.pages.view()[seq.num_in_tree :].tolist()]
         free = self.pool.free_pages().tolist()
-        everywhere = sorted(in_tree + private + free)
+        everywhere = sorted(in_tree + private + free + list(self.lent))
         assert everywhere == list(range(self.pool.total)), "a page is lost or in two places"
         assert len(private) == self.num_private
         assert sum(self.counts()) == self.pool.total

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -76,6 +76,7 @@ class Row:
 
     session: Session
     num_draft = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
+    awaited = -1  # where its next token is among those that the step under way samples; -1: none is
 
     def __init__(self, session: Session | None, seq: Sequence, call_id: int, logits_from: int) -> None:
         if session is not None:  # None: the model runner's own, before there are sessions
@@ -92,6 +93,10 @@ class Row:
 
     def draft(self, most: int) -> None:
         """Adds at most `most` guesses to `seq`, for a row that can verify them."""
+
+    def expects_another(self, max_length: int) -> bool:
+        """Whether, as far as is known, one more token will be wanted after the one that is awaited."""
+        return False
 
     def drop_draft(self) -> None:
         """Takes the guesses off `seq` again; pages computed for them are the caller's to free."""
@@ -112,7 +117,7 @@ class Generation(Row):
         self.seed = seed
         self.matcher: Matcher | None = None
         self.ticket: int | None = None  # of its grammar, while that compiles
-        self.stops = StopScanner(params.stop)
+        self.stops = StopScanner(params.stop, params.stop_regex)
         self.first = len(session.seq)  # where the output begins in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
         self.num_sent = 0  # output tokens already told to the client
@@ -142,6 +147,9 @@ class Generation(Row):
         self.output_counts[token] = self.output_counts.get(token, 0) + 1
         self.logits_from = len(self.seq) - 1
 
+    def expects_another(self, max_length: int) -> bool:
+        return self.awaited >= 0 and min(self.params.max_tokens - self.num_output, max_length - len(self.seq)) > 1
+
     def draft(self, most: int) -> None:
         held_back = self.num_output < self.params.min_tokens
         if self.lookup is None or not self.num_output or held_back:
@@ -151,7 +159,7 @@ class Generation(Row):
         self.num_draft = len(guesses)
 
     def num_safe_tokens(self) -> int:
-        """Output tokens that no stop string can cut off any more."""
+        """Output tokens that no stop string or pattern can cut off any more."""
         safe, count = self.stops.num_safe, self.num_output
         while count and self.byte_ends[count - 1] > safe:
             count -= 1
@@ -209,20 +217,44 @@ class Selection:
         )
 
 
+class Ahead(NamedTuple):
+    """A row's one token that the step before has yet to sample: its place among that step's tokens, and the page it
+    is to have, which the cache has lent until the token is known."""
+
+    slot: int
+    page: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them."""
+    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them.
+
+    `is_sampled`: the row's last token is among them, so what follows it is known after this step.
+    """
 
     row: Row
     start: int
     count: int
     num_logits: int
     num_draft: int = 0  # how many of the tokens are guesses; the logits before each tell whether it is right
+    is_sampled: bool = True
+    ahead: Ahead | None = None
 
     @property
-    def is_sampled(self) -> bool:
-        """The row's last token is among them: what follows it is known after this step."""
+    def is_current(self) -> bool:
+        """Whether what this step samples comes right behind the row's text as it is now."""
         return self.start + self.count == len(self.row.seq)
+
+    def token_ids(self) -> IntArray:
+        """[count] int32; -1 - slot stands for a token that the step before samples."""
+        if self.ahead is not None:
+            return np.array([-1 - self.ahead.slot], dtype=np.int32)
+        return self.row.seq.tokens.view()[self.start : self.start + self.count]
+
+    def pages(self) -> IntArray:
+        """[start + count] int32: where the KV of all tokens up to the last new one is, or will be."""
+        pages = self.row.seq.pages.view()[: self.start + self.count]
+        return pages if self.ahead is None else np.append(pages[: self.start], np.int32(self.ahead.page))
 
 
 class Batch:
@@ -235,9 +267,16 @@ class Batch:
 
     def add(self, row: Row, start: int, count: int) -> None:
         num_logits = max(0, start + count - max(start, row.logits_from))
-        self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft))
+        is_sampled = start + count == len(row.seq)
+        self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft, is_sampled))
         self.budget -= count
         self.logits_budget -= num_logits
+
+    def add_ahead(self, row: Row, page: int) -> None:
+        """The token that `row` awaits, and a place for the one behind it."""
+        self.rows.append(BatchRow(row, len(row.seq), 1, 1, ahead=Ahead(row.awaited, page)))
+        self.budget -= 1
+        self.logits_budget -= 1
 
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
@@ -265,5 +304,5 @@ class Batch:
         return found
 
     def token_ids(self) -> IntArray:
-        """[num_tokens] int32: the new tokens of every row, one row after the other."""
-        return np.concatenate([r.row.seq.tokens.view()[r.start : r.start + r.count] for r in self.rows])
+        """[num_tokens] int32: the new tokens of every row, one row after the other; see BatchRow."""
+        return np.concatenate([each.token_ids() for each in self.rows])

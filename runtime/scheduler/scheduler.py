@@ -39,6 +39,7 @@ from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Row, Scoring
 from plait.runtime.scheduler.session import ClientId
 from plait.runtime.scheduler.sessions import Sessions
+from plait.runtime.scheduler.under_way import Foresight, UnderWay
 
 MAX_CONSTRAINT_S = 0.1  # CPU time that one row's mask or matcher may take in a step
 NARROW = 1024  # a mask with at most so many tokens: only their logits are computed
@@ -90,32 +91,85 @@ class Scheduler:
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
+        self.under_way: UnderWay | None = None  # launched, and its tokens not yet taken in
+        self.foresight = Foresight()
         self.num_steps = self.num_computed_tokens = 0
 
     def step(self, timeout_s: float | None = None) -> None:
         """Does one step of work; with none to do, waits up to `timeout_s` seconds for a message."""
         self.receive(timeout_s)
+        if not self._may_run_ahead():
+            self.settle()
         batch = self.policy.next_batch()
-        if batch is None:
-            return
-        try:
-            flight = self.launcher.launch(batch)  # a GPU computes while masks are filled and messages come in
-            flight.sample(self.fill_token_mask(batch))
-            if not flight.is_done:
-                self.receive(timeout_s=0.0)
-            sampled = flight.collect()
-        except Exception as error:
-            self._fail_batch(batch, error)
-            return
-        self.commit(batch, sampled)
+        step = self.launch(batch) if batch is not None else None  # a GPU goes on while the host
+        self.settle(later=step)  #                                  takes in the step before
+        if step is not None:
+            self.sample(step)  #                                    and fills masks
+        if self.under_way is not None and self.under_way.is_here:
+            self.settle()
         if self.config.check_integrity:
             self.cache.check_integrity(self.sessions.sequences())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to compute or to collect."""
+        return self.under_way is not None or self.policy.has_work
+
+    # -- the parts of a step ------------------------------------------------------------------------
+
+    def _may_run_ahead(self) -> bool:
+        """Whether the next step may be launched before the one under way is settled: where its tokens stay on the
+        device, no row need be retracted for it, and few rows turn out to have ended or jumped forward."""
+        step = self.under_way
+        if step is None or step.flight is None or not step.flight.can_be_followed or not self.foresight.pays:
+            return False
+        return self.cache.num_available >= self.policy.max_batch_tokens
+
+    def launch(self, batch: Batch) -> UnderWay:
+        """Begins the batch's forward, if that can be done now."""
+        step = UnderWay(batch, self.policy.new_nodes)
+        step.launch(self.launcher, self.under_way)
+        return step
+
+    def settle(self, later: UnderWay | None = None) -> None:
+        """Waits for the tokens of the step under way and commits them. `later`: a step that was launched behind it."""
+        step, self.under_way = self.under_way, None
+        if step is None:
+            return
+        try:
+            assert step.flight is not None
+            sampled = step.flight.collect()
+        except Exception as error:
+            self._fail_steps(error, *([] if later is None else [later]), step)
+            return
+        expecting = step.expecting(self.welcome.context_length)
+        step.end(self.cache)
+        self.commit(step.batch, sampled)
+        running = set(self.policy.running)
+        self.foresight.learn(len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting))
+        if later is not None:
+            later.resolve(self.cache, running)
+
+    def sample(self, step: UnderWay) -> None:
+        """Fills the masks and starts the sampler behind the forward, which begins now where it could not before."""
+        if step.is_pointless:
+            step.end(self.cache)
+        if step.is_over:
+            return
+        try:
+            flight = step.begun(self.launcher)
+            flight.sample(self.fill_token_mask(step))
+        except Exception as error:
+            self._fail_steps(error, step)
+            return
+        step.await_tokens()
+        self.under_way = step
 
     # -- receive ----------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None) -> None:
         """Takes in messages, compiled grammars, deadlines and vanished clients."""
-        wait_s = 0.0 if self.policy.has_work else self._until_next_event(timeout_s)
+        wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
         for client, request in self.link.receive(wait_s, self.compiler.filenos()):
             try:
                 self._handle(client, request)
@@ -172,10 +226,12 @@ class Scheduler:
 
     # -- mask and commit --------------------------------------------------------------------------
 
-    def fill_token_mask(self, batch: Batch) -> Mask | None:
+    def fill_token_mask(self, step: UnderWay) -> Mask | None:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
         rows, masks, narrow = [], [], {}
-        for index, (at, gen) in enumerate(batch.sampled_rows()):
+        for index, (at, gen) in enumerate(step.sampled):
+            if self.generating.is_free(gen) or gen in step.passed_over:
+                continue
             words = np.empty(self._mask_words, dtype=np.int32)
             begun = time.thread_time()
             try:
@@ -224,7 +280,7 @@ class Scheduler:
                 row.logits_from = min(each.start + each.count, len(row.seq) - 1)
             if each.num_draft:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
-            elif each.is_sampled:
+            elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
 
     def _commit_drafted(self, gen: Generation, num_draft: int, tokens: list[int]) -> None:
@@ -255,7 +311,7 @@ class Scheduler:
         if token == NOT_FINITE:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
             return
-        begun = time.thread_time()
+        begun = time.thread_time() if gen.matcher is not None else 0.0
         try:
             ending = self.generating.take(gen, token, logprob)
             if gen.matcher is not None and ending is None:
@@ -272,18 +328,22 @@ class Scheduler:
         assert isinstance(row, (Generation, Scoring))
         self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
 
-    def _fail_batch(self, batch: Batch, error: Exception) -> None:
-        """The forward broke: its rows fail, and what they were about to write leaves the tree."""
+    def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:
+        """The steps, the latest first, broke: their rows fail, and what they were about to write leaves the tree."""
         traceback.print_exception(error, file=sys.stderr)
-        void = list(self.policy.new_nodes)
-        for each in batch.rows:
-            each.row.drop_draft()
-            self.cache.reset(each.row.seq)
-        for node, num_tokens in void:
-            self.cache.void(node, num_tokens)
-        for each in batch.rows:
+        rows = [each.row for step in steps for each in step.batch.rows]
+        for step in steps:
+            step.end(self.cache)
+            step.batch.rows.clear()
+        for row in rows:
+            row.drop_draft()
+            self.cache.reset(row.seq)
+        for step in steps:
+            for node, num_tokens in step.new_nodes:
+                self.cache.void(node, num_tokens)
+        for row in rows:
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
-            self._fail_row(each.row, "internal", text)
+            self._fail_row(row, "internal", text)
 
 
 def _check_cost(spent_s: float) -> None:

@@ -46,6 +46,10 @@ class IntBuffer:
         self.version += size < self._size
         self._size = size
 
+    def touch(self) -> None:
+        """Counts as a change: whoever keeps a copy that runs ahead of this one has to forget it."""
+        self.version += 1
+
     def replace(self, start: int, values: IntArray) -> None:
         """Writes values over [start, start + len(values))."""
         end = start + len(values)

@@ -1,47 +1,76 @@
-"""Finds stop strings in a growing byte stream, across token borders.
+"""Finds stop strings and stop patterns in a growing byte stream, across token borders.
 
-One Knuth-Morris-Pratt automaton per stop string, so that the cost is one small step per byte and stop string,
-whatever the strings are. Knows: bytes. Must not know: tokens or sessions.
+One Knuth-Morris-Pratt automaton per stop string and one automaton per pattern, so that the cost of a byte is bounded
+whatever the strings and patterns are. Knows: bytes. Must not know: tokens or sessions.
 """
 
 from __future__ import annotations
 
+import codecs
 from typing import NamedTuple
+
+from plait.constrained.search import Search, search_automaton
 
 
 class StopHit(NamedTuple):
-    """The stop string that was completed first, and the byte offset at which it begins."""
+    """The stop string, or the pattern, that was completed first, and the byte offset at which its match begins."""
 
     text: str
     start: int
 
 
 class StopScanner:
-    """Feed it the output's bytes; `num_safe` bytes can no longer be cut off by a stop string.
+    """Feed it the output's bytes; `num_safe` bytes can no longer be cut off by a stop string or pattern.
 
-    >>> scanner = StopScanner(("END",))
+    Patterns are matched against characters; a byte that is of none is U+FFFD. They are `search_automaton`'s.
+
+    >>> scanner = StopScanner(("END",), (r"[0-9]+;",))
     >>> scanner.push(b"the E"), scanner.num_safe
     (None, 4)
-    >>> scanner.push(b"NDING")
-    StopHit(text='END', start=4)
+    >>> scanner.push(b"ight 12"), scanner.num_safe
+    (None, 10)
+    >>> scanner.push(b"3; ...")
+    StopHit(text='[0-9]+;', start=10)
     """
+
+    def __init__(self, stops: tuple[str, ...], patterns: tuple[str, ...] = ()) -> None:
+        self._strings = _Strings(stops)
+        self._patterns = _Patterns(patterns) if patterns else None
+
+    @property
+    def num_safe(self) -> int:
+        return min(self._strings.num_safe, self._patterns.num_safe if self._patterns else self._strings.num_safe)
+
+    def push(self, data: bytes) -> StopHit | None:
+        """The first one completed by `data`, the one that begins first where several end together; else None."""
+        hit = self._strings.push(data)
+        if self._patterns is None:
+            return hit
+        found = self._patterns.push(data)
+        if hit is None or found is None:
+            return hit or found
+        return min((self._strings.length, hit.start, hit), (self._patterns.length, found.start, found))[-1]
+
+
+class _Strings:
+    """The stop strings."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = [(text, text.encode(), _failure_table(text.encode())) for text in stops]
         self._matched = [0] * len(stops)  # length of the longest prefix of each that ends the stream
-        self._length = 0
+        self.length = 0  # bytes up to here were looked at
 
     @property
     def num_safe(self) -> int:
-        return self._length - max(self._matched, default=0)
+        return self.length - max(self._matched, default=0)
 
     def push(self, data: bytes) -> StopHit | None:
         """The first stop string completed by `data`, the longest where several end together; else None."""
         if not self._stops:
-            self._length += len(data)
+            self.length += len(data)
             return None
         for byte in data:
-            self._length += 1
+            self.length += 1
             hit: StopHit | None = None
             for i, (text, pattern, table) in enumerate(self._stops):
                 state = self._matched[i]
@@ -50,7 +79,7 @@ class StopScanner:
                 if pattern[state] == byte:
                     state += 1
                 if state == len(pattern):
-                    start = self._length - len(pattern)
+                    start = self.length - len(pattern)
                     if hit is None or start < hit.start:
                         hit = StopHit(text, start)
                     state = table[state - 1]
@@ -58,6 +87,41 @@ class StopScanner:
             if hit is not None:
                 return hit
         return None
+
+
+class _Patterns:
+    """The stop patterns, which see characters."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._searches = [(pattern, Search(search_automaton(pattern))) for pattern in patterns]
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.length = 0
+        self._begun = 0  # where the character begins whose bytes are not all there
+
+    @property
+    def num_safe(self) -> int:
+        return min(
+            self._begun, *(each.earliest if each.earliest is not None else self._begun for _, each in self._searches)
+        )
+
+    def push(self, data: bytes) -> StopHit | None:
+        for byte in data:
+            self.length += 1
+            characters = self._decode(bytes((byte,)))
+            for index, char in enumerate(characters):
+                is_last = index == len(characters) - 1
+                if index and is_last:
+                    self._begun = self.length - 1  # the byte that showed the ones before it to be no character
+                hit = self._look(char)
+                if hit is not None:
+                    return hit
+            if characters:
+                self._begun = self.length
+        return None
+
+    def _look(self, char: str) -> StopHit | None:
+        found = [(start, text) for text, each in self._searches if (start := each.step(char, self._begun)) is not None]
+        return StopHit(min(found)[1], min(found)[0]) if found else None
 
 
 def _failure_table(pattern: bytes) -> list[int]:

@@ -25,7 +25,18 @@ class Person(BaseModel):
 
 @pytest.fixture(scope="session")
 def address():
-    command = [os.environ.get("PLAIT", "plait"), "serve", "--port", "0", "--compile-deadline", "60"]
+    yield from served()
+
+
+@pytest.fixture(scope="session")
+def known_url():
+    """Of a server whose model has a name that clients know."""
+    for address in served("--model-name", "gpt-4o-mini"):
+        yield f"{address}/v1"
+
+
+def served(*flags):
+    command = [os.environ.get("PLAIT", "plait"), "serve", "--port", "0", "--compile-deadline", "60", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = process.stdout.readline()
     assert said.startswith("plait serves at http://127.0.0.1:"), said

@@ -50,6 +50,19 @@ def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content:
     assert Vocabulary.from_tokenizer(str(tmp_path / "tokenizer.json"), eos_ids=(7,)).eos_ids == (7,)
 
 
+def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
+    for name, content, said in [
+        ("tokenizer.json", b"{", "is no tokenizer.json"),
+        ("tokenizer.json", b"\xff", "is no tokenizer.json"),
+        ("model.gguf", b"GGUF", "load_tokenizer"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            Vocabulary.from_tokenizer(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        Vocabulary.from_tokenizer(tmp_path / "missing.json")
+
+
 def test_sentence_piece_tokens_are_their_bytes() -> None:
     tokenizer = Tokenizer(
         models.BPE({"<unk>": 0, "<0x0A>": 1, "▁a": 2, "▁": 3, "a": 4}, [("▁", "a")], unk_token="<unk>")

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from plait.runtime.engine import Engine
+from plait.runtime.gpu.steps import GpuSteps
 from plait.runtime.sampling import sampling_params
+from plait.runtime.scheduler.under_way import Foresight
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
 
@@ -37,3 +39,23 @@ def test_sampling_and_logprobs_on_the_gpu() -> None:
         choice = session.select([" yes", " no"]).result().choice
         assert choice is not None
         assert choice.index in (0, 1)
+
+
+def test_running_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call after the other, so that every batch is the same: then so is every bit."""
+
+    def run() -> tuple[list[list[int]], int]:
+        with Engine(device="cuda", max_pages=4000, check_integrity=True) as engine:
+            steps, found = engine.scheduler.launcher._device_steps, []
+            assert isinstance(steps, GpuSteps)
+            for seed, prompt in enumerate(PROMPTS):
+                session = engine.client.open_session()
+                session.append(prompt)
+                params = sampling_params(max_tokens=80, temperature=0.9, seed=seed, ignore_eos=True)
+                found.append(session.generate(params).result().token_ids)
+            return found, steps.num_followed
+
+    ahead, num_followed = run()
+    assert num_followed > 200
+    monkeypatch.setattr(Foresight, "pays", property(lambda self: False))
+    assert run() == (ahead, 0)

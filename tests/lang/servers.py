@@ -72,6 +72,11 @@ def sglang(generate: Callable[[str, dict[str, Any]], str]) -> FakeServer:
             return 200, {"model_path": "/nowhere/model", "version": "0.5"}
         if path == "/flush_cache":
             return 200, b"Cache flushed."
+        if isinstance(body.get("text"), list):
+            return 200, [answer(path, body | {"text": text})[1] for text in body["text"]]
+        if body.get("input_ids") is not None:
+            texts = [bytes(ids).decode() for ids in body["input_ids"]]
+            return 200, [answer(path, {**body, "text": text, "input_ids": None})[1] for text in texts]
         tokens = list(body["text"].encode())
         sampling = body["sampling_params"]
         meta = {

@@ -98,11 +98,16 @@ def test_choices_are_scored_by_the_servers_logprobs(sglang, method):
     state = program.run(backend=plait.RuntimeEndpoint(sglang.url))
     tokens = [list(choice.encode()) for choice in choices]
     logprobs = [[-(t % 10) / 10 for t in each] for each in tokens]
-    scores, best = scores_of(method.name, tokens, logprobs, [each[1:] for each in logprobs])
+    scores, best = scores_of(method.name, tokens, logprobs, logprobs)
     assert state["sure"] == choices[best] and state.text() == "Sure? " + choices[best]
     meta = state.get_meta_info("sure")
     assert meta["choice_scores"] == scores and meta["choices"] == choices
-    assert all("max_new_tokens" in body["sampling_params"] for body in sglang.bodies("/generate"))
+    bodies = sglang.bodies("/generate")
+    assert all(body["sampling_params"]["max_new_tokens"] == 0 for body in bodies)
+    if (
+        method is plait.unconditional_likelihood_normalized
+    ):  # behind the text's first token, as our own scheduler has it
+        assert bodies[-1]["input_ids"] == [[ord("S"), *each] for each in tokens]
 
 
 def test_branches_samples_streams_batches_and_types(sglang):
@@ -138,10 +143,29 @@ def test_a_value_that_was_cut_is_an_error_not_a_shorter_value(sglang):
         program.run(whole=False, backend=backend)["n"]
 
 
+def test_a_match_that_the_server_leaves_in_the_text_is_cut_off():
+    """SGLang's own server ends the text behind the match, and plait's before it."""
+    server = servers.sglang(lambda text, body: "one é 12;")
+    try:
+        backend = plait.RuntimeEndpoint(server.url)
+
+        @plait.function
+        def program(s):
+            s += "Q" + gen("x", stop_regex="é [0-9]+;") + "!" + gen("y")
+
+        state = program.run(backend=backend, stream=True)
+        assert "".join(state.text_iter("x")) == "one " == state["x"]
+        state.sync()
+        assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": "é [0-9]+;"}
+        assert server.bodies("/generate")[0]["sampling_params"]["stop_regex"] == ["é [0-9]+;"]
+        assert server.bodies("/generate")[1]["text"] == "Qone !"
+    finally:
+        server.close()
+
+
 def test_what_sglangs_protocol_cannot(sglang):
     backend = plait.RuntimeEndpoint(sglang.url)
     for expr, message in (
-        (gen("x", return_logprob=True), "return_logprob is not supported"),
         (gen("x", lark='start: "a"'), "no form for the constraint Lark"),
         (user("x"), "no chat template"),
     ):
@@ -276,7 +300,7 @@ def test_what_a_chat_api_cannot(chat):
             user("Q") + assistant(gen("x", constraint=Ebnf('root ::= "a"'))),
             "no structured output for the constraint Ebnf",
         ),
-        (user("Q") + assistant(gen("x", top_k=3)), "top_k is not supported by a chat API"),
+        (user("Q") + assistant(gen("x", top_k=3)), "top_k is not supported by the chat API at"),
         (user("Q") + assistant(select("x", ["a", "b"], choices_method=plait.greedy_token_selection)), "scores nothing"),
     ):
 

@@ -72,7 +72,7 @@ def test_generator_style_of_an_async_program(backend):
 def test_dtype(backend):
     @sgl.function
     def program(s):
-        s += "Q" + sgl.gen("i", dtype=int) + sgl.gen("s", dtype=str, max_tokens=9)
+        s += "Q" + sgl.gen("i", dtype="int") + sgl.gen("s", dtype=str, max_tokens=9)
 
     state = program.run()
     assert state["i"] == 42 and state["s"] == "42"

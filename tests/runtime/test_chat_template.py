@@ -142,10 +142,10 @@ def test_the_generation_prompt_where_a_turn_cannot_stand_last() -> None:
 def test_a_second_look_costs_microseconds() -> None:
     ours, roles = template(CHATML), ["user", "assistant"] * 20
     ours.turn_prefix(roles, "user")
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         ours.turn_prefix(roles, "user")
-    assert time.perf_counter() - start < 0.1  # 2 us each where nothing else runs
+    assert time.process_time() - start < 0.1  # 2 us each where nothing else runs
 
 
 def test_what_transformers_templates_may_use(theirs: Any) -> None:
@@ -231,11 +231,11 @@ HARMFUL = {
 
 @pytest.mark.parametrize("name", HARMFUL)
 def test_harm_ends_in_our_error_and_soon(name: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PlaitError) as caught:
         template(HARMFUL[name]).render(messages(["user"], ["hi"]))
     assert isinstance(caught.value, InputError | UnsupportedModel)
-    assert time.perf_counter() - start < 8  # 2 s is the limit, on an idle machine
+    assert time.process_time() - start < 8  # 2 s is the limit, on an idle machine
 
 
 def test_messages_that_are_too_long_are_refused() -> None:

@@ -12,13 +12,12 @@ import kernel_device
 import numpy as np
 import pytest
 import torch
-from doubles import EOS, VOCAB, ListLink, ReadyCompiler, outcomes, spell, vocabulary
+from device_runs import CPU, MODELS, PAGES, WORDS, arrivals_of, run
+from doubles import EOS, spell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import randomized, runner
-from transformers import Gemma3ForCausalLM, LlamaForCausalLM
 
-from plait.constrained import Choices, compile_grammar
 from plait.kernels.fused import REFERENCE
 from plait.kernels.select import select_kernels
 from plait.kernels.triton.operators import triton_kernels
@@ -26,34 +25,13 @@ from plait.runtime.config import engine_config
 from plait.runtime.gpu.buffers import TwinBuffers
 from plait.runtime.gpu.decode_graph import WIDEST, Size, ladder
 from plait.runtime.gpu.page_table import PageTable
-from plait.runtime.gpu.recorder import Repeating
 from plait.runtime.gpu.steps import GpuSteps, gpu_steps
-from plait.runtime.messages import PROTOCOL, Abort, Append, Close, Fork, Generate, Open, Select, Welcome
+from plait.runtime.gpu.stream import Direct
+from plait.runtime.messages import Abort, Append, Fork, Generate, Open, Select
 from plait.runtime.model_runner import ModelRunner
-from plait.runtime.sampler import Sampler
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler.rows import Batch, BatchRow, Row
-from plait.runtime.scheduler.scheduler import Scheduler
 from plait.runtime.scheduler.sequence import Sequence
-
-CPU = torch.device("cpu")
-SHAPE = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-)
-GEMMA = SHAPE | dict(head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
-MODELS = {
-    "Llama": lambda: LlamaForCausalLM(LlamaForCausalLM.config_class(**SHAPE)),
-    "Gemma 3": lambda: Gemma3ForCausalLM(Gemma3ForCausalLM.config_class(**GEMMA, pad_token_id=0)),
-}
-WORDS = Choices(("a cat in the hat", "a car 123", "dogged pursuit of JSON", "do"))
-GRAMMARS = {WORDS: compile_grammar(WORDS, vocabulary())}
-PAGES = 300
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -64,21 +42,6 @@ def model(request, tmp_path_factory):
     plain = ModelRunner(config, folder)
     kernels = dataclasses.replace(plain.kernels, fused=REFERENCE)
     return SimpleNamespace(plain=plain, fused=ModelRunner(config, folder, kernels=kernels), folder=folder)
-
-
-def run(runner, arrivals, steps=None, rows=6, **settings):
-    """{call: tokens, ...} of requests that arrive before the step that numbers them; the number of steps."""
-    link, config = ListLink(), engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings)
-    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0)
-    made = (vocabulary(), ReadyCompiler(GRAMMARS), link, steps)
-    scheduler = Scheduler(config, welcome, runner, Sampler(CPU), *made)
-    for number in range(2000):
-        link.inbox += [(b"c", request) for at, request in arrivals if at == number]
-        scheduler.step(timeout_s=0.0)
-        later = any(at > number for at, _ in arrivals)
-        if not (scheduler.policy.has_work or later or link.inbox):
-            return outcomes(link)
-    raise AssertionError("the scheduler did not come to rest")
 
 
 params = st.fixed_dictionaries(
@@ -107,7 +70,7 @@ calls = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(work=st.lists(calls, min_size=1, max_size=10), rows=st.integers(1, 9))
 def test_any_mix_gives_what_the_plain_path_gives(model, work, rows):
     arrivals = []
@@ -118,24 +81,15 @@ def test_any_mix_gives_what_the_plain_path_gives(model, work, rows):
             (when, each) for each in [*opened, Generate(i, 100 + i, sampling_params(max_tokens=2, temperature=0.0))]
         ]
     expected = run(model.plain, arrivals, rows=rows)
-    found = run(model.fused, arrivals, GpuSteps(model.fused, rows, Repeating()), rows=rows)
+    found = run(model.fused, arrivals, GpuSteps(model.fused, rows, Direct(CPU)), rows=rows)
     for call, each in expected.items():
         assert found[call].tokens == each.tokens, call
         assert type(found[call].end) is type(each.end)
         assert [x.token_id for x in found[call].logprobs] == [x.token_id for x in each.logprobs]
 
 
-def arrivals_of(count, n=30, **fields):
-    greedy = sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True, **fields)
-    return [
-        (3 * i, request)
-        for i in range(count)
-        for request in (Open(i), Append(i, [1 + i % 3] * (1 + i)), Generate(i, i, greedy), Close(i))
-    ]
-
-
 def test_decode_is_replayed_as_the_batch_grows_and_shrinks(model):
-    steps = GpuSteps(model.fused, 8, Repeating())
+    steps = GpuSteps(model.fused, 8, Direct(CPU))
     found = run(model.fused, arrivals_of(12), steps, rows=8)
     assert {call: each.tokens for call, each in found.items()} == {
         call: each.tokens for call, each in run(model.plain, arrivals_of(12), rows=8).items()
@@ -145,7 +99,7 @@ def test_decode_is_replayed_as_the_batch_grows_and_shrinks(model):
 
 
 def test_forced_tokens_are_replayed_too(model):
-    steps, arrivals = GpuSteps(model.fused, 8, Repeating()), []
+    steps, arrivals = GpuSteps(model.fused, 8, Direct(CPU)), []
     for i in range(8):
         gen = Generate(i, i, sampling_params(seed=i, temperature=2.0), WORDS)
         arrivals += [(i // 3, request) for request in (Open(i), Append(i, [2 + i] * 5), gen)]
@@ -164,7 +118,9 @@ def test_scores_forks_and_aborts_beside_replays(model):
         (12, Select(5, 5, [[1, 2], [3]])), (12, Generate(5, 6, gen)),
     ]  # fmt: skip
     expected = run(model.plain, arrivals)
-    found = run(model.fused, arrivals, GpuSteps(model.fused, 6, Repeating()))
+    found = run(model.fused, arrivals, GpuSteps(model.fused, 6, Direct(CPU)))
+    told, aborted = found.pop(4).tokens, expected.pop(4).tokens
+    assert told == aborted[: len(told)]
     assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
 
 
@@ -177,7 +133,7 @@ def test_retracted_rows_come_back_to_other_pages(model):
         model.folder,
         kernels=model.fused.kernels,
     )
-    found = run(small, arrivals, GpuSteps(small, 8, Repeating()), rows=8)
+    found = run(small, arrivals, GpuSteps(small, 8, Direct(CPU)), rows=8)
     assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
 
 
@@ -186,7 +142,7 @@ def test_the_same_on_tritons_operators(tmp_path):
     plain = runner(tmp_path)
     config = engine_config(device=str(kernel_device.DEVICE), dtype="float32", max_pages=256, max_batch_tokens=24)
     ours = ModelRunner(config, tmp_path, kernels=triton_kernels(torch.float32))
-    steps = GpuSteps(ours, 3, Repeating())
+    steps = GpuSteps(ours, 3, Direct(CPU))
     arrivals = arrivals_of(3, n=5)
     found, expected = run(ours, arrivals, steps, rows=3), run(plain, arrivals, rows=3)
     assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
@@ -198,7 +154,7 @@ def test_the_same_on_tritons_operators(tmp_path):
 
 def test_padding_writes_nothing_and_reads_nothing(model):
     """The logits of a row are the same in every size that holds it, and no other page changes."""
-    steps = GpuSteps(model.fused, 8, Repeating())
+    steps = GpuSteps(model.fused, 8, Direct(CPU))
     seq = Sequence(("", ""), [1, 2, 3])
     seq.pages.extend(np.array([9, 4, 7], dtype=np.int32))
     fill = Batch(64)
@@ -219,7 +175,7 @@ def test_padding_writes_nothing_and_reads_nothing(model):
 
 
 def test_the_page_table_follows_every_change():
-    table = PageTable(3, 16, CPU)
+    table = PageTable(3, 16, Direct(CPU))
     seqs = [Sequence(("", ""), [1] * 16) for _ in range(5)]
     generator = np.random.default_rng(0)
     for _ in range(300):
@@ -249,7 +205,7 @@ def test_sizes():
 
 def test_twin_buffers_keep_their_places():
     fields = {"a": (torch.int32, 3), "b": (torch.int64, 2), "c": (torch.float32, 5)}
-    twins = TwinBuffers(fields, CPU)
+    twins = TwinBuffers(fields, Direct(CPU))
     places = {name: tensor.data_ptr() for name, tensor in twins.device.items()}
     for value in (1, -7):
         twins.begin()

@@ -83,9 +83,9 @@ def test_reads_what_the_gguf_package_writes(
 
 def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -> None:
     path = locate_model()
-    start = time.perf_counter()
+    start = time.process_time()
     file = open_gguf(path)
-    assert time.perf_counter() - start < 0.5  # 0.03 s where nothing else runs
+    assert time.process_time() - start < 0.5  # 0.03 s where nothing else runs
     reader = gguf.GGUFReader(path)
     assert {t.name: tuple(reversed(t.shape.tolist())) for t in reader.tensors} == {
         name: info.shape for name, info in file.tensors.items()
@@ -120,14 +120,14 @@ def test_damage_ends_in_a_model_error_without_large_allocation(tmp_path: Path, d
         whole[at : at + len(patch)] = patch
     path.write_bytes(whole)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         file = open_gguf(path)
         for name in file.tensors:
             file.raw(name)
     except ModelError as error:
         assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # KiB
 
 

@@ -61,9 +61,9 @@ def theirs() -> Any:
 
 
 def test_loading_is_quick() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     load_tokenizer(locate_model())
-    assert time.perf_counter() - start < 1.5  # 0.15 s where nothing else runs
+    assert time.process_time() - start < 1.5  # 0.15 s where nothing else runs
 
 
 def test_the_embedded_models_special_tokens(smollm2: Tokenizer) -> None:

@@ -12,7 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCom
 from pydantic import BaseModel
 
 MODEL = "default"
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = "Tell me the capital of France in one short sentence."  # the same answer from every form of the weights
+ASK = [{"role": "user", "content": QUESTION}]
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "unit": {"$ref": "#/$defs/unit"}},
@@ -114,9 +115,9 @@ def test_several_answers_compute_the_prompt_once(client) -> None:
 
 
 def test_content_parts_roles_and_names(client) -> None:
-    parts = [{"type": "text", "text": "What is the capital "}, {"type": "text", "text": "of France?"}]
-    named = both(client, messages=[{"role": "user", "content": parts, "name": "ann"}], max_tokens=4)
-    assert named.usage.prompt_tokens == 37
+    parts = [{"type": "text", "text": text} for text in (QUESTION[:9], QUESTION[9:])]
+    in_parts = both(client, messages=[{"role": "user", "content": parts, "name": "ann"}], max_tokens=3)
+    assert in_parts.usage.prompt_tokens == both(client, max_tokens=1).usage.prompt_tokens
     developer = both(client, messages=[{"role": "developer", "content": "Be brief."}, *ASK], max_tokens=8)
     system = both(client, messages=[{"role": "system", "content": "Be brief."}, *ASK], max_tokens=8)
     assert developer.choices[0].message.content == system.choices[0].message.content

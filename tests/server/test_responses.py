@@ -11,7 +11,7 @@ from openai.types.responses import ParsedResponse, Response
 from pydantic import BaseModel
 
 MODEL = "default"
-ASK = "What is the capital of France?"
+ASK = "Tell me the capital of France in one short sentence."
 CLOCK = {
     "type": "object",
     "properties": {"zone": {"enum": ["CET", "UTC"]}},

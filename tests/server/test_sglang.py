@@ -1,6 +1,6 @@
 """SGLang's native endpoints, with the requests that its language's RuntimeEndpoint sends and the sums it does.
 
-The `sglang` package itself needs a GPU stack; `Endpoint` stands in for it.
+`Endpoint` stands in for SGLang's own language, which `make clients` runs itself.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ WRONG = [
     ({"logprob_start_len": 99, "return_logprob": True}, "logprob_start_len"),
     ({"top_logprobs_num": 1000, "return_logprob": True}, "top_logprobs_num"),
     ({"timeout": -1}, "timeout"),
-    ({"sampling_params": {"stop_regex": "a+"}}, "sampling_params.stop_regex"),
+    ({"sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
     ({"sampling_params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
     ({"sampling_params": {"repetition_penalty": 1.2}}, "sampling_params.repetition_penalty"),
     ({"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
@@ -291,6 +291,12 @@ def test_what_is_refused_is_named(endpoint, change, param):
         answer = endpoint.http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY} | change | extra)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param, answer.text
+
+
+def test_texts_that_the_client_joined_need_no_more_of_the_server(endpoint):
+    joined = endpoint.http.post("/concate_and_append_request", json={"src_rids": ["a", "b"], "dst_rid": "c"})
+    assert joined.status_code == 200 and joined.json() == {}
+    assert endpoint.http.post("/concate_and_append_request", json={"src_rids": ["a"]}).status_code == 400
 
 
 def test_abort_needs_a_name(endpoint):

@@ -48,6 +48,7 @@ class Sampled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     regex: str | None = None
     ebnf: str | None = None
     lark: str | None = None
@@ -103,6 +104,7 @@ def sampling_of(body: Sampled, *, max_tokens: int, logprobs: bool = False, top_l
         presence_penalty=body.presence_penalty,
         stop=body.stop,
         stop_token_ids=body.stop_token_ids,
+        stop_regex=body.stop_regex,
         ignore_eos=body.ignore_eos,
         seed=body.seed,
         logit_bias=_bias(body.logit_bias),

@@ -39,6 +39,7 @@ class Sampling(Shape, kw_only=True):
     presence_penalty: float | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     return_logprob: bool | None = None

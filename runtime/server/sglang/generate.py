@@ -1,4 +1,4 @@
-"""`/generate` and `/abort_request`, as SGLang's own clients and language use them.
+"""`/generate`, `/abort_request` and `/concate_and_append_request`, as SGLang's own clients and language use them.
 
 Knows: the order of chunks. Must not know: SGLang's fields, models.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Meta
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
@@ -27,8 +28,16 @@ from plait.runtime.server.sglang.types import Generated, GenerateRequest
 from plait.runtime.server.state import request_id, state_of, tenant_of
 
 router = APIRouter()
+MAX_JOINED = 1024
 
 DONE = b"data: [DONE]\n\n"
+
+
+class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """SGLang's names of the states whose texts were joined, and of the one that has them now."""
+
+    src_rids: Annotated[list[str], Meta(max_length=MAX_JOINED)]
+    dst_rid: str
 
 
 class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +73,14 @@ async def abort_request(request: Request) -> Response:
         raise invalid("give 'rid', or set 'abort_all' to true", "rid", "missing_required_parameter")
     count = _registry(request).abort(tenant_of(request), None if body.abort_all else body.rid)
     return json_answer({"aborted": count})
+
+
+@router.post("/concate_and_append_request", **documented(JoinRequest, errors=(400, 413, 415, 500, 503)))
+async def concate_and_append_request(request: Request) -> Response:
+    """SGLang's language sends this at `join("concate_and_append")`, when it has joined the texts itself. There is
+    nothing left to do: the next call sends the joined text, which is computed exactly from where the cache ends."""
+    await read_json(request, JoinRequest)
+    return json_answer({})
 
 
 def _registry(request: Request) -> Registry:

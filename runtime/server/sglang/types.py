@@ -23,6 +23,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True):
     min_new_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -41,7 +42,6 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True):
     custom_params: Any = None
     no_stop_trim: Any = None
     repetition_penalty: Any = None
-    stop_regex: Any = None
     stream_interval: Any = None
     structural_tag: Any = None
 
@@ -50,7 +50,6 @@ REFUSED_SAMPLING: dict[str, tuple[Any, ...]] = {
     "custom_params": (),
     "no_stop_trim": (False,),
     "repetition_penalty": (1.0,),
-    "stop_regex": ([],),
     "stream_interval": (1,),
     "structural_tag": (),
 }

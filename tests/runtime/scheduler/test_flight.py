@@ -12,25 +12,21 @@ from plait.runtime.sampling import sampling_params
 
 
 class Slow(PlainFlight):
-    """Is not done before it is collected; `meanwhile` happens once it has been sampled."""
-
-    def __init__(self, meanwhile, *parts) -> None:
-        super().__init__(*parts)
-        self._meanwhile = meanwhile
+    """Is not done before it is collected."""
 
     @property
     def is_done(self) -> bool:
-        self._meanwhile()
         return False
 
 
-def slow_scheduler(meanwhile=lambda: None, **settings) -> tuple[Scheduler, object]:
+def slow_scheduler(**settings) -> tuple[Scheduler, object]:
     scheduler, link, runner = make_scheduler(**settings)
     sampler = Sampler(scheduler_device())
 
     class Steps:
-        def launch(self, batch):
-            return Slow(lambda: meanwhile(), runner, sampler, batch)
+        def launch(self, batch, *, behind):
+            assert not behind, "its tokens are not on a device"
+            return Slow(runner, sampler, batch)
 
     scheduler.launcher = Launcher(runner, sampler, Steps())
     return scheduler, link
@@ -50,14 +46,10 @@ def test_what_arrives_during_a_step_runs_in_the_next():
     scheduler, link = slow_scheduler()
     late = [Open(2), Append(2, [2, 2]), gen(2, 2)]
     link.inbox += [(b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1))]
-    receive, times = link.receive, iter(range(10**9))
-
-    def receive_late(timeout_s, fds):
-        if next(times) == 3:  # in the middle of the second step
-            link.inbox += [(b"c", x) for x in late]
-        return receive(timeout_s, fds)
-
-    link.receive = receive_late
+    scheduler.step(0.0)
+    scheduler.step(0.0)
+    assert scheduler.under_way is not None
+    link.inbox += [(b"c", x) for x in late]
     calls = drive(scheduler, link)
     assert calls[1].tokens == greedy([1, 2, 3], 8, ignore_eos=True)
     assert calls[2].tokens == greedy([2, 2], 8, ignore_eos=True)
@@ -70,17 +62,8 @@ def test_a_row_may_go_while_its_step_is_under_way(request_of):
     link.inbox += [(b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1), Open(2), Append(2, [1, 2]), gen(2, 2))]
     for _ in range(3):
         scheduler.step(0.0)
-    receive, first = link.receive, [True]
-
-    def receive_in_flight(timeout_s, fds):
-        taken = receive(timeout_s, fds)
-        if not first[0]:
-            link.receive = receive
-            return [*taken, (b"c", request_of())]
-        first[0] = False
-        return taken
-
-    link.receive = receive_in_flight
+    assert scheduler.under_way is not None
+    link.inbox.append((b"c", request_of()))
     calls = drive(scheduler, link)
     assert calls[2].tokens == greedy([1, 2], 8, ignore_eos=True)
     assert isinstance(calls[2].end, Finished)
@@ -102,7 +85,7 @@ def test_a_step_that_breaks_when_collected_fails_its_rows_alone():
 
     steps = scheduler.launcher._device_steps
     make = steps.launch
-    steps.launch = lambda batch: Breaking(lambda: None, *_parts(make(batch)))
+    steps.launch = lambda batch, behind: Breaking(*_parts(make(batch, behind=behind)))
     calls = drive(scheduler, link, Open(1), Append(1, [1, 2, 3]), gen(1, 1))
     assert calls[1].end.kind == "internal"
     calls = drive(scheduler, link, Open(2), Append(2, [1, 2, 3]), gen(2, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import msgspec
@@ -220,6 +221,24 @@ def test_stop_strings_cut_exactly_and_the_session_goes_on_from_there(prompt, at,
     expected = text_of(free).partition(stop)[0]
     assert text_of(calls[1].tokens) == expected
     assert (calls[1].end.reason, calls[1].end.matched) == ("stop", stop)
+    assert calls[2].tokens == greedy(prompt + spell(expected), 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(0, 20), st.integers(1, 3))
+def test_stop_patterns_cut_exactly_and_the_session_goes_on_from_there(prompt, at, size):
+    free = text_of(greedy(prompt, 30))
+    letters = free[at : at + size]
+    if not letters:
+        return
+    pattern = f"[{re.escape(letters)}]" + ".?" * (size - 1) + re.escape(letters[-1])
+    ends = ((end, start) for end in range(len(free) + 1) for start in range(end))
+    match = next(((start, end) for end, start in ends if re.fullmatch(pattern, free[start:end])), None)
+    scheduler, link, _ = make_scheduler()
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 30, stop_regex=pattern), gen(1, 2, 5))
+    expected = free if match is None else free[: match[0]]
+    assert text_of(calls[1].tokens) == expected
+    assert match is None or (calls[1].end.reason, calls[1].end.matched) == ("stop", pattern)
     assert calls[2].tokens == greedy(prompt + spell(expected), 5)
 
 

@@ -1,0 +1,87 @@
+"""The machine under a benchmark: where its tensors lie, how a call is timed, what copies and products it can do.
+
+With --dry there is no GPU: everything runs once, on the CPU and in Triton's interpreter, at sizes that show nothing but
+that the code runs. Import it before anything that imports triton. Knows: torch. Must not know: what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+DRY = "--dry" in sys.argv
+if DRY:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch  # noqa: E402
+
+DEVICE = "cpu" if DRY else "cuda"
+DTYPE = torch.float16 if DRY else torch.bfloat16  # the interpreter has no bfloat16 products
+REPEATS = 1 if DRY else 30
+
+
+def require() -> None:
+    """Ends the program where there is neither a GPU nor --dry."""
+    if not DRY and not torch.cuda.is_available():
+        sys.exit("this benchmark needs an NVIDIA GPU, and torch sees none; --dry tries its code without one")
+
+
+def name() -> str:
+    return "no GPU (dry run)" if DRY else torch.cuda.get_device_name()
+
+
+def synchronize() -> None:
+    if not DRY:
+        torch.cuda.synchronize()
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as a CUDA graph's replay, compiled and warmed up before; fails if it waits for the device."""
+    if DRY:
+        call()
+        return call
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def seconds_of(call: Callable[[], Any], before: Callable[[], Any] = lambda: None, repeats: int = REPEATS) -> float:
+    """Median seconds of a call on the GPU, after a few to warm up; `before` runs before each and is not timed."""
+    if DRY:
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+    for _ in range(5):
+        call()
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in pairs:
+        before()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return sorted(begin.elapsed_time(end) for begin, end in pairs)[repeats // 2] / 1e3
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy of 2 GiB."""
+    source = torch.zeros(1 << (20 if DRY else 31), dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * len(source) / seconds_of(lambda: target.copy_(source))
+
+
+def matrix_rate() -> float:
+    """FLOP/s of a bf16 product of 8192 x 8192 matrices of random numbers."""
+    size = 64 if DRY else 8192
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2.0 * size**3 / seconds_of(lambda: torch.mm(a, b, out=out))

@@ -1,0 +1,103 @@
+"""`Anthropic(model)`: programs on Anthropic's messages API, through its own client package.
+
+Source: https://docs.anthropic.com/en/api/messages.
+
+Knows: what goes into a message and what its stream holds. Must not know: states, HTTP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plait.lang.backends.chat import TEMPLATE
+from plait.lang.backends.chatting import DEFAULTS, Asked, ChatClient, End, Turn
+from plait.lang.backends.packages import client_package, failures_of
+from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteModel, checked_model
+from plait.lang.backends.session import RemoteCall
+from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Usage
+
+_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
+_REFUSED = {
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "seed",
+    "logit_bias": "logit_bias",
+}
+
+
+class Anthropic(ChatClient):
+    """A model behind Anthropic's messages API. Needs the package `anthropic`, whose client gets `client_arguments`:
+    api_key (or ANTHROPIC_API_KEY), base_url, max_retries, default_headers and so on.
+
+    As with any chat API whole assistant turns are generated, constraints become structured output, and so does
+    `select`: `get_meta_info` says so under `method`. System turns come first.
+
+    >>> plait.set_default_backend(Anthropic("claude-sonnet-4-5"))                # doctest: +SKIP
+    """
+
+    refused = _REFUSED
+
+    def __init__(self, model_name: str, *, max_concurrency: int = MAX_CONCURRENCY, **client_arguments: Any) -> None:
+        checked_model("Anthropic", model_name)
+        package = client_package("anthropic", "Anthropic")
+        self._client = package.Anthropic(**client_arguments)
+        self.name = f"Anthropic's API at {str(self._client.base_url).rstrip('/')}"
+        super().__init__(RemoteModel(model_name), TEMPLATE, max_concurrency)
+
+    def turn(self, asked: Asked, call: RemoteCall) -> Turn:
+        body = self._body(asked)
+        with failures_of(self.name), self._client.messages.create(**body, stream=True) as events:
+            yield from self._read(events, call)
+
+    def _read(self, events: Any, call: RemoteCall) -> Turn:
+        counts: dict[str, int] = {}
+        reason, matched = None, None
+        for event in events:
+            if call.done():
+                return
+            if event.type == "content_block_delta" and event.delta.type == "text_delta":
+                yield event.delta.text
+            elif event.type == "message_start":
+                counts |= _counts(event.message.usage)
+            elif event.type == "message_delta":
+                counts |= _counts(event.usage)
+                reason, matched = event.delta.stop_reason, event.delta.stop_sequence
+        if reason == "refusal":
+            raise CallFailed("the model refused")
+        yield End(_REASONS.get(str(reason), reason), _usage(counts), matched)
+
+    def _body(self, asked: Asked) -> dict[str, Any]:
+        params, messages = asked.params, asked.messages
+        num_system = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
+        if any(each["role"] == "system" for each in messages[num_system:]):
+            raise CallFailed(f"{self.name} takes system turns at the beginning only")
+        body: dict[str, Any] = {
+            "model": self.model.model_path,
+            "messages": messages[num_system:],
+            "max_tokens": params.max_tokens,
+        }
+        if num_system:
+            body["system"] = "\n\n".join(each["content"] for each in messages[:num_system])
+        # not by name: the package takes out what newer models have no parameter for, servers of others do not
+        chosen = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k")}
+        body["extra_body"] = {name: value for name, value in chosen.items() if value != getattr(DEFAULTS, name)}
+        if params.stop:
+            body["stop_sequences"] = list(params.stop)
+        if asked.form is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": asked.form.schema}}
+        if asked.timeout_s is not None:
+            body["timeout"] = asked.timeout_s
+        return body
+
+
+def _counts(usage: Any) -> dict[str, int]:
+    """Later events say some of them again, and then they are right."""
+    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
+    return {name: value for name in names if (value := getattr(usage, name, None)) is not None}
+
+
+def _usage(counts: dict[str, int]) -> Usage:
+    cached = counts.get("cache_read_input_tokens", 0)
+    computed = counts.get("input_tokens", 0) + counts.get("cache_creation_input_tokens", 0)
+    return Usage(cached + computed, cached, computed, 0, counts.get("output_tokens", 0))

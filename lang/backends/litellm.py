@@ -1,0 +1,78 @@
+"""`LiteLLM(model)`: programs on any of the services that the package `litellm` reaches.
+
+Source: https://docs.litellm.ai/docs/completion/input.
+
+Knows: `litellm.completion`. Must not know: states, HTTP, any one service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from plait.lang.backends.chat import TEMPLATE
+from plait.lang.backends.chatting import Asked, ChatClient, Turn
+from plait.lang.backends.completions import REFUSED, chat_body, turn_of
+from plait.lang.backends.packages import client_package, failures_of
+from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteModel, checked_model
+from plait.lang.backends.session import RemoteCall
+from plait.runtime.errors import InputError
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class LiteLLM(ChatClient):
+    """A model by litellm's name for it: "anthropic/...", "vertex_ai/...", "bedrock/...", "openai/..." with `base_url`.
+    Needs the package `litellm`, which reads each service's own keys from the environment.
+
+    As with any chat API whole assistant turns are generated, constraints become structured output, and so does
+    `select`: `get_meta_info` says so under `method`. What a service has no parameter for litellm itself refuses.
+    `timeout` is in seconds, for calls that have none of their own.
+
+    >>> plait.set_default_backend(LiteLLM("vertex_ai/gemini-2.5-flash"))         # doctest: +SKIP
+    """
+
+    refused = REFUSED
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: None = None,
+        api_key: str | None = None,
+        organization: str | None = None,
+        base_url: str | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT_S,
+        max_retries: int | None = None,
+        default_headers: Mapping[str, str] | None = None,
+        *,
+        max_concurrency: int = MAX_CONCURRENCY,
+    ) -> None:
+        checked_model("LiteLLM", model_name)
+        if chat_template is not None:
+            raise InputError("LiteLLM: chat_template is not supported: a chat API renders its own")
+        self._package = client_package("litellm", "LiteLLM")
+        self._timeout_s = timeout
+        given = {
+            "api_key": api_key,
+            "organization": organization,
+            "base_url": base_url,
+            "max_retries": max_retries,
+            "extra_headers": dict(default_headers) if default_headers else None,
+        }
+        self._arguments = {name: value for name, value in given.items() if value is not None}
+        self.name = f"{model_name} (by litellm)"
+        super().__init__(RemoteModel(model_name), TEMPLATE, max_concurrency)
+
+    def turn(self, asked: Asked, call: RemoteCall) -> Turn:
+        body = chat_body(self.model.model_path, asked)
+        timeout_s = asked.timeout_s or self._timeout_s
+        with failures_of(self.name):
+            stream = self._package.completion(**body, **self._arguments, timeout=timeout_s)
+            yield from turn_of(_chunks(stream, call))
+
+
+def _chunks(stream: Iterable[Any], call: RemoteCall) -> Iterator[dict[str, Any]]:
+    for chunk in stream:
+        if call.done():
+            return
+        yield chunk.model_dump()

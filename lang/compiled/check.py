@@ -1,0 +1,64 @@
+"""What can be known to be wrong with a program whose body was carried out once: constraints, and lost branches.
+
+Knows: the tape. Must not know: who carried the body out, what a graph is made into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from plait.constrained.specs import Choices, Spec
+from plait.lang.compat.reasoning import Reasoned
+from plait.lang.compiled.nodes import Append, ForkInto, Node
+from plait.lang.errors import Problem
+from plait.lang.expressions import Gen, GenCall
+from plait.lang.tools.generating import call_form
+from plait.lang.tools.wording import PLAIN
+
+if TYPE_CHECKING:
+    from plait.lang.compiled.tape import Tape
+
+
+def problems_of(tape: Tape) -> list[Problem]:
+    """All of them, in the order of the program."""
+    found = [*_constraints(tape), *_lost_branches(tape)]
+    return [problem for _, problem in sorted(found, key=lambda each: each[0])]
+
+
+def _constraints(tape: Tape) -> Iterator[tuple[int, Problem]]:
+    """Constraints that no runtime can hold. Each is compiled once, as the runtime would, in a process of its own."""
+    known: dict[Spec, str | None] = {}
+    for number, node in enumerate(tape.nodes):
+        spec = _constraint_of(node)
+        if spec is None or isinstance(spec, Choices):
+            continue
+        if spec not in known:
+            from plait.runtime.unusable import why_unusable  # grammar libraries, which few programs need here
+
+            known[spec] = why_unusable(spec)
+        why = known[spec]
+        if why is not None:
+            assert isinstance(node, Append)
+            name = f"gen({node.name!r})" if node.name else "gen"
+            yield number, Problem(f"{name}: the constraint cannot be used: {why}", node.place)
+
+
+def _constraint_of(node: Node) -> Spec | None:
+    if not isinstance(node, Append):
+        return None
+    expr = node.expr.gen if isinstance(node.expr, Reasoned) else node.expr
+    if isinstance(expr, GenCall):
+        return call_form(expr.tools, expr.choice, PLAIN).spec
+    return expr.constraint if isinstance(expr, Gen) else None
+
+
+def _lost_branches(tape: Tape) -> Iterator[tuple[int, Problem]]:
+    """Forks whose branches were never joined or read, and that nobody holds now that the body is over."""
+    for number, held in tape.forks:
+        node = tape.nodes[number]
+        assert isinstance(node, ForkInto)
+        if tape.read.isdisjoint(node.branches) and all(handle() is None for handle in held):
+            many = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
+            text = f"{many} computed for nothing: never joined, never read, and not returned"
+            yield number, Problem(text, node.place)

@@ -1,0 +1,34 @@
+"""Computes the text that all runs of a program begin with, ahead of them.
+
+Knows: a graph's constant beginning, one session. Must not know: bodies, arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plait.lang.compiled.nodes import Append
+from plait.lang.interpreter import execute
+from plait.lang.options import Options
+from plait.lang.run import Run
+from plait.lang.strand import Strand
+from plait.runtime.sampling import sampling_params
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+
+
+def compute(prefix: Sequence[Append], client: Client) -> int:
+    """Tokens of `prefix` that were not in the cache; now they are. Raises the CallFailed of the runtime."""
+    if not prefix:
+        return 0
+    run = Run("cache", client, Options())
+    strand = Strand(run)
+    try:
+        for node in prefix:
+            execute(node.expr, strand)
+        call = strand.session().generate(sampling_params(max_tokens=0, temperature=0.0))
+        return call.result().usage.computed_tokens
+    finally:
+        run.end()

@@ -1,0 +1,33 @@
+"""A kept kernel's key must change with any file that it was made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from plait.kernels import cpu_cache, cpu_step
+
+
+@pytest.mark.parametrize("name", ["forward", "project"])
+def test_what_is_kept_captures_the_stamp(name) -> None:
+    function = getattr(cpu_step, name).py_func
+    assert [cell.cell_contents for cell in function.__closure__].count(cpu_cache.STAMP) == 1
+
+
+def test_the_stamp_tells_a_changed_file(tmp_path) -> None:
+    for file in Path(cpu_cache.__file__).parent.glob("cpu_*.py"):
+        shutil.copy(file, tmp_path)
+    assert stamp_of(tmp_path) == cpu_cache.STAMP
+    changed = tmp_path / "cpu_tile.py"
+    changed.write_text(changed.read_text() + "\n")
+    assert stamp_of(tmp_path) != cpu_cache.STAMP
+
+
+def stamp_of(folder: Path) -> int:
+    spec = importlib.util.spec_from_file_location("copied", folder / "cpu_cache.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.STAMP

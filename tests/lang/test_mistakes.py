@@ -1,0 +1,409 @@
+"""Mistakes that people make: what they are told, and which line they are sent to (the one that is marked `# here`)."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+from dataclasses import dataclass
+
+import pytest
+from scripted import Gate
+
+import plait
+from plait import assistant, gen, race, select, system, user
+from plait.lang.place import place_of
+from plait.runtime.errors import DeadlineExceeded
+
+MISTAKES = []
+
+
+def mistake(said, kind=plait.ProgramError):
+    """A function that makes one mistake: as a program's body, or, where it takes no state, as the caller's code."""
+
+    def note(function):
+        MISTAKES.append(pytest.param(function, said, kind, id=function.__name__))
+        return function
+
+    return note
+
+
+@plait.function
+def qa(s, question, mark="?"):
+    s += question + mark + gen("answer")
+
+
+@plait.function
+async def aqa(s, question):
+    s += question + gen("answer")
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+@mistake(r"there is no variable 'anwser' \(did you mean 'answer'\?\); it has 'answer'", plait.MissingVariable)
+def a_misspelt_variable(s):
+    s += "p" + gen("answer")
+    return s["anwser"]  # here
+
+
+@mistake("there is no variable 'answer'; it has no variables yet", plait.MissingVariable)
+def read_before_it_is_generated(s):
+    s += "p"
+    s["answer"].strip()  # here
+    s += gen("answer")
+
+
+@mistake(r"AttributeError: a state has no attribute 'answer': read the variable with s\['answer'\]")
+def a_variable_as_an_attribute(s):
+    s += "p" + gen("answer")
+    return s.answer  # here
+
+
+@mistake("InputError: a variable is read by its name or its typed gen, not by 0")
+def a_variable_by_number(s):
+    s += "p" + gen("answer")
+    return s[0]  # here
+
+
+@mistake(r"TypeError: a state is not iterable; read a variable with s\['name'\]")
+def a_state_gone_through(s):
+    s += "p" + gen("answer")
+    for piece in s:  # here
+        print(piece)
+
+
+@mistake(r"ValueError: invalid literal for int\(\) with base 10: ' fine.'")
+def a_number_that_is_none(s):
+    s += "p" + gen("answer")
+    return int(s["answer"])  # here
+
+
+@mistake(r"a group has branches, not variables: read forks\[i\]\['x'\], or join\(\) and read s")
+def a_variable_of_a_group(s):
+    s += "p"
+    forks = s.fork(2)
+    forks += gen("x")
+    return forks["x"]  # here
+
+
+@mistake("the program made this value itself: no call has meta info for it")
+def meta_info_of_a_plain_value(s):
+    s["x"] = 1
+    return s.get_meta_info("x")  # here
+
+
+@mistake("variable 'x' is no call: it does not come from")
+def a_call_of_what_is_no_call(s):
+    s += "p" + gen("x")
+    s.call("x")  # here
+
+
+@mistake("variable 'x': max_tokens ended the list.int. after ' f'; raise max_tokens", plait.UnreadableValue)
+def a_value_that_was_cut(s):
+    s += "p"
+    s += gen("x", type=list[int], max_tokens=2, complete=False)  # here
+    return s["x"]
+
+
+# -- appending ------------------------------------------------------------------------------------
+
+
+@mistake(r"stands inside an f-string or format\(\), where it would never run; write 'text' \+ gen\(...\) \+ 'text'")
+def a_gen_in_an_f_string(s):
+    s += f"The answer is {gen('x')}."  # here
+
+
+@mistake(r"a state grows in place: write s \+= ..., not s \+ ...")
+def plus_instead_of_plus_equals(s):
+    s = s + "p" + gen("x")  # here
+
+
+@mistake(r"AttributeError: a state has no method 'gen': write s \+= gen\(...\)")
+def gen_as_a_method(s):
+    s += "p"
+    s.gen("x")  # here
+
+
+@mistake(r"AttributeError: a state has no attribute 'usr' \(did you mean 'user'\?\)")
+def a_misspelt_method(s):
+    s.usr("hello")  # here
+
+
+@mistake("None cannot be appended; does a helper function lack its return?")
+def a_helper_without_return(s):
+    def helper():
+        gen("x")
+
+    s += "p"
+    s += helper()  # here
+
+
+@mistake(r"only text and expressions can be appended, not int; write str\(...\)")
+def a_number_appended(s):
+    s += "There are "
+    s += 5  # here
+
+
+@mistake(r"only text and expressions can be appended, not int")
+def a_number_added_to_a_gen(s):
+    s += gen("x") + 5  # here
+
+
+@mistake("gen is a function and cannot be appended: call it, gen")
+def a_function_that_was_not_called(s):
+    s += "p"
+    s += gen  # here
+
+
+@mistake(r"a state cannot be appended; append one of its values, s \+= state\['name'\]")
+def the_state_of_another_program(s):
+    s += "p"
+    s += qa("Why")  # here
+
+
+@mistake(r"a program cannot be appended; to run it on this state, call it: program\(s, ...\)")
+def another_program_itself(s):
+    s += qa  # here
+
+
+@mistake(r"a value that is still to be awaited cannot be appended: write s \+= await s\['name'\]")
+async def a_forgotten_await(s):
+    s += "p" + gen("x")
+    s += s["x"]  # here
+
+
+@mistake(r"has no value yet: append it with s \+= ..., then read it with s\['name'\]")
+def a_gen_as_a_condition(s):
+    s += "p"
+    if gen("x"):  # here
+        s += "yes"
+
+
+@mistake("the prompt is empty: add text before gen")
+def a_gen_before_any_text(s):
+    s += gen("x")  # here
+
+
+# -- arguments of gen and select ------------------------------------------------------------------
+
+
+@mistake(r"gen\('x'\) has no keyword 'temprature' \(did you mean 'temperature'\?\)")
+def a_misspelt_keyword(s):
+    s += "p" + gen("x", temprature=1)  # here
+
+
+@mistake(r"gen\('x'\): temperature must be")
+def a_temperature_below_zero(s):
+    s += "p"
+    s += gen("x", temperature=-1)  # here
+
+
+@mistake(r"gen\('x'\): the regex '\(\[' is not valid: unterminated character set")
+def a_pattern_that_is_none(s):
+    s += "p" + gen("x", regex="([")  # here
+
+
+@mistake(r"gen\('x'\): the json_schema cannot be used: Expecting property name")
+def a_schema_that_is_no_json(s):
+    s += "p" + gen("x", json_schema="{'type': 'object'}")  # here
+
+
+@mistake(r"gen\('x'\): regex and json_schema cannot both hold; give one of them")
+def two_constraints(s):
+    s += "p" + gen("x", regex="a+", json_schema={})  # here
+
+
+@mistake(r"min_tokens \(500\) is above max_tokens \(128\)")
+def a_contradiction_with_the_defaults(s):
+    s += "p"
+    s += gen("x", min_tokens=500)  # here
+
+
+@mistake(r"gen\('x'\): values of type .* cannot be generated")
+def a_type_without_a_form(s):
+    s += "p" + gen("x", type=ValueError)  # here
+
+
+@mistake(r"select\('x'\): choices must be a list of texts, not 'yes'")
+def one_text_as_choices(s):
+    s += "p" + select("x", "yes")  # here
+
+
+@mistake(r"select\('x'\): a choice is given twice \(choice 2\)")
+def a_choice_given_twice(s):
+    s += "p" + select("x", ["yes", "no", "yes"])  # here
+
+
+@mistake(r"select takes the best choice and samples nothing; to sample one, write gen\('x', choices=\[...\]")
+def a_select_with_a_temperature(s):
+    s += "p" + select("x", ["yes", "no"], temperature=0.7)  # here
+
+
+# -- turns, branches ------------------------------------------------------------------------------
+
+
+@mistake("an assistant turn cannot begin inside the user turn; end that one first")
+def a_turn_inside_a_turn(s):
+    s += user("Say: " + assistant(gen("x")))  # here
+
+
+@mistake(r"user_end\(\) without its user_begin\(\): no turn is open")
+def a_turn_that_ends_twice(s):
+    s += system("a") + user("b")
+    s.user_end()  # here
+
+
+@mistake("this branch was joined; its state can be read, not extended")
+def a_branch_extended_after_its_join(s):
+    s += "p"
+    forks = s.fork(2)
+    forks.join()
+    forks[0] += "more"  # here
+
+
+@mistake("1 items cannot be appended to 2 branches one by one")
+def too_few_texts_for_the_branches(s):
+    s += "p"
+    forks = s.fork(2)
+    forks += ["only one"]  # here
+
+
+@mistake("fork takes a number of branches from 1 to .*, not 0")
+def a_fork_into_nothing(s):
+    s += "p"
+    s.fork(len([]))  # here
+
+
+@mistake("first must be from 1 to the 2 branches of the race, not 3")
+def more_winners_than_runners(s):
+    s += "p"
+    race(s.fork(2), first=3)  # here
+
+
+# -- calls that fail ------------------------------------------------------------------------------
+
+
+@mistake("program 'a_call_that_fails', variable 'slow': DeadlineExceeded: took longer than 1 s")
+def a_call_that_fails(s):
+    s += "p"
+    s += gen("slow")  # here
+    s += "and on " + gen("other")
+
+
+@mistake("program 'caller', variable 'slow': DeadlineExceeded")
+def caller(s):
+    helper(s)
+    s += "."
+    return s["slow"]
+
+
+def helper(s):
+    s += "p" + gen("slow")  # here
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+@mistake("program 'qa': missing a required argument: 'question'; its parameters are question, mark", plait.InputError)
+def a_missing_argument():
+    qa.run()  # here
+
+
+@mistake(r"unexpected keyword argument 'temprature' \(did you mean 'temperature'\?\)", plait.InputError)
+def a_misspelt_keyword_of_run():
+    qa.run("Why", temprature=0)  # here
+
+
+@mistake("run_batch takes a list of dicts, one dict of keyword arguments for each item", plait.InputError)
+def a_batch_of_one_dict():
+    qa.run_batch({"question": "Why"})  # here
+
+
+@mistake("item 0 of run_batch must be a dict of keyword arguments, not 'Why'", plait.InputError)
+def a_batch_of_texts():
+    qa.run_batch(["Why"])  # here
+
+
+@mistake("a backend is a Runtime, an Engine or a Client, not 'http://localhost:30000'", plait.InputError)
+def an_address_as_a_backend():
+    qa.run("Why", backend="http://localhost:30000")  # here
+
+
+@mistake("program 'no_state' needs the state as its first parameter: def no_state", plait.InputError)
+def a_body_without_a_state():
+    def no_state():
+        pass
+
+    plait.function(no_state)  # here
+
+
+@mistake("an event loop runs in this thread: await program.arun", plait.InputError)
+def run_inside_a_loop():
+    async def main():
+        aqa.run("Why")  # here
+
+    asyncio.run(main())
+
+
+@mistake("the program has ended; its state can be read, not extended", plait.InputError)
+def a_state_extended_after_the_end():
+    state = qa.run("Why")
+    state += "more"  # here
+
+
+@mistake("there is no variable 'anwser'", plait.MissingVariable)
+def a_misspelt_variable_outside():
+    state = qa.run("Why")
+    state.get_var("anwser")  # here
+
+
+@dataclass
+class _Told:
+    error: Exception
+    place: object
+
+
+def told(function):
+    """The error of one mistake, and the line that it names."""
+    takes_state = "s" in function.__code__.co_varnames[: function.__code__.co_argcount]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # each row says which
+        plait.function(function).run() if takes_state else function()
+    error = caught.value
+    named = error.place if isinstance(error, plait.ProgramError) else place_of(error)
+    return _Told(error, named)
+
+
+@pytest.mark.parametrize(("function", "said", "kind"), MISTAKES)
+def test_the_message_and_the_line(backend, function, said, kind):
+    backend.script(("slow", ""), default=" fine.")
+    backend.scheduler.answer = lambda prompt, request: (
+        DeadlineExceeded("took longer than 1 s") if function.__name__ in ("a_call_that_fails", "caller") else " fine."
+    )
+    found = told(function)
+    assert isinstance(found.error, kind), repr(found.error)
+    with pytest.raises(kind, match=said):
+        raise found.error
+    assert "# here" in linecache.getline(found.place.filename, found.place.lineno), found.place
+    if isinstance(found.error, plait.ProgramError):
+        assert str(found.error).endswith(f"test_mistakes.py:{found.place.lineno})")
+
+
+def test_there_are_enough_of_them():
+    assert len(MISTAKES) >= 40
+
+
+@pytest.mark.parametrize("how", ["batch", "stream", "async"])
+def test_the_line_is_named_however_a_program_runs(backend, how):
+    gate = Gate("x")
+    gate.open()
+    backend.scheduler.answer = lambda prompt, request: DeadlineExceeded("took longer than 1 s")
+    program = plait.function(caller)
+    if how == "batch":
+        error = program.run_batch([{}])[0].error()
+    elif how == "stream":
+        error = program.run(stream=True).error()
+    else:
+        with pytest.raises(plait.ProgramError) as caught:
+            asyncio.run(program.arun())
+        error = caught.value
+    assert linecache.getline(error.place.filename, error.place.lineno).strip().endswith('gen("slow")  # here')

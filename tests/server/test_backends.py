@@ -1,0 +1,313 @@
+"""The language's backends over a real server: SGLang's protocol, OpenAI's and Anthropic's, one model behind all.
+
+The server is deterministic, so a greedy program gives the same values over each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import httpx
+import openai
+import pytest
+
+import plait
+from plait import assistant, gen, select, system, user
+
+pytestmark = pytest.mark.timeout(120)
+QUESTION = "What is the capital of France?"
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def endpoint(address):
+    backend = plait.RuntimeEndpoint(address)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def chats(address):
+    found = [
+        plait.OpenAI("default", f"{address}/v1"),
+        plait.Anthropic("default", base_url=address, api_key="none", max_retries=0),
+    ]
+    yield found
+    for each in found:
+        each.close()
+
+
+@pytest.fixture(params=[0, 1], ids=["OpenAI", "Anthropic"])
+def chat(chats, request):
+    return chats[request.param]
+
+
+@plait.function
+def talk(s, question):
+    s += system("Be brief.") + user(question)
+    s += assistant(gen("answer", max_tokens=12))
+    s += user("Sure?") + assistant(select("sure", ["yes", "no"]))
+
+
+def test_a_conversation_is_the_same_over_every_protocol(endpoint, chats):
+    states = [talk.run(QUESTION, backend=backend, temperature=0) for backend in (endpoint, *chats)]
+    assert len({state["answer"] for state in states}) == 1 and "Paris" in states[0]["answer"]
+    assert states[0].get_meta_info("sure")["choice_scores"][0] < 0
+    for state in states[1:]:
+        meta = state.get_meta_info("sure")
+        assert meta["method"] == "structured output" and meta["choice_scores"] is None
+        assert state["sure"] == states[1]["sure"] in ("yes", "no")
+        assert [each["role"] for each in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    for state in states:
+        usage = state.get_meta_info("answer")
+        assert (
+            usage["completion_tokens"] > 3
+            and usage["prompt_tokens"] == states[0].get_meta_info("answer")["prompt_tokens"]
+        )
+        assert usage["finish_reason"]["type"] == "stop"
+
+
+# -- SGLang's protocol ----------------------------------------------------------------------------
+
+
+def one(expr, prompt="The capital of France is", **keywords):
+    @plait.function
+    def program(s):
+        s += prompt + expr
+
+    return program.run(**keywords)
+
+
+def test_branches_samples_streams_and_batches(endpoint):
+    @plait.function
+    def program(s, q):
+        forks = s.fork(2)  # before any text
+        forks += lambda i: f"{q} {i}:" + gen("tip", max_tokens=4)
+        forks.join()
+        s += q + gen("x", max_tokens=6) + " Then" + gen("two", n=2, max_tokens=3, temperature=1.0, seed=5)
+
+    state = program.run("One", backend=endpoint, temperature=0)
+    stream = program.run("One", backend=endpoint, temperature=0, stream=True)
+    pieces = list(stream.text_iter("x"))
+    assert "".join(pieces) == state["x"] and len(pieces) > 2
+    batch = program.run_batch([{"q": "One"}, {"q": "Two"}], backend=endpoint, temperature=0)
+    assert batch[0]["tip"] == stream["tip"] == state["tip"] and len(state["tip"]) == 2
+    assert batch[0]["two"] == state["two"] and len(set(state["two"])) == 2
+    assert batch[1]["x"] != state["x"]
+
+
+def test_constraints_hold_over_http(endpoint):
+    state = one(
+        gen("ip", regex=r"[0-9]{2}\.[0-9]{1,2}")
+        + gen("j", json_schema=json.dumps(SCHEMA), max_tokens=60)
+        + gen("i", type=int)
+        + gen("c", choices=["red", "green"], temperature=1.0)
+        + gen("e", ebnf='root ::= "x" [0-9] "y"'),
+        backend=endpoint,
+    )
+    assert len(state["ip"].split(".")[0]) == 2 and set(json.loads(state["j"])) == {"a", "b"}
+    assert isinstance(state["i"], int) and state["c"] in ("red", "green")
+    assert state["e"][0] + state["e"][2] == "xy" and state["e"][1].isdigit()
+
+
+def test_logprobs_are_those_of_the_server(endpoint):
+    state = one(
+        gen("x", max_tokens=3, return_logprob=True, top_logprobs_num=2, logprob_start_len=0),
+        backend=endpoint,
+        temperature=0,
+    )
+    meta = state.get_meta_info("x")
+    assert "".join(text for _, _, text in meta["output_token_logprobs"]) == state["x"]
+    for (logprob, _, _), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
+        assert logprob == top[0][0] >= top[1][0], "greedy takes the likeliest"
+    inputs = meta["input_token_logprobs"]
+    assert len(inputs) == len(meta["input_top_logprobs"]) == meta["prompt_tokens"] - 1, "the first token has none"
+    assert inputs[-1][2] == " is" and all(logprob < 0 for logprob, _, _ in inputs)
+    bare = one(gen("x", max_tokens=3), backend=endpoint, temperature=0)
+    assert bare["x"] == state["x"] and "output_token_logprobs" not in bare.get_meta_info("x")
+
+
+def test_a_choices_score_is_the_mean_of_its_tokens_logprobs(endpoint):
+    choices = [" Paris", " London", " a city in Germany"]
+    state = one(select("c", choices), backend=endpoint)
+    assert state["c"] == " Paris"
+    for choice, score in zip(choices, state.get_meta_info("c")["choice_scores"], strict=True):
+        told = one(
+            gen("x", max_tokens=0, return_logprob=True, logprob_start_len=5),
+            prompt="The capital of France is" + choice,
+            backend=endpoint,
+        ).get_meta_info("x")["input_token_logprobs"]
+        assert score == pytest.approx(sum(logprob for logprob, _, _ in told) / len(told))
+    for method in (plait.greedy_token_selection, plait.unconditional_likelihood_normalized):
+        assert one(select("c", choices, choices_method=method), backend=endpoint)["c"] == " Paris"
+
+
+def test_stop_patterns_stops_and_ignored_ends(endpoint):
+    prompt, free = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
+    whole = one(gen("x", **free), prompt, backend=endpoint)["x"]
+    assert " 7, 8" in whole
+    state = one(gen("x", stop_regex=r"[7-9]\s*,", **free), prompt, backend=endpoint)
+    assert state["x"] == whole[: whole.index("7")]
+    assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": r"[7-9]\s*,"}
+    stream = one(gen("x", stop_regex=r",[^8]*8", **free), prompt, backend=endpoint, stream=True)
+    pieces = list(stream.text_iter("x"))
+    assert "".join(pieces) == whole[: whole.index(",")], "text that a pattern may cut is not told"
+    assert one(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == whole[: whole.index(" 8")]
+
+
+def test_stop_patterns_by_openais_protocol_and_in_programs(client, address):
+    prompt, ask = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
+    body = {"stop_regex": ["[7-9]", "x{3}"]}
+    completion = client.completions.create(model="default", prompt=prompt, extra_body=body, **ask).choices[0]
+    assert completion.finish_reason == "stop" and completion.text.startswith(" 5, 6") and "7" not in completion.text
+    program = [{"text": prompt}, {"gen": {"name": "x", **ask, **body}}]
+    answer = httpx.post(f"{address}/v1/programs", json={"program": program}, timeout=60).json()
+    assert answer["variables"]["x"] == completion.text
+    with pytest.raises(openai.BadRequestError, match="stop_regex"):
+        client.completions.create(model="default", prompt=prompt, extra_body={"stop_regex": "a$"}, **ask)
+
+
+def test_a_users_text_is_no_control_token(endpoint):
+    @plait.function
+    def program(s, text):
+        s += user(text) + assistant(gen("x", max_tokens=1))
+
+    lengths = [
+        program.run(text, backend=endpoint).get_meta_info("x")["prompt_tokens"] for text in ("ab", "ab<|im_end|>")
+    ]
+    assert lengths[1] - lengths[0] > 3, "nine letters, not one token"
+
+
+def test_the_servers_own_errors_arrive(endpoint, address):
+    with pytest.raises(plait.ProgramError, match="answered 400") as caught:
+        one(
+            gen("x", json_schema={"type": "string", "format": "nonsense", "minLength": 9, "maxLength": 3}),
+            backend=endpoint,
+        )
+    assert isinstance(caught.value.__cause__, plait.CallRejected)
+    with pytest.raises(plait.ProgramError, match="constraint Lark"):
+        one(gen("x", lark='start: "a"'), backend=endpoint)
+    info = plait.get_server_info(endpoint)
+    assert info["model_path"] and info["max_total_num_tokens"] > 0
+    plait.flush_cache(endpoint)
+    with pytest.raises(plait.CallRejected, match="answered 404"):
+        plait.RuntimeEndpoint(f"{address}/v1")
+
+
+# -- chat APIs ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+def ask(expr, backend, **keywords):
+    @plait.function
+    def program(s):
+        s += user("A point on a map, in JSON.") + assistant(expr)
+
+    return program.run(backend=backend, **keywords)
+
+
+def test_typed_values_over_chat_apis(chat):
+    for type_, kind in ((Point, Point), (int, int), (bool, bool), (Literal["a", "b"], str), (list[bool], list)):
+        state = ask(gen("x", type=type_, max_tokens=80), chat, temperature=0)
+        assert type(state["x"]) is kind
+    state = ask(gen("x", json_schema=SCHEMA, max_tokens=60), chat)
+    assert set(json.loads(state["x"])) == {"a", "b"} and " " not in state["x"]
+    assert set(ask(gen("x", regex="[ab]{4}"), chat)["x"]) <= set("ab")
+    with pytest.raises(plait.ProgramError, match="max_tokens=3 ended the value"):
+        ask(gen("x", type=Point, max_tokens=3), chat)
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def test_tools_over_chat_apis(chat, endpoint):
+    @plait.function
+    def program(s):
+        s += system("Use your tools.", tools=[add]) + user("What is 2 + 3?")
+        s += assistant(gen("step", tools=[add], max_tokens=60))
+        s.call("step")
+        s += assistant(gen("answer", max_tokens=4))
+
+    for backend in (chat, endpoint):
+        state = program.run(backend=backend, temperature=0)
+        call = state["step"]
+        assert call.name == "add" and set(call.arguments) == {"a", "b"}
+        assert str(sum(call.arguments.values())) in state.messages()[-2]["content"] and state["answer"]
+
+
+def test_streams_stops_and_usage_over_chat_apis(chat):
+    whole = ask(gen("x", max_tokens=16), chat, temperature=0)
+    stream = ask(gen("x", max_tokens=16), chat, temperature=0, stream=True)
+    pieces = list(stream.text_iter("x"))
+    assert "".join(pieces) == whole["x"] and len(pieces) > 2
+    meta = whole.get_meta_info("x")
+    assert meta["finish_reason"]["type"] == "length" and meta["completion_tokens"] == 16
+    assert meta["prompt_tokens"] == meta["cached_tokens"] + meta["computed_tokens"] > 10
+    word = whole["x"].split()[1]
+    stopped = ask(gen("x", max_tokens=16, stop=word), chat, temperature=0)
+    assert stopped["x"] == whole["x"].partition(word)[0]
+    assert stopped.get_meta_info("x")["finish_reason"]["type"] == "stop"
+
+
+def test_what_chat_apis_refuse_or_answer_with_an_error(chat, address):
+    for options, message in (
+        ({"stop_regex": "a"}, "stop_regex is not supported by"),
+        ({"min_p": 0.1}, "min_p is not supported by"),
+        ({"ebnf": 'root ::= "a"'}, "no structured output for the constraint Ebnf"),
+    ):
+        with pytest.raises(plait.ProgramError, match=message) as caught:
+            ask(gen("x", **options), chat)
+        assert isinstance(caught.value.__cause__, plait.InputError)
+    where = {"base_url": address if isinstance(chat, plait.Anthropic) else f"{address}/v1", "api_key": "none"}
+    unknown = type(chat)("nobody", **where)
+    with pytest.raises(plait.ProgramError, match=r"answered 404.*'nobody' is not served") as caught:
+        ask(gen("x"), unknown)
+    assert isinstance(caught.value.__cause__, plait.CallRejected)
+    where["base_url"] = "http://127.0.0.1:9"
+    nowhere = type(chat)("m", **where, **({"max_retries": 0} if isinstance(chat, plait.Anthropic) else {}))
+    with pytest.raises(plait.ProgramError, match="cannot be reached") as caught:
+        ask(gen("x"), nowhere)
+    assert isinstance(caught.value.__cause__, plait.RuntimeGone)
+
+
+def test_what_only_anthropic_refuses_and_takes(chats):
+    openai, claude = chats
+    with pytest.raises(plait.ProgramError, match="seed is not supported by Anthropic's API"):
+        ask(gen("x", seed=1), claude)
+    with pytest.raises(plait.ProgramError, match="top_k is not supported by the chat API"):
+        ask(gen("x", top_k=1), openai)
+    assert ask(gen("x", top_k=1, max_tokens=6), claude)["x"] == ask(gen("x", max_tokens=6), openai, temperature=0)["x"]
+
+    @plait.function
+    def late(s):
+        s += user("Hi") + system("Now be terse.") + assistant(gen("x"))
+
+    with pytest.raises(plait.ProgramError, match="takes system turns at the beginning only"):
+        late.run(backend=claude)
+
+
+@pytest.mark.parametrize(("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm")])
+def test_a_package_that_is_missing_is_named(monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(plait.InputError, match=f"{name} needs the package '{package}'.*pip install {package}"):
+        getattr(plait, name)("m")
+
+
+def test_backends_that_are_not_here_say_what_to_use():
+    with pytest.raises(AttributeError, match=r'LiteLLM\("vertex_ai/<model>"\)'):
+        _ = plait.VertexAI
