@@ -32,7 +32,7 @@ class Sort(dspy.Signature):
 @pytest.mark.parametrize("kind", ["chat", "responses"])
 def test_a_language_model_is_asked(base_url, kind) -> None:
     lm = model(base_url, "openai/default", model_type=kind)
-    (answer,) = lm("What is the capital of France?")
+    (answer,) = lm("Tell me the capital of France in one short sentence.")
     assert "Paris" in (answer if isinstance(answer, str) else answer["text"])
     assert lm.history[-1]["usage"]["total_tokens"] > 10
 
@@ -60,4 +60,4 @@ def test_streaming(lm) -> None:
     found = asyncio.run(parts())
     assert isinstance(found[-1], dspy.Prediction) and found[-1].kind in ("food", "sport")
     streamed = "".join(part.chunk for part in found if isinstance(part, dspy.streaming.StreamResponse))
-    assert streamed.strip('"') == found[-1].kind
+    assert streamed.strip('" ').startswith(found[-1].kind)

@@ -10,7 +10,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
-ASK = "What is the capital of France?"
+ASK = "Tell me the capital of France in one short sentence."
 
 
 @tool

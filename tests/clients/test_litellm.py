@@ -9,7 +9,7 @@ import litellm
 import pytest
 from litellm.types.utils import ModelResponse, TextCompletionResponse
 
-ASK = [{"role": "user", "content": "What is the capital of France?"}]
+ASK = [{"role": "user", "content": "Tell me the capital of France in one short sentence."}]
 TOOL = {
     "type": "function",
     "function": {
