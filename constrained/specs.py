@@ -184,6 +184,9 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     `at_least` to `at_most` such calls (None: any number up to the end of the text). With `free_text` False
     nothing stands before, between or behind them, as where a tool must be called. Schemas are compact.
 
+    `otherwise`: instead of calls, the whole text may be this JSON value, and there is no free text: the answer is one
+    or more calls, or the value. A begin must be nothing that JSON begins with, or the two cannot be told apart.
+
     >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
     '</call>'
     """
@@ -194,9 +197,12 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     free_text: bool = True
     lenient: bool = False
     annotations: bool = False
+    otherwise: JsonSchema | JsonObject | None = None
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "triggers", _triggers(self.triggers))
+        if self.otherwise is not None and (self.free_text or self.at_least):
+            raise GrammarError("otherwise excludes free text, and calls that must come")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
                 raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")

@@ -53,13 +53,19 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         group.add_argument(flag, type=kind, metavar=metavar, help=text)
 
     number("--max-body-bytes", int, "N", "larger requests are refused; default: 8388608")
-    number("--max-queue", int, "N", "requests that may wait beside those that run; default: 512")
+    number(
+        "--max-queue",
+        int,
+        "N",
+        "calls that may wait beside those that run, n of them for a request with n; default: 512",
+    )
     number("--max-requests-per-key", int, "N", "running and waiting at once; default: 0, no limit")
     number("--body-timeout", float, "S", "seconds for a body to come; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
     number("--write-timeout", float, "S", "seconds for a client to take what it is sent; default: 60")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "/health fails when the runtime is silent for so long; default: 10")
+    number("--compile-deadline", float, "S", "seconds for a constraint to compile, else it is refused; default: 2")
     number("--retry-after", int, "S", "what refused clients are told; default: 1")
 
 
@@ -89,7 +95,7 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    given = {"device": options.device, "weights": options.weights}
+    given = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
     engine = {name: value for name, value in given.items() if value is not None}
     form: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     return serve(options.model, settings, form, deterministic=options.deterministic, **engine)

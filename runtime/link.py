@@ -29,7 +29,11 @@ MAX_FRAMES_PER_RECEIVE = 4096
 
 
 class ZmqLink:
-    """The ROUTER and its clients' lifelines. `owner_fd` is a pipe whose end means that the owner is gone."""
+    """The ROUTER and its clients' lifelines. `owner_fd` is a pipe whose end means that the owner is gone.
+
+    What is sent goes out at the next `receive`, all of a client's replies as the parts of one message: a step answers
+    many calls, and its client wakes once for them.
+    """
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
         self.num_bad_frames = 0
@@ -49,6 +53,7 @@ class ZmqLink:
         self._greeting: dict[int, socket.socket] = {}  # lifelines whose client id has not come yet
         self._lifelines: dict[int, tuple[socket.socket, bytes]] = {}
         self._clients: set[bytes] = set()
+        self._outbox: dict[bytes, list[bytes]] = {}
         self._gone: list[bytes] = []
         self._poller = zmq.Poller()
         for watched in (
@@ -65,6 +70,7 @@ class ZmqLink:
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Request]]:
         """Frames that have come; waits up to `timeout_s` seconds for one, or for a fd in `wake_fds`."""
+        self._flush()
         for fd in wake_fds:
             self._poller.register(fd, zmq.POLLIN)
         wait_ms = None if timeout_s is None else int(min(timeout_s, MAX_WAIT_S) * 1000) + (timeout_s > 0)
@@ -94,16 +100,23 @@ class ZmqLink:
 
     def send(self, client: bytes, reply: Reply) -> None:
         if client in self._clients:
-            self._router.send_multipart([client, encode(reply)])
+            self._outbox.setdefault(client, []).append(encode(reply))
 
     def close(self) -> None:
         """Closes every socket; clients see their lifelines end."""
+        self._flush()
         for lifeline in (*self._greeting.values(), *(s for s, _ in self._lifelines.values()), self._listener):
             lifeline.close()
         self._router.close()
         self._context.term()
         os.close(self._stop_out)
         os.close(self._stop_in)
+
+    def _flush(self) -> None:
+        for client, replies in self._outbox.items():
+            if client in self._clients:
+                self._router.send_multipart([client, *replies])
+        self._outbox.clear()
 
     def _frames(self) -> list[tuple[bytes, Request]]:
         frames: list[tuple[bytes, Request]] = []

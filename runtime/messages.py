@@ -18,7 +18,7 @@ import msgspec
 from plait.constrained.specs import Spec
 from plait.runtime.sampling import SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2  # counts up whenever a frame changes its shape
 MAX_FRAME_BYTES = 64 << 20
 MAX_CHOICES = 1024
 MAX_FORK = 4096

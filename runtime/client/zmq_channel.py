@@ -26,8 +26,10 @@ from plait.runtime.link import CLIENT_ID_BYTES, FRAMES, LIFELINE
 from plait.runtime.messages import (
     MAX_FRAME_BYTES,
     PROTOCOL,
+    Append,
     Hello,
     Inspect,
+    Open,
     Reply,
     Request,
     Welcome,
@@ -39,6 +41,8 @@ CONNECT_TIMEOUT_S = 30.0
 DIED = "the runtime process ended"
 POLL_S, SILENT_S = 5.0, 120.0  # after a silent poll the scheduler is asked for a sign of life
 NOBODY = 0  # the call id of such a question: its answer is for no call
+UNHURRIED = (Open, Append)  # do nothing by themselves: they go with what follows them, and cost no change of thread
+MAX_FRAMES = 4096  # taken from the socket before they are delivered
 
 
 class ZmqChannel:
@@ -76,7 +80,8 @@ class ZmqChannel:
         if self._gone is not None or self._closing:
             raise RuntimeGone(self._gone or "this client was closed")
         self._queue.append(frame)
-        self._wake()
+        if not isinstance(request, UNHURRIED):
+            self._wake()
 
     def close(self) -> None:
         self._closing = True
@@ -127,12 +132,18 @@ class ZmqChannel:
             self._dealer.send(self._queue.popleft())
 
     def _deliver(self, on_reply: Callable[[Reply], None]) -> None:
-        while True:
-            try:
-                frame = self._dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            on_reply(decode_reply(frame))
+        while frames := self._received():
+            for frame in frames:
+                on_reply(decode_reply(frame))
+
+    def _received(self) -> list[bytes]:
+        """All that has come. A step's replies are the parts of one message, and those who wait for them are woken when
+        all of them are here."""
+        frames: list[bytes] = []
+        with contextlib.suppress(zmq.Again):
+            while len(frames) < MAX_FRAMES:
+                frames += self._dealer.recv_multipart(zmq.NOBLOCK)
+        return frames
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # full: awake already; closed: nothing to wake
@@ -152,7 +163,7 @@ class ZmqChannel:
         while time.monotonic() < deadline:
             if self._dealer.poll(100):
                 try:
-                    reply = decode_reply(self._dealer.recv())
+                    reply = decode_reply(self._dealer.recv_multipart()[0])
                 except msgspec.DecodeError as error:
                     raise RuntimeGone(f"the runtime speaks another version of the protocol: {error}") from None
                 if isinstance(reply, Welcome) and reply.protocol == PROTOCOL:

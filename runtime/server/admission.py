@@ -9,10 +9,12 @@ Knows: keys, counts, paths. Must not know: routes, bodies, what a request costs.
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.runtime.server.errors import OVERLOADED, ApiError
-from plait.runtime.server.in_flight import InFlight, current
+from plait.runtime.server.in_flight import InFlight, Record, current
 from plait.runtime.server.keys import owner_of
 from plait.runtime.server.page_files import FILES
 from plait.runtime.server.settings import ServerSettings
@@ -34,8 +36,13 @@ class Gate:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many requests run and wait as may."""
-        return self.in_flight.num_work >= self.settings.max_running + self.settings.max_queue
+        """Whether as many calls run and wait as may."""
+        return self.in_flight.num_calls >= self.room
+
+    @property
+    def room(self) -> int:
+        """Calls that may run and wait."""
+        return self.settings.max_running + self.settings.max_queue
 
     def owner(self, path: str, headers: dict[bytes, bytes]) -> str:
         """The name of the key that was given; "" where none is needed. Raises ApiError 401."""
@@ -65,12 +72,26 @@ class Gate:
         if self.is_draining:
             raise ApiError(503, "the server is being stopped", type=OVERLOADED, code="draining", headers=retry)
         if self.is_full:
-            text = f"{self.in_flight.num_work} requests run or wait already; try again later"
-            raise ApiError(503, text, type=OVERLOADED, code="queue_full", headers=retry)
+            raise self._full(f"{self.in_flight.num_calls} calls run or wait already; try again later")
         limit = self.settings.max_requests_per_key
         if limit and self.in_flight.num_of(tenant) >= limit:
             text = f"this key has {limit} requests running, as many as it may"
             raise ApiError(429, text, type=RATE, code="rate_limit_exceeded", headers=retry)
+
+    def claim(self, record: Record, calls: int) -> None:
+        """Counts an admitted request as the `calls` it will have at once: its prompts times its answers.
+
+        Raises ApiError 503 where there is no room for them; a request that is alone is let in whatever its size.
+        """
+        others = self.in_flight.num_calls - record.num_calls
+        if others and others + calls > self.room:
+            raise self._full(f"{others} calls run or wait already, and this request asks for {calls}; try again later")
+        if calls > record.num_calls:
+            self.in_flight.widen(record, calls)
+
+    def _full(self, text: str) -> ApiError:
+        retry = {"Retry-After": str(self.settings.retry_after_s)}
+        return ApiError(503, text, type=OVERLOADED, code="queue_full", headers=retry)
 
 
 class Admission:
@@ -92,6 +113,7 @@ class Admission:
                 self.gate.check_room(tenant)
                 if record is not None:
                     self.gate.in_flight.begin_work(record)
+                    record.claim = partial(self.gate.claim, record)
         await self.app(scope, receive, send)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from plait.runtime.errors import InputError
 from plait.runtime.server.conversation import Conversation, Tool, Turn
-from plait.runtime.server.formats import PLAIN, ToolFormat, described, instructions
+from plait.runtime.server.formats import ToolFormat, described, instructions
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 Parts = list[tuple[str, bool]]  # (text, is the chat template's own)
@@ -89,7 +89,7 @@ def chat_parts(template: ChatTemplate, added: frozenset[str], asked: Conversatio
     defuser = Defuser(added)
     turns, tools = list(asked.turns), asked.tools
     if tools and not style.is_template_own:
-        turns, tools = _with_instructions(turns, tools), ()
+        turns, tools = _with_instructions(turns, tools, style), ()
     messages = [defuser.take(_message(turn, style, turns)) for turn in turns]
     if asked.continue_final:
         messages[-1]["content"] += defuser.end_mark
@@ -106,9 +106,9 @@ def chat_parts(template: ChatTemplate, added: frozenset[str], asked: Conversatio
     return defuser.put_back(rendered)
 
 
-def _with_instructions(turns: list[Turn], tools: Sequence[Tool]) -> list[Turn]:
+def _with_instructions(turns: list[Turn], tools: Sequence[Tool], style: ToolFormat) -> list[Turn]:
     """The system turn, made if need be, says what the tools are."""
-    text = instructions(tools)
+    text = instructions(tools, style)
     if turns and turns[0].role == "system":
         return [Turn("system", f"{turns[0].text}\n\n{text}"), *turns[1:]]
     return [Turn("system", text), *turns]
@@ -117,7 +117,7 @@ def _with_instructions(turns: list[Turn], tools: Sequence[Tool]) -> list[Turn]:
 def _message(turn: Turn, style: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
     """A turn as chat templates read it; calls and results as text where the template knows none."""
     if not style.is_template_own:
-        return _plain_message(turn, turns)
+        return _plain_message(turn, style, turns)
     message: dict[str, Any] = {"role": turn.role, "content": turn.text}
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
@@ -131,10 +131,10 @@ def _message(turn: Turn, style: ToolFormat, turns: Sequence[Turn]) -> dict[str, 
     return message
 
 
-def _plain_message(turn: Turn, turns: Sequence[Turn]) -> dict[str, Any]:
+def _plain_message(turn: Turn, style: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
     if turn.role == "tool":
         return {"role": "user", "content": f"Result of {_called(turn, turns)}: {turn.text}"}
-    text = "".join([turn.text, *(PLAIN.write(call) for call in turn.calls)])
+    text = "".join([turn.text, *(style.write(call) for call in turn.calls)])
     return {"role": turn.role, "content": text}
 
 

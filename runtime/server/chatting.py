@@ -20,7 +20,13 @@ from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.chat_prompt import Parts, chat_parts
 from plait.runtime.server.conversation import Conversation
 from plait.runtime.server.errors import invalid
-from plait.runtime.server.formats import ReasoningFormat, reasoning_format, tool_constraint, tool_format
+from plait.runtime.server.formats import (
+    ReasoningFormat,
+    answer_of_json,
+    reasoning_format,
+    tool_constraint,
+    tool_format,
+)
 from plait.runtime.server.logprobs import LogprobFeed
 from plait.runtime.server.reading import Part, Reader
 from plait.runtime.server.running import LONG_TEXT, tokenize
@@ -73,8 +79,9 @@ async def prepare(client: Client, asked: Conversation) -> Prepared:
     template = client.tokenizer.chat_template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
-    style, reasoning = tool_format(template.source), reasoning_format(template.source)
-    names = [tool.name for tool in asked.callable_tools]
+    is_json = answer_of_json(asked) is not None
+    style = tool_format(template.source, beside_json=is_json)
+    reasoning, names = reasoning_format(template.source), [tool.name for tool in asked.callable_tools]
     constraint, param = asked.constraint, asked.constraint_param
     if names:
         constraint, param = tool_constraint(style, asked), asked.callable_tools[0].param
@@ -84,12 +91,12 @@ async def prepare(client: Client, asked: Conversation) -> Prepared:
     else:
         parts = chat_parts(*arguments)
     thinks = _ends_with(parts, reasoning) and asked.add_generation_prompt
-    if thinks and constraint is not None and (not names or asked.must_call):
+    if thinks and constraint is not None and (not names or asked.must_call or is_json):
         assert reasoning is not None  # an answer that is constrained from its first letter has no room for thought
         parts, thinks = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
     tools = (style, names) if names else None
-    return Prepared(ids, constraint, param, lambda: Reader(reasoning, thinks, tools))
+    return Prepared(ids, constraint, param, lambda: Reader(reasoning, thinks, tools, is_json))
 
 
 def _ends_with(parts: Parts, reasoning: ReasoningFormat | None) -> bool:

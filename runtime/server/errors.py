@@ -54,6 +54,11 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"'{param}' {why}", param=param, code="unsupported_parameter")
 
 
+def longest_context(num_tokens: int) -> str:
+    """The words by which clients such as litellm know that a prompt is too long; they do not read the code."""
+    return f"This model's maximum context length is {num_tokens} tokens"
+
+
 # how the runtime's own names of sampling parameters are spelled in HTTP
 _SAID = {"timeout_s": "timeout"}
 

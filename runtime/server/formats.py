@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plait.constrained.specs import GrammarError, Structural, Trigger
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
 from plait.runtime.server.conversation import Conversation, Tool, ToolCall
 from plait.runtime.server.errors import invalid
 
@@ -64,6 +64,7 @@ TOOL_FORMATS = (
     ToolFormat(mark="<|python_tag|>", begin='{"name": "{name}", "parameters": ', end="}", arguments_key="parameters"),
 )
 PLAIN = ToolFormat(mark="", begin='{"tool_call":', end="}")
+BESIDE_JSON = ToolFormat(mark="", begin="<tool_call>", end="</tool_call>")  # where the answer itself may be JSON
 REASONING_FORMATS = (ReasoningFormat("<think>", "</think>"), ReasoningFormat("[THINK]", "[/THINK]"))
 
 _INSTRUCTIONS = """You can call functions. Each is given as a JSON object with its parameters' JSON schema:
@@ -72,10 +73,11 @@ To call a function, write {example} with the function's name and arguments. You 
 The function's result is then given to you."""
 
 
-def tool_format(template: str) -> ToolFormat:
-    """The format of a model with this chat template."""
+def tool_format(template: str, *, beside_json: bool = False) -> ToolFormat:
+    """The format of a model with this chat template. `beside_json`: a call must not be mistaken for a JSON answer."""
     shows_tools = "tools" in template
-    return next((each for each in TOOL_FORMATS if shows_tools and each.mark in template), PLAIN)
+    plain = BESIDE_JSON if beside_json else PLAIN
+    return next((each for each in TOOL_FORMATS if shows_tools and each.mark in template), plain)
 
 
 def reasoning_format(template: str) -> ReasoningFormat | None:
@@ -83,10 +85,10 @@ def reasoning_format(template: str) -> ReasoningFormat | None:
     return next((each for each in REASONING_FORMATS if each.begin in template or each.end in template), None)
 
 
-def instructions(tools: Sequence[Tool]) -> str:
+def instructions(tools: Sequence[Tool], style: ToolFormat = PLAIN) -> str:
     """What the system turn says where the template cannot show tools."""
     lines = [json.dumps(described(tool)["function"], ensure_ascii=False) for tool in tools]
-    example = PLAIN.write(ToolCall("", "NAME", "{...}"))
+    example = style.write(ToolCall("", "NAME", "{...}"))
     return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\n".join(lines))
 
 
@@ -97,8 +99,9 @@ def described(tool: Tool) -> dict[str, Any]:
 
 
 def tool_constraint(style: ToolFormat, asked: Conversation) -> Structural:
-    """Free text in which calls fit their tools; with `must_call` nothing but calls. ApiError names a bad schema."""
-    tools = asked.callable_tools
+    """Free text in which calls fit their tools; with `must_call` nothing but calls; where the answer has a schema,
+    calls or an answer that fits it. ApiError names a bad schema, and a constraint that is none of JSON."""
+    tools, otherwise = asked.callable_tools, answer_of_json(asked)
     if "{name}" in style.begin:
         triggers = [_trigger(style.begin.replace("{name}", t.name), dict(t.parameters), style.end, t) for t in tools]
     elif len(tools) == 1:
@@ -112,9 +115,21 @@ def tool_constraint(style: ToolFormat, asked: Conversation) -> Structural:
         triggers,
         at_least=1 if asked.must_call else 0,
         at_most=1 if asked.one_call else None,
-        free_text=not asked.must_call,
+        free_text=not asked.must_call and otherwise is None,
         annotations=not any(tool.strict for tool in tools),
+        otherwise=otherwise,
     )
+
+
+def answer_of_json(asked: Conversation) -> JsonSchema | JsonObject | None:
+    """What an answer must be that calls nothing, where it may call; None for free text, and where it must call."""
+    constraint, param = asked.constraint, asked.constraint_param
+    if constraint is None or asked.must_call or not asked.callable_tools:
+        return None
+    if isinstance(constraint, JsonSchema | JsonObject):
+        return constraint
+    text = f"'{param}' cannot shape an answer that may call tools instead; set 'tool_choice' to 'none' or 'required'"
+    raise invalid(text, param, "unsupported_combination")
 
 
 def _trigger(begin: str, schema: dict[str, Any], end: str, tool: Tool) -> Trigger:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -39,7 +39,8 @@ class Record:
     """One request. Times are of `time.monotonic()`.
 
     `tenant`: the name of its API key. `route`: the path's template; "other" for paths that are no route's. `code`: of
-    the error it was answered with. `is_work`: it counts against the limits.
+    the error it was answered with. `is_work`: it counts against the limits, as `num_calls` calls that run at once.
+    `claim(calls)`: asks for room for so many calls, and raises where there is none.
     """
 
     method: str
@@ -56,6 +57,8 @@ class Record:
     ended: float | None = None
     client_gone: bool = False
     is_work: bool = False
+    num_calls: int = 0
+    claim: Callable[[int], None] = lambda calls: None
     body_start: bytes = b""
     task: asyncio.Task[object] | None = None
     runs: list[Started] = field(default_factory=list)
@@ -115,16 +118,23 @@ class InFlight:
     def __init__(self) -> None:
         self.records: set[Record] = set()
         self.num_work = 0
+        self.num_calls = 0
         self._of_tenant: Counter[str] = Counter()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
     def begin_work(self, record: Record) -> None:
-        """From now on the request counts."""
+        """From now on the request counts, as one call until more is known."""
         record.is_work = True
         self.num_work += 1
+        self.widen(record, 1)
         self._of_tenant[record.tenant] += 1
         self._none_left.clear()
+
+    def widen(self, record: Record, calls: int) -> None:
+        """The request counts as so many calls."""
+        self.num_calls += calls - record.num_calls
+        record.num_calls = calls
 
     def num_of(self, tenant: str) -> int:
         """Requests of one key that count now."""
@@ -135,6 +145,7 @@ class InFlight:
         self.records.discard(record)
         if record.is_work:
             self.num_work -= 1
+            self.widen(record, 0)
             self._of_tenant -= Counter({record.tenant: 1})
             if not self.num_work:
                 self._none_left.set()

@@ -20,7 +20,6 @@ T = TypeVar("T")
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
-_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.)*"(\s*:)?')
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _BAD_PART = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
@@ -79,8 +78,16 @@ def _check_nesting_and_keys(body: bytes, value: Any) -> None:
         level = below
     else:
         raise _too_deep()
-    if num_keys != sum(map(bool, _STRINGS.findall(body))):
+    if num_keys != _num_keys(body):
         raise invalid("a key is given twice in one object", code="invalid_json")
+
+
+def _num_keys(body: bytes) -> int:
+    """How many keys stand in `body`, valid JSON: strings that a colon follows. In bulk, since there may be millions."""
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins and ends strings
+    outside = b'"'.join(body.split(b'"')[::2])
+    return outside.translate(None, b" \t\r\n").count(b'":')
 
 
 def _check_integers(items: list[Any]) -> None:

@@ -59,7 +59,8 @@ class JsonEnd:
 
 
 class Reader:
-    """One answer's. `tools`: the format and the names of the tools that may be called.
+    """One answer's. `tools`: the format and the names of the tools that may be called. `is_json`: the answer is calls
+    or a JSON value, so that what does not begin with a call holds none.
 
     >>> reader = Reader(None, False, (ToolFormat("", "<c>", "</c>"), ["f"]))
     >>> [p for piece in ('Hi <', 'c>{"name":"f","arguments":{"a"', ':1}}</c>') for p in reader.push(piece)]
@@ -73,8 +74,10 @@ class Reader:
         reasoning: ReasoningFormat | None,
         starts_in_reasoning: bool,
         tools: tuple[ToolFormat, Sequence[str]] | None = None,
+        is_json: bool = False,
     ) -> None:
         self._reasoning = reasoning
+        self._is_json = is_json
         self._begins = tools[0].begins(tools[1]) if tools else {}
         self._head = _head(tools[0]) if tools else None
         self._end = tools[0].end if tools else ""
@@ -137,6 +140,8 @@ class Reader:
         return bool(self._held)
 
     def _text(self) -> bool:
+        if self._is_json and self._begins and not self._may_be_call():
+            self._begins = {}
         places = [(at, begin) for begin in self._begins if (at := self._held.find(begin)) >= 0]
         if not places:
             keep = _overlap(self._held, self._begins)
@@ -152,6 +157,10 @@ class Reader:
         else:
             self._open_call(name, self._end)
         return True
+
+    def _may_be_call(self) -> bool:
+        """Whether the text from here on may begin with a call."""
+        return any(self._held.startswith(begin) or begin.startswith(self._held) for begin in self._begins)
 
     def _call_head(self) -> bool:
         """`{"name":"...","arguments":`"""

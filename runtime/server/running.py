@@ -25,6 +25,7 @@ from plait.runtime.client.session import Session
 from plait.runtime.errors import ContextOverflow
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.server.errors import longest_context
 from plait.runtime.server.in_flight import current
 
 LONG_TEXT = 20_000  # characters; tokenizing more would hold the event loop up for milliseconds
@@ -99,6 +100,7 @@ async def running(client: Client, works: Sequence[Work]) -> AsyncIterator[Run]:
     """Starts every work; on the way out closes its sessions, or aborts those whose calls are not done."""
     run = Run()
     if (record := current()) is not None:
+        record.claim(sum(work.n for work in works))
         record.runs.append(run)
     try:
         for work in works:
@@ -164,8 +166,8 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
     if length > LONG_TEXT:
         most = client.model.context_length * _longest_token(tokenizer.vocabulary)
         if length > most:
-            limit = client.model.context_length
-            raise ContextOverflow(f"the prompt has {length} characters, which cannot be {limit} tokens or fewer")
+            limit = longest_context(client.model.context_length)
+            raise ContextOverflow(f"{limit}; the prompt has {length} characters, which cannot be that few")
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)

@@ -12,7 +12,7 @@ from bombs import BOMBS
 from plait.constrained import Ebnf, GrammarError, Lark, Structural, Vocabulary, compile_grammar
 from plait.constrained.dfa import DfaGrammar
 from plait.constrained.dispatch import as_grammar, compile_form
-from plait.constrained.specs import JsonSchema, Regex, Spec
+from plait.constrained.specs import JsonObject, JsonSchema, Regex, Spec
 
 BYTES = Vocabulary((b"", *(bytes([byte]) for byte in range(256))), (0,), lambda text: [1 + b for b in text.encode()])
 
@@ -129,6 +129,17 @@ def test_structural_counts_express_tool_choice() -> None:
     assert accepts(required, *texts) == [False, False, True, False, True, False]
 
 
+def test_structural_calls_or_else_a_value() -> None:
+    person = JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False})
+    texts = ["", "{}", '{"a":1}', "<n>1</n>", "<n>1</n><n>2</n>", '{"a":"x"}', "{}<n>1</n>", "<n>1</n>{}", "hi", "{"]
+    several = Structural([NUMBER, TEXT], free_text=False, otherwise=person)
+    assert accepts(several, *texts) == [False, True, True, True, True, False, False, False, False, False]
+    one = Structural([NUMBER, TEXT], at_most=1, free_text=False, otherwise=JsonObject())
+    assert accepts(one, *texts) == [False, True, True, True, False, True, False, False, False, False]
+    bad = Structural([NUMBER], free_text=False, otherwise=JsonSchema({"items": {"uniqueItems": True}}))
+    assert refusal(bad).where == "/otherwise/items/uniqueItems"
+
+
 @pytest.mark.parametrize(
     ("make", "where"),
     [
@@ -138,6 +149,8 @@ def test_structural_counts_express_tool_choice() -> None:
         (lambda: Structural([NUMBER, ("<n", {}, "x")]), 1),
         (lambda: Structural([NUMBER], at_least=3, at_most=2), None),
         (lambda: Structural([NUMBER], at_least=-1), None),
+        (lambda: Structural([NUMBER], otherwise=JsonSchema(True)), None),
+        (lambda: Structural([NUMBER], at_least=1, free_text=False, otherwise=JsonSchema(True)), None),
         (lambda: Structural([("a", {}, 5)]), 0),
         (lambda: JsonSchema({"a": float("nan")}), None),
         (lambda: JsonSchema({"a": {1, 2}}), None),

@@ -21,7 +21,10 @@ WEATHER = {
     "description": "The weather in a city",
     "input_schema": {
         "type": "object",
-        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}, "days": {"type": "integer"}},
+        "properties": {
+            "city": {"type": "string", "enum": ["Paris", "Rome"]},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
         "required": ["city", "days"],
         "additionalProperties": False,
     },
@@ -217,10 +220,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "named"), WRONG, ids=[str(change)[:50] for change, _ in WRONG])
-def test_what_is_refused_is_named(address, change, named):
+def test_what_is_refused_is_named(http, change, named):
     body = {"model": "default", "max_tokens": 4, "messages": ASK} | change
     for extra in ({}, {"stream": True}):
-        answer = httpx.post(f"{address}/v1/messages", json={**body, **extra})
+        answer = http.post("/v1/messages", json={**body, **extra})
         assert answer.status_code == 400, answer.text
         told = answer.json()
         assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"

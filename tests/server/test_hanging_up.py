@@ -24,11 +24,11 @@ LONG = {
 
 
 @pytest.fixture
-def wait_until(address):
+def wait_until(real_address):
     def wait(wanted):
         end = time.monotonic() + 20
         while True:
-            (state,) = httpx.get(f"{address}/server_info").json()["internal_states"]
+            (state,) = httpx.get(f"{real_address}/server_info").json()["internal_states"]
             if wanted(state):
                 return
             assert time.monotonic() < end, f"it did not come about: {state}"
@@ -43,10 +43,10 @@ def is_idle(state):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", LONG)
-def test_a_client_that_hangs_up(address, wait_until, path, stream):
+def test_a_client_that_hangs_up(real_address, wait_until, path, stream):
     async def ask_and_hang_up():
         async with httpx.AsyncClient(timeout=60) as client:
-            request = client.build_request("POST", address + path, json=LONG[path] | {"stream": stream})
+            request = client.build_request("POST", real_address + path, json=LONG[path] | {"stream": stream})
             task = asyncio.create_task(client.send(request, stream=True))
             await asyncio.to_thread(wait_until, lambda state: state["num_running_reqs"] > 0)
             if stream:

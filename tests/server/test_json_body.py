@@ -44,6 +44,11 @@ def test_a_key_given_twice_is_refused_wherever_it_stands(value, data) -> None:
             parse(whole.encode(), object)
 
 
+@pytest.mark.parametrize("body", [rb'{"a\\":1,"b\"":"\":","c" :":x","\\\"":{"":[":","\\"]}}', b'[":",":"]'])
+def test_quotes_and_colons_that_are_no_keys(body) -> None:
+    assert parse(body, object) == json.loads(body)
+
+
 def test_depth() -> None:
     assert parse(b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1), object)
     with pytest.raises(ApiError, match="nested"):

@@ -12,18 +12,21 @@ import time
 import httpx
 import pytest
 import uvicorn
+from small_model import write_small_model
 
 from plait.runtime.server.app import create_app
 from plait.runtime.server.restarting import RestartingRuntime
 from plait.runtime.server.settings import server_settings
 
-LONG = {"model": "default", "prompt": "Once", "max_tokens": 6000, "ignore_eos": True, "n": 2}
+LONG = {"model": "default", "prompt": "Once", "max_tokens": 900_000, "ignore_eos": True, "n": 2}
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def runtime():
-    runtime = RestartingRuntime(progress=False, max_waiting_calls=8)
+def runtime(tmp_path_factory):
+    """Of a model whose answers never end by themselves."""
+    model = write_small_model(tmp_path_factory.mktemp("models") / "endless.gguf", 1_000_000)
+    runtime = RestartingRuntime(model, progress=False, max_waiting_calls=8)
     yield runtime
     runtime.shutdown()
 

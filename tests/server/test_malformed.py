@@ -97,11 +97,11 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_4xx_that_names_the_parameter(address, name, stream) -> None:
+def test_a_4xx_that_names_the_parameter(http, name, stream) -> None:
     body, param = WRONG[name]
     if stream and name != "stream_options without stream" and body.startswith(b'{"model": "default"'):
         body = b'{"stream": true, ' + body[1:]
-    answer = httpx.post(f"{address}/v1/chat/completions", content=body, headers=JSON, timeout=30)
+    answer = http.post("/v1/chat/completions", content=body, headers=JSON)
     assert 400 <= answer.status_code < 500, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"] and error["code"]

@@ -18,8 +18,8 @@ GREEDY = {"temperature": 0, "max_tokens": 4}
 
 
 @pytest.fixture(scope="session")
-def http(address):
-    with httpx.Client(base_url=address, timeout=60) as client:
+def real_http(real_address):
+    with httpx.Client(base_url=real_address, timeout=60) as client:
         yield client
 
 
@@ -96,7 +96,7 @@ def test_roles_are_a_chat(http):
     assert whole["messages"] == [*messages, {"role": "assistant", "content": told}]
 
 
-def test_select_and_constraints(http):
+def test_select_and_constraints(real_http):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     schema["additionalProperties"] = False
     program = [
@@ -108,7 +108,7 @@ def test_select_and_constraints(http):
         {"gen": {"name": "one", "choices": [" left", " right"], "temperature": 1.0, "seed": 1}},
         {"gen": {"name": "ebnf", "ebnf": 'root ::= "ab" | "cd"', "complete": True, "return_logprob": True}},
     ]
-    whole = run(http, program)
+    whole = run(real_http, program)
     found, calls = whole["variables"], whole["calls"]
     assert found["city"] == " Paris" and len(calls[0]["scores"]) == 2 and calls[0]["scores"][1] > calls[0]["scores"][0]
     assert re.fullmatch(" [0-9]{4}", found["year"]) and isinstance(json.loads(found["value"])["n"], int)
@@ -162,7 +162,13 @@ def test_samples(http):
 
 
 def test_a_lenient_value_says_what_is_wrong_with_it(http):
-    schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "minItems": 2, "maxItems": 2}
+    schema = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 2,
+    }
     lenient = {"type": "json_schema", "schema": json.dumps(schema), "lenient": True}
     whole = run(http, [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}])
     (call,) = whole["calls"]

@@ -41,8 +41,8 @@ def both(client, **request):
     return whole, events
 
 
-def test_text_and_its_events(client) -> None:
-    whole, events = both(client)
+def test_text_and_its_events(smollm) -> None:
+    whole, events = both(smollm)
     assert whole.output_text == "The capital of France is Paris." and whole.store is False
     kinds = [event.type for event in events]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
@@ -100,12 +100,12 @@ def test_instructions_items_and_earlier_answers(client) -> None:
     assert second.usage.input_tokens > first.usage.input_tokens and second.instructions == "Be brief."
 
 
-def test_parse_gives_a_pydantic_model(client) -> None:
+def test_parse_gives_a_pydantic_model(smollm) -> None:
     class Person(BaseModel):
         name: str
         age: int
 
-    answer = client.responses.parse(model=MODEL, input="Anna is 12.", text_format=Person, temperature=0)
+    answer = smollm.responses.parse(model=MODEL, input="Anna is 12.", text_format=Person, temperature=0)
     assert isinstance(answer, ParsedResponse)
     assert answer.output_parsed == Person(name="Anna", age=12)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 
 CHAT = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="session")
-def post(address):
+def post(http):
     def post(path, **body):
-        return httpx.post(f"{address}/{path}", json=body, timeout=30)
+        return http.post(f"/{path}", json=body)
 
     return post
 

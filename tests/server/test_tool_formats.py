@@ -16,10 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.constrained import compile_grammar
+from plait.constrained import JsonSchema
+from plait.constrained.dispatch import as_grammar, compile_form
 from plait.runtime.models.locate import locate_model
 from plait.runtime.server.conversation import Conversation, Tool, ToolCall, Turn
-from plait.runtime.server.formats import PLAIN, TOOL_FORMATS, ReasoningFormat, tool_constraint, tool_format
+from plait.runtime.server.formats import (
+    BESIDE_JSON,
+    PLAIN,
+    TOOL_FORMATS,
+    ReasoningFormat,
+    tool_constraint,
+    tool_format,
+)
 from plait.runtime.server.reading import Part, Reader
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
@@ -53,10 +61,15 @@ def added(parts):
     return out
 
 
-def read(pieces, style, reasoning=None, thinks=False, names=("weather", "count")):
-    reader = Reader(reasoning, thinks, (style, names) if style else None)
+def read(pieces, style, reasoning=None, thinks=False, names=("weather", "count"), is_json=False):
+    reader = Reader(reasoning, thinks, (style, names) if style else None, is_json)
     parts = [part for piece in pieces for part in reader.push(piece)]
     return added([*parts, *reader.finish()])
+
+
+def compiled(spec, vocabulary):
+    """Here, not in a child process, whose deadline a busy machine may miss."""
+    return as_grammar(compile_form(spec, vocabulary), vocabulary)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +81,7 @@ def vocabulary():
 @pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
 def test_whatever_is_written_under_the_constraint_fits(vocabulary, style, must_call, one_call) -> None:
     asked = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
-    grammar = compile_grammar(tool_constraint(style, asked), vocabulary)
+    grammar = compiled(tool_constraint(style, asked), vocabulary)
     num_calls = 0
     for seed in range(4):
         text = walk(grammar, vocabulary, [*style.begins(list(SCHEMAS))], random.Random(seed))
@@ -81,6 +94,36 @@ def test_whatever_is_written_under_the_constraint_fits(vocabulary, style, must_c
         if must_call:
             assert not [part for part in found if part[0] == "text"]
     assert num_calls >= 3
+
+
+ANSWERS = {
+    "type": "object",
+    "properties": {"tool_call": {"enum": ["<tool_call>", 1]}, "name": {"type": "string", "maxLength": 4}},
+}
+
+
+@pytest.mark.parametrize("style", [BESIDE_JSON, *TOOL_FORMATS], ids=lambda style: style.mark or "plain")
+@pytest.mark.parametrize("one_call", [False, True])
+def test_a_call_or_an_answer_of_json(vocabulary, style, one_call) -> None:
+    """Whatever is written is either, and is read as what it is, however it is cut."""
+    answer = JsonSchema(ANSWERS | {"additionalProperties": False})
+    asked = Conversation((Turn("user", "hi"),), TOOLS, one_call=one_call, constraint=answer)
+    grammar = compiled(tool_constraint(style, asked), vocabulary)
+    kinds = set()
+    for seed in range(12):
+        text = walk(grammar, vocabulary, [*style.begins(list(SCHEMAS)), "{"], random.Random(seed), limit=20)
+        found = read([text], style, is_json=True)
+        assert found == read(list(text), style, is_json=True)
+        kinds.add(found[0][0])
+        if found[0][0] == "text":
+            assert found == [("text", 0, text)]
+            jsonschema.validate(json.loads(text), ANSWERS)
+        else:
+            calls = [(name, arguments) for (_, _, name), (_, _, arguments) in pairs(found)]
+            assert len(found) == 2 * len(calls) and (len(calls) == 1 or not one_call)
+            for name, arguments in calls:
+                jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+    assert kinds == {"text", "call"}
 
 
 def pairs(found):

@@ -30,7 +30,7 @@ from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.error_shapes import AnthropicErrorBody, anthropic_error
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
-from plait.runtime.server.openai.common import refuse, room_for_answer
+from plait.runtime.server.openai.fields import refuse, room_for_answer
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of

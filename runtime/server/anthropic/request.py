@@ -50,9 +50,6 @@ def conversation_of(body: Prompt) -> Conversation:
     _check_names(tools)
     names, must_call, one_call = _choice(body, tools)
     constraint = _constraint(body)
-    if constraint is not None and tools and not must_call and names != frozenset():
-        text = "'output_config.format' and tools cannot both shape the answer; set 'tool_choice' to none or any"
-        raise invalid(text, "output_config.format", "unsupported_combination")
     return Conversation(
         turns=tuple(_merged(turns)),
         tools=tools,

@@ -26,7 +26,7 @@ from plait.runtime.server.ollama.types import (
     OllamaGenerateRequest,
     Options,
 )
-from plait.runtime.server.openai.common import refuse, room_for_answer
+from plait.runtime.server.openai.fields import refuse, room_for_answer
 from plait.runtime.server.reading import Reader
 from plait.runtime.server.renaming import sampling_named
 from plait.runtime.server.running import tokenize
@@ -41,8 +41,6 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: C
     param = "format" if constraint is not None else None
     if isinstance(body, OllamaChatRequest):
         tools = tuple(_tools(body))
-        if constraint is not None and tools:
-            raise invalid("'format' and 'tools' cannot both shape the answer", "format", "unsupported_combination")
         turns = tuple(_turns(body.messages or ()))
         return await prepare(client, Conversation(turns, tools, constraint=constraint, constraint_param=param))
     refuse(body, REFUSED)

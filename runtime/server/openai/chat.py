@@ -26,7 +26,7 @@ from plait.runtime.server.json_body import read_json
 from plait.runtime.server.openai.chat_answers import ChatCompletion, token_logprobs
 from plait.runtime.server.openai.chat_request import conversation_of, max_tokens_of, top_logprobs_of
 from plait.runtime.server.openai.chat_types import REFUSED, ChatRequest
-from plait.runtime.server.openai.common import count_of, refuse, room_for_answer, sampling_of, usage_body
+from plait.runtime.server.openai.fields import count_of, refuse, room_for_answer, sampling_of, usage_body
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
 from plait.runtime.server.running import Work, running

@@ -13,7 +13,7 @@ import msgspec
 from plait.runtime.client.client import Client
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.openai.chat_types import CalledFunction
-from plait.runtime.server.openai.common import FinishReason, UsageBody
+from plait.runtime.server.openai.fields import FinishReason, UsageBody
 
 NEVER = -9999.0  # OpenAI's logprob of what cannot be; JSON has no infinity
 

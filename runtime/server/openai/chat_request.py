@@ -21,7 +21,7 @@ from plait.runtime.server.openai.chat_types import (
     TextPart,
     ToolMessage,
 )
-from plait.runtime.server.openai.common import constraint_of, known_names
+from plait.runtime.server.openai.fields import constraint_of, known_names
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
@@ -40,9 +40,6 @@ def conversation_of(body: ChatRequest) -> Conversation:
     constraint, param = constraint_of(body)
     tools = _tools(body.tools or [])
     names, must_call, one_call = _choice(body, tools)
-    if constraint is not None and tools and not must_call and names != frozenset():
-        text = f"'{param}' and tools cannot both shape the answer; set 'tool_choice' to 'none' or 'required'"
-        raise invalid(text, param, "unsupported_combination")
     if body.stream_options is not None and not body.stream:
         raise invalid("'stream_options' is only for streams", "stream_options")
     return Conversation(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from plait.runtime.server.openai.common import Sampled
+from plait.runtime.server.openai.fields import Sampled
 
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
 
@@ -57,7 +57,10 @@ class UserMessage(Shape, tag_field="role", tag="user"):
 
 
 class AssistantMessage(Shape, tag_field="role", tag="assistant"):
-    """An answer as it was given; the fields that are only null here are those this server never fills."""
+    """An answer as it was given; the fields that are only null here are those this server never fills.
+
+    `provider_specific_fields`: what litellm adds to an answer, and sends back with it; it says nothing to the model.
+    """
 
     content: str | list[TextPart | RefusalPart] | None = None
     tool_calls: list[MadeCall] | None = None
@@ -67,6 +70,7 @@ class AssistantMessage(Shape, tag_field="role", tag="assistant"):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 class ToolMessage(Shape, tag_field="role", tag="tool"):

@@ -25,7 +25,7 @@ from plait.runtime.server.errors import as_api_error, invalid, unsupported
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.logprobs import LogprobFeed
 from plait.runtime.server.openai.chat_answers import NEVER
-from plait.runtime.server.openai.common import (
+from plait.runtime.server.openai.fields import (
     FinishReason,
     Sampled,
     UsageBody,

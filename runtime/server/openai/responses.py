@@ -24,7 +24,7 @@ from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.openai.chat_answers import token_logprobs
-from plait.runtime.server.openai.common import refuse, room_for_answer
+from plait.runtime.server.openai.fields import refuse, room_for_answer
 from plait.runtime.server.openai.responses_answers import ResponseBody
 from plait.runtime.server.openai.responses_items import Event, Items
 from plait.runtime.server.openai.responses_request import conversation_of

@@ -12,7 +12,7 @@ from plait.constrained.specs import JsonObject, JsonSchema, Spec
 from plait.runtime.server.conversation import NO_PARAMETERS, Conversation, Tool, ToolCall, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.json_body import fitted
-from plait.runtime.server.openai.common import constrain, known_names
+from plait.runtime.server.openai.fields import constrain, known_names
 from plait.runtime.server.openai.responses_types import (
     AllowedChoice,
     CallItem,
@@ -35,9 +35,6 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
     tools = _tools(body.tools or [])
     names, must_call, one_call = _choice(body, tools)
     constraint, param = _constraint(body)
-    if constraint is not None and tools and not must_call and names != frozenset():
-        text = "'text.format' and tools cannot both shape the answer; set 'tool_choice' to 'none' or 'required'"
-        raise invalid(text, "text.format", "unsupported_combination")
     return Conversation(
         turns=_turns(body),
         tools=tools,

@@ -77,11 +77,12 @@ class ProgramRun:
         self, steps: Sequence[Step], variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
     ) -> AsyncIterator[Strand]:
         """Runs to the end and gives the program's own strand. Raises the first failure as an ApiError."""
+        if (record := current()) is not None:
+            record.claim(_width(steps))
+            record.runs.append(self)
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
         main = Strand(self._client, session, variables)
         self._strands.append(main)
-        if (record := current()) is not None:
-            record.runs.append(self)
         finished = False
         try:
             try:
@@ -170,6 +171,19 @@ class ProgramRun:
             return
         for child in children:
             await strand.append_tail(child, start, num_turns)
+
+
+def _width(steps: Sequence[Step]) -> int:
+    """How many calls the steps have at once, at most: the samples of a gen, and all branches of a fork."""
+    widest = 1
+    for step in steps:
+        if isinstance(step, Branches):
+            widest = max(widest, sum(map(_width, step.branches)))
+        elif isinstance(step, Turn):
+            widest = max(widest, _width(step.steps))
+        elif isinstance(step, Generate):
+            widest = max(widest, step.n)
+    return widest
 
 
 async def _text_of(strand: Strand, step: AddVariable) -> str:

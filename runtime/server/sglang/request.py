@@ -13,7 +13,7 @@ from plait.constrained.specs import Ebnf, GrammarError, JsonObject, JsonSchema, 
 from plait.runtime.client.client import Client
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.server.errors import ApiError, invalid
-from plait.runtime.server.openai.common import count_of, refuse
+from plait.runtime.server.openai.fields import count_of, refuse
 from plait.runtime.server.renaming import sampling_named
 from plait.runtime.server.running import Work, tokenize
 from plait.runtime.server.sglang.types import REFUSED, REFUSED_SAMPLING, GenerateRequest, Sampling

@@ -13,7 +13,7 @@ from plait.runtime.server.settings import server_settings
 
 @pytest.fixture(scope="session")
 def engine():
-    with Engine(max_pages=6000, check_integrity=True) as running:
+    with Engine(max_pages=6000, check_integrity=True, compile_deadline_s=60) as running:
         yield running
 
 

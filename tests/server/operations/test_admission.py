@@ -137,17 +137,48 @@ def test_refusals_come_before_the_body(app) -> None:
     assert raw(app(max_body_bytes=2048), [("content-length", "2049")])[:2] == (413, "body_too_large")
     full = app(max_queue=1, max_running=1, retry_after_s=7)
     in_flight = full.state.plait.in_flight
-    in_flight.num_work = 2
+    in_flight.num_calls = 2
     status, code, headers = raw(full)
     assert (status, code, headers[b"retry-after"]) == (503, "queue_full", b"7")
     assert ask(full, "GET", "/ready").status_code == 503
-    in_flight.num_work = 1
+    in_flight.num_calls = 1
     assert ask(full, "GET", "/ready").status_code == 200
     full.state.plait.gate.is_draining = True
     status, code, headers = raw(full)
     assert (status, code, headers[b"retry-after"]) == (503, "draining", b"7")
     assert ask(full, "GET", "/ready").json()["error"]["code"] == "draining"
     assert ask(full, "GET", "/health").status_code == 200
+
+
+def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
+    served = app(max_running=4, max_queue=2)
+    in_flight = served.state.plait.in_flight
+
+    async def go():
+        transport = httpx.ASGITransport(served)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host", timeout=60) as client:
+
+            async def one(path="/v1/completions", **body):
+                return await client.post(path, json=body)
+
+            alone = await one(**BODY, n=8)  # more than there is room for, and nobody else is there
+            assert in_flight.num_calls == 0
+            four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
+            while in_flight.num_calls < 4 and not four.done():
+                await asyncio.sleep(0)
+            assert in_flight.num_calls == 4
+            branches = [{"text": "a"}, {"fork": {"branches": [[{"gen": {}}, {"text": "b"}, {"gen": {"n": 2}}]] * 2}}]
+            refused = [await one(**BODY, n=3), await one("/v1/programs", program=branches)]
+            fits = await one(**BODY, n=2)
+            assert in_flight.num_calls == 4
+            four.cancel()
+            return alone, refused, fits
+
+    alone, refused, fits = asyncio.run(go())
+    assert alone.status_code == fits.status_code == 200
+    for answer in refused:
+        assert answer.status_code == 503 and code_of(answer) == "queue_full" and answer.headers["retry-after"] == "1"
+    assert in_flight.num_calls == in_flight.num_work == 0
 
 
 def test_a_key_has_only_so_many_requests_at_once(app) -> None:

@@ -53,7 +53,9 @@ def test_two_requests_on_one_connection(serve) -> None:
             connection.sendall(HEAD + b"\r\n")
             answer = b""
             while b'{"status":"ok"}' not in answer:
-                answer += connection.recv(65536)
+                part = connection.recv(65536)
+                assert part, f"the connection was closed after {answer!r}"
+                answer += part
 
 
 def test_headers_without_end(serve) -> None:

@@ -117,10 +117,11 @@ def test_metrics_count_what_ran(serve, engine) -> None:
 
 def test_labels_are_bounded(serve) -> None:
     address, state = serve()
-    for number in range(50):
-        httpx.get(f"{address}/v1/models/{number}")
-        httpx.get(f"{address}/{number}", headers={"x-request-id": str(number)})
-        httpx.request("PROPFIND", f"{address}/health?{number}")
+    with httpx.Client(base_url=address) as plain:
+        for number in range(50):
+            plain.get(f"/v1/models/{number}")
+            plain.get(f"/{number}", headers={"x-request-id": str(number)})
+            plain.request("PROPFIND", f"/health?{number}")
     routes = {route for route, _ in state.metrics.requests.counts}
     assert routes == {"/v1/models/{model:path}", "other", "/health"}
 

@@ -31,9 +31,12 @@ OWN_TIMEOUT = 504  # the request's own, a documented answer
 
 
 @pytest.fixture(scope="module")
-def schema():
+def schema(small_model):
     """Of a server whose answers are short because its context is."""
-    with Engine(context_length=96, max_pages=4000) as engine, hosted(_app(engine)) as address:
+    with (
+        Engine(small_model, context_length=96, max_pages=4000, compile_deadline_s=60) as engine,
+        hosted(_app(engine)) as address,
+    ):
         document = httpx.get(f"{address}/openapi.json").json()
         yield _loaded(document, address)
         assert httpx.get(f"{address}/health").status_code == 200

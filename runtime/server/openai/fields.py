@@ -23,7 +23,7 @@ from plait.constrained.specs import (
 from plait.runtime import messages
 from plait.runtime.sampling import SamplingParams, sampling_params
 from plait.runtime.server.conversation import Tool
-from plait.runtime.server.errors import ApiError, invalid, unsupported
+from plait.runtime.server.errors import ApiError, invalid, longest_context, unsupported
 
 
 class Sampled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +196,7 @@ def usage_body(usage: messages.Usage) -> dict[str, Any]:
 def room_for_answer(context_length: int, prompt: Sequence[int], param: str) -> int:
     """The tokens an answer can have. ApiError when the prompt alone fills the context."""
     if len(prompt) >= context_length:
-        text = f"the prompt has {len(prompt)} tokens; the context holds {context_length}, the answer included"
+        text = f"{longest_context(context_length)}, the answer included; the prompt has {len(prompt)}"
         raise ApiError(400, text, param=param, code="context_length_exceeded")
     return context_length - len(prompt)
 
