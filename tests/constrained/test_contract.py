@@ -136,6 +136,10 @@ def test_choices_are_exactly_the_choices(small: Vocabulary, choices: list[str], 
         text += small.token_bytes[token]
 
 
+def test_choices_may_come_as_a_list() -> None:
+    assert Choices(["a", "b"]) == Choices(("a", "b"))  # type: ignore[arg-type]
+
+
 def test_a_choice_that_cannot_be_spelled_is_named(small: Vocabulary) -> None:
     with pytest.raises(GrammarError, match="cannot spell") as caught:
         compile_grammar(Choices(("yes", "no", "a~b")), small)
