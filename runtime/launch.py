@@ -164,7 +164,7 @@ class Runtime:
         code: int | None = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(0.5)
+                code = self._process.wait(2.0)
         if code is None:
             return DIED
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
