@@ -28,17 +28,17 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def endpoint(address):
-    backend = plait.RuntimeEndpoint(address)
+def endpoint(real_address):
+    backend = plait.RuntimeEndpoint(real_address)
     yield backend
     backend.close()
 
 
 @pytest.fixture(scope="module")
-def chats(address):
+def chats(real_address):
     found = [
-        plait.OpenAI("default", f"{address}/v1"),
-        plait.Anthropic("default", base_url=address, api_key="none", max_retries=0),
+        plait.OpenAI("default", f"{real_address}/v1"),
+        plait.Anthropic("default", base_url=real_address, api_key="none", max_retries=0),
     ]
     yield found
     for each in found:
@@ -163,16 +163,16 @@ def test_stop_patterns_stops_and_ignored_ends(endpoint):
     assert one(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == whole[: whole.index(" 8")]
 
 
-def test_stop_patterns_by_openais_protocol_and_in_programs(client, address):
+def test_stop_patterns_by_openais_protocol_and_in_programs(smollm, real_address):
     prompt, ask = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
     body = {"stop_regex": ["[7-9]", "x{3}"]}
-    completion = client.completions.create(model="default", prompt=prompt, extra_body=body, **ask).choices[0]
+    completion = smollm.completions.create(model="default", prompt=prompt, extra_body=body, **ask).choices[0]
     assert completion.finish_reason == "stop" and completion.text.startswith(" 5, 6") and "7" not in completion.text
     program = [{"text": prompt}, {"gen": {"name": "x", **ask, **body}}]
-    answer = httpx.post(f"{address}/v1/programs", json={"program": program}, timeout=60).json()
+    answer = httpx.post(f"{real_address}/v1/programs", json={"program": program}, timeout=60).json()
     assert answer["variables"]["x"] == completion.text
     with pytest.raises(openai.BadRequestError, match="stop_regex"):
-        client.completions.create(model="default", prompt=prompt, extra_body={"stop_regex": "a$"}, **ask)
+        smollm.completions.create(model="default", prompt=prompt, extra_body={"stop_regex": "a$"}, **ask)
 
 
 def test_a_users_text_is_no_control_token(endpoint):
@@ -186,7 +186,7 @@ def test_a_users_text_is_no_control_token(endpoint):
     assert lengths[1] - lengths[0] > 3, "nine letters, not one token"
 
 
-def test_the_servers_own_errors_arrive(endpoint, address):
+def test_the_servers_own_errors_arrive(endpoint, real_address):
     with pytest.raises(plait.ProgramError, match="answered 400") as caught:
         one(
             gen("x", json_schema={"type": "string", "format": "nonsense", "minLength": 9, "maxLength": 3}),
@@ -199,7 +199,7 @@ def test_the_servers_own_errors_arrive(endpoint, address):
     assert info["model_path"] and info["max_total_num_tokens"] > 0
     plait.flush_cache(endpoint)
     with pytest.raises(plait.CallRejected, match="answered 404"):
-        plait.RuntimeEndpoint(f"{address}/v1")
+        plait.RuntimeEndpoint(f"{real_address}/v1")
 
 
 # -- chat APIs ------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_streams_stops_and_usage_over_chat_apis(chat):
     assert stopped.get_meta_info("x")["finish_reason"]["type"] == "stop"
 
 
-def test_what_chat_apis_refuse_or_answer_with_an_error(chat, address):
+def test_what_chat_apis_refuse_or_answer_with_an_error(chat, real_address):
     for options, message in (
         ({"stop_regex": "a"}, "stop_regex is not supported by"),
         ({"min_p": 0.1}, "min_p is not supported by"),
@@ -273,7 +273,7 @@ def test_what_chat_apis_refuse_or_answer_with_an_error(chat, address):
         with pytest.raises(plait.ProgramError, match=message) as caught:
             ask(gen("x", **options), chat)
         assert isinstance(caught.value.__cause__, plait.InputError)
-    where = {"base_url": address if isinstance(chat, plait.Anthropic) else f"{address}/v1", "api_key": "none"}
+    where = {"base_url": real_address if isinstance(chat, plait.Anthropic) else f"{real_address}/v1", "api_key": "none"}
     unknown = type(chat)("nobody", **where)
     with pytest.raises(plait.ProgramError, match=r"answered 404.*'nobody' is not served") as caught:
         ask(gen("x"), unknown)

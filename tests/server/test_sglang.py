@@ -215,6 +215,14 @@ def test_a_seed_gives_the_same_text(endpoint):
     assert seeded[0] == seeded[1]
 
 
+def abort_until_one_was(endpoint, **which):
+    """The request is on its way to the server, perhaps."""
+    until = time.monotonic() + 20
+    while (aborted := endpoint.http.post("/abort_request", json=which).json()["aborted"]) == 0:
+        assert time.monotonic() < until
+    assert aborted == 1
+
+
 def test_a_request_can_be_aborted_by_its_rid(real_endpoint, real_address):
     found = {}
 
@@ -225,12 +233,10 @@ def test_a_request_can_be_aborted_by_its_rid(real_endpoint, real_address):
     threads = [threading.Thread(target=run, args=(name,)) for name in ("x1", "x2")]
     for thread in threads:
         thread.start()
-    aborted, until = 0, time.monotonic() + 20
-    while not aborted and time.monotonic() < until:
-        aborted = real_endpoint.http.post("/abort_request", json={"rid": "x1"}).json()["aborted"]
+    abort_until_one_was(real_endpoint, rid="x1")
     threads[0].join(20)
     assert found["x1"]["meta_info"]["finish_reason"]["type"] == "abort" and "x2" not in found
-    assert real_endpoint.http.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 1}
+    abort_until_one_was(real_endpoint, abort_all=True)
     threads[1].join(20)
     assert found["x2"]["meta_info"]["finish_reason"]["type"] == "abort"
     assert real_endpoint.http.post("/abort_request", json={"rid": "x1"}).json() == {"aborted": 0}
