@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import torch
 
+from plait.kernels import cpu_amx
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import KEYS, LANES, Heads, Rounded
@@ -75,8 +76,8 @@ class CpuDecoder:
         self.weights = weights
         self.threads = min(threads or torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         self._tile_tokens = max(1, LANES // weights.heads.shared)
-        self._plan = self._fixed_plan()
         self._head_plan = Plan(step.HEAD_ENTRIES)
+        self._plan = self._fixed_plan()
         self._room_for = 0
 
     def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
@@ -153,6 +154,11 @@ class CpuDecoder:
         ):
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
+        if cpu_amx.available():
+            widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
+            scratch = cpu_amx.scratch(self.threads, widest)
+            plan.put(step.SCRATCH, scratch)
+            self._head_plan.put(step.HEAD_SCRATCH, scratch)
         lanes, size = self._tile_tokens * heads.shared, heads.size
         widths = (size * KEYS, size * KEYS, lanes * size, lanes * size, 4 * KEYS, lanes, lanes)
         for entry, width in zip(range(step.KEYS, step.PLACES), widths, strict=True):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from plait.kernels import cpu_lanes, cpu_rows
+from plait.kernels import cpu_amx, cpu_lanes, cpu_rows
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
@@ -24,11 +24,12 @@ BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
 
 class Team(NamedTuple):
-    """Which thread this is, of how many, and the counters they share."""
+    """Which thread this is, of how many, the counters they share, and this thread's scratch for AMX (0: none)."""
 
     me: int
     size: int
     counters: int
+    scratch: int
 
 
 class Rounded(NamedTuple):
@@ -78,9 +79,12 @@ class Room(NamedTuple):
 
 @numba.njit  # type: ignore[untyped-decorator]
 def multiply(
-    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int
+    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int, scratch: int
 ) -> Any:
     """One tile of 32 outputs for any number of rows, as many at a time as registers hold."""
+    if scratch and rows >= cpu_amx.ROWS:
+        _multiply_sixteens(bits, weight, x, steps, scales, sums, blocks, out, rows, scratch)
+        return
     row = 0
     while row < rows:
         left = rows - row
@@ -118,6 +122,34 @@ def multiply(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def _multiply_sixteens(
+    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int, scratch: int
+) -> None:
+    """`multiply` by AMX, for 16 rows or more; some of the last 16 are computed again, to the same bits."""
+    numbers, tile_step, half_step = weight, np.int64(BYTES_8), np.int64(cpu_amx.HALF_BYTES)
+    ends, end_step = weight + BYTES_8 - 4 * WIDTH, np.int64(BYTES_8)
+    if bits == 4:
+        numbers, tile_step, half_step = scratch + cpu_amx.NUMBERS_AT, half_step, blocks * half_step
+        ends, end_step = weight + BYTES_4 - 4 * WIDTH, np.int64(BYTES_4)
+        cpu_amx.widen(weight, blocks, numbers)
+    for first in range(0, rows, cpu_amx.ROWS):
+        row = min(first, rows - cpu_amx.ROWS)
+        for half in range(2):
+            cpu_amx.half_tile(
+                numbers + half * half_step,
+                ends + WIDTH * half,
+                (tile_step, end_step),
+                x + row * steps[0],
+                steps,
+                scales + row * steps[1],
+                sums + row * steps[1],
+                blocks,
+                out + row * steps[2] + 2 * WIDTH * half,
+                scratch,
+            )
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def portion(items: int, team: Team) -> int:
     """How many items to claim at once."""
     return max(1, items // (4 * team.size))
@@ -147,6 +179,7 @@ def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any
                 blocks,
                 address_of(out) + 4 * WIDTH * item,
                 rows,
+                team.scratch,
             )
         finish(team.counters, phase, last - first)
     wait(team.counters, phase, items)
@@ -176,7 +209,8 @@ def gated_product(
                 scales, sums = address_of(x.scales) + 4 * begin * blocks, address_of(x.sums) + 4 * begin * blocks
                 for part in range(2):
                     place = address_of(gates) + 4 * WIDTH * part
-                    multiply(bits, tiles + part * tile_bytes, numbers, steps, scales, sums, blocks, place, here)
+                    tile_at = tiles + part * tile_bytes
+                    multiply(bits, tile_at, numbers, steps, scales, sums, blocks, place, here, team.scratch)
                 for row in range(here):
                     _gate(gate, address_of(gates) + 8 * WIDTH * row, out, begin + row, item)
         finish(team.counters, phase, last - first)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from plait.kernels import cpu_amx
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_cache import STAMP
 from plait.kernels.cpu_lanes import BLOCK as BLOCK_KEYS
@@ -31,7 +32,7 @@ from plait.kernels.cpu_rows import address_of, half_to_float
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
 
-GATE_ROWS = 24  # rows of gate and up that are held before they are multiplied
+GATE_ROWS = 32  # rows of gate and up that are held before they are multiplied
 
 # Columns of `Model.layers`: addresses (0: there is none), bits, and numbers of one layer.
 QKV, QKV_BITS, OUTPUT, OUTPUT_BITS, GATED, GATED_BITS, DOWN, DOWN_BITS = range(8)
@@ -47,8 +48,8 @@ HIDDEN, ATTENDED, INNER = 13, 16, 19  # of three entries each: numbers, scales, 
 # The model's:
 LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(22, 31)
 # The threads', each array's row being one thread's:
-KEYS, VALUES, QUERIES, TOTALS, SCORES, PEAKS, WEIGHTS, PLACES, GATES, COUNTERS = range(31, 41)
-ENTRIES = 41
+KEYS, VALUES, QUERIES, TOTALS, SCORES, PEAKS, WEIGHTS, PLACES, GATES, COUNTERS, SCRATCH = range(31, 42)
+ENTRIES = 42
 # Columns of SETTINGS:
 EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP = range(9)
 NUM_SETTINGS = 9
@@ -64,6 +65,12 @@ class State(NamedTuple):
     hidden: Rounded  # [T, C]
     attended: Rounded  # [T, H D]
     inner: Rounded  # [T, F]
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _team(me: int, threads: int, plan: Any, counters: int, scratch: int) -> Team:
+    address = plan[scratch, 0]
+    return Team(me, threads, plan[counters, 0], address + me * plan[scratch, 2] if address else 0)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -194,8 +201,8 @@ def block_bytes_of(bits: int) -> int:
 
 
 # Entries of the head's plan:
-HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS = 0, 1, 2, 5, 6
-HEAD_ENTRIES = 7
+HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH = 0, 1, 2, 5, 6, 7
+HEAD_ENTRIES = 8
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -221,14 +228,24 @@ def _kept(stamp: int) -> tuple[Any, Any]:
         """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
         _ = stamp
         for me in numba.prange(threads):
-            _work(Team(me, threads, plan[COUNTERS, 0]), plan)
+            team = _team(me, threads, plan, COUNTERS, SCRATCH)
+            if team.scratch:
+                cpu_amx.begin(team.scratch)
+            _work(team, plan)
+            if team.scratch:
+                cpu_amx.end()
 
     @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
     def project(plan: Any, bits: int, threads: int) -> None:
         """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
         _ = stamp
         for me in numba.prange(threads):
-            _project(Team(me, threads, plan[HEAD_COUNTERS, 0]), plan, bits)
+            team = _team(me, threads, plan, HEAD_COUNTERS, HEAD_SCRATCH)
+            if team.scratch:
+                cpu_amx.begin(team.scratch)
+            _project(team, plan, bits)
+            if team.scratch:
+                cpu_amx.end()
 
     return forward, project
 

@@ -54,8 +54,14 @@ def choose_form(
     if reason is not None:
         return Chosen("bf16", False, f"{plain}, multiplied by torch: {reason}")
     if form == "as-stored":
-        return Chosen(form, True, "the file's own 4- and 8-bit numbers, packed: numba, AVX-512 VNNI")
-    return Chosen(form, True, f"what has more bits is rounded to {form}, packed: numba, AVX-512 VNNI")
+        return Chosen(form, True, f"the file's own 4- and 8-bit numbers, packed: numba, {_instructions()}")
+    return Chosen(form, True, f"what has more bits is rounded to {form}, packed: numba, {_instructions()}")
+
+
+def _instructions() -> str:
+    from plait.kernels.cpu_amx import available
+
+    return "AVX-512 VNNI and AMX" if available() else "AVX-512 VNNI"
 
 
 def load_model(

@@ -10,7 +10,7 @@ from attention_cases import layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_lanes, cpu_packed, cpu_parts, cpu_rows, reference
+from plait.kernels import cpu_amx, cpu_lanes, cpu_packed, cpu_parts, cpu_rows, reference
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Heads, Room, Rounded, Rows, Team
@@ -21,23 +21,31 @@ pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: th
 
 
 @numba.njit
-def product(counters, weight, bits, x, out):
-    cpu_parts.product(Team(0, 1, address_of(counters)), 0, weight, bits, x, out)
+def product(counters, scratch, weight, bits, x, out):
+    if scratch:
+        cpu_amx.begin(scratch)
+    cpu_parts.product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, x, out)
+    if scratch:
+        cpu_amx.end()
 
 
 @numba.njit
-def gated_product(counters, weight, bits, gate, x, out, gates):
-    cpu_parts.gated_product(Team(0, 1, address_of(counters)), 0, weight, bits, gate, x, out, gates)
+def gated_product(counters, scratch, weight, bits, gate, x, out, gates):
+    if scratch:
+        cpu_amx.begin(scratch)
+    cpu_parts.gated_product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, gate, x, out, gates)
+    if scratch:
+        cpu_amx.end()
 
 
 @numba.njit
 def add_and_norm(counters, x, y, post, weight, eps, normed, out):
-    cpu_parts.add_and_norm(Team(0, 1, address_of(counters)), 0, x, y, post, weight, eps, normed, out)
+    cpu_parts.add_and_norm(Team(0, 1, address_of(counters), 0), 0, x, y, post, weight, eps, normed, out)
 
 
 @numba.njit
 def turn_and_keep(counters, qkv, bias, norms, cos, sin, heads, rows, keys, values):
-    team = Team(0, 1, address_of(counters))
+    team = Team(0, 1, address_of(counters), 0)
     cpu_parts.turn_and_keep(
         team, 0, qkv, bias, norms, 1e-5, cos, sin, heads, rows, address_of(keys), address_of(values)
     )
@@ -45,8 +53,12 @@ def turn_and_keep(counters, qkv, bias, norms, cos, sin, heads, rows, keys, value
 
 @numba.njit
 def attention(counters, qkv, keys, values, heads, window, rows, room, out, tokens):
-    team = Team(0, 1, address_of(counters))
+    team = Team(0, 1, address_of(counters), 0)
     attend(team, 0, qkv, address_of(keys), address_of(values), heads, window, rows, room, out, tokens)
+
+
+MATRIX = cpu_amx.scratch(1, 4096) if cpu_amx.available() else None
+SCRATCHES = [0] if MATRIX is None else [0, MATRIX.ctypes.data]
 
 
 def counters():
@@ -84,13 +96,13 @@ def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits,
     weight = cpu_packed.rounded(torch.randn(32 * tiles, 32 * blocks, generator=torch.Generator().manual_seed(1)), bits)
     packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
     out = np.zeros((rows, 32 * tiles), np.float32)
-    product(counters(), packed.address, bits, x, out)
+    product(counters(), SCRATCHES[-1], packed.address, bits, x, out)
     expected = dense(x).double() @ weight.dense().double().T
     torch.testing.assert_close(torch.from_numpy(out).double(), expected, atol=1e-4, rtol=1e-4)
     first = data.draw(st.integers(0, rows - 1))
     some = slice(first, data.draw(st.integers(first + 1, rows)))
     again = np.zeros((some.stop - some.start, 32 * tiles), np.float32)
-    product(counters(), packed.address, bits, part(x, some), again)
+    product(counters(), SCRATCHES[0], packed.address, bits, part(x, some), again)
     assert np.array_equal(again, out[some])
 
 
@@ -100,7 +112,7 @@ def test_gated_product(rows, tiles, bits, gate):
     generator = torch.Generator().manual_seed(rows)
     pair = [cpu_packed.rounded(torch.randn(32 * tiles, 64, generator=generator) / 4, bits) for _ in range(2)]
     packed, x, out = cpu_packed.pack(cpu_packed.alternating(*pair)), activations(rows, 64, 3), empty(rows, 32 * tiles)
-    gated_product(counters(), packed.address, bits, gate, x, out, np.zeros((24, 64), np.float32))
+    gated_product(counters(), SCRATCHES[-1], packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
     both = torch.cat([dense(x) @ weight.dense().T for weight in pair], -1)
     torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
     near(out, torchs(both))
@@ -144,7 +156,7 @@ def test_what_is_not_finite_stays_so():
         normed, rounded = np.zeros((1, 32), np.float32), empty(1, 32)
         ones = torch.ones(32)
         add_and_norm(counters(), x.numpy(), np.zeros((1, 32), np.float32), 0, ones.data_ptr(), 1e-5, normed, rounded)
-        product(counters(), weight.address, 8, rounded, out)
+        product(counters(), SCRATCHES[-1], weight.address, 8, rounded, out)
         assert not np.isfinite(out).any()
 
 
