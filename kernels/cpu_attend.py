@@ -13,9 +13,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from plait.kernels import cpu_lanes
+from plait.kernels import cpu_amx, cpu_lanes
 from plait.kernels.cpu_parts import KEYS, Heads, Room, Rounded, Rows, Team, round_blocks
-from plait.kernels.cpu_rows import address_of
+from plait.kernels.cpu_rows import address_of, to_bfloat16
 from plait.kernels.cpu_team import claim, finish, wait
 
 
@@ -43,7 +43,18 @@ def attend(
         if item >= items:
             break
         _attend_tile(
-            item // heads.groups, item % heads.groups, qkv, k_cache, v_cache, heads, window, rows, room, out, tokens
+            team.scratch,
+            item // heads.groups,
+            item % heads.groups,
+            qkv,
+            k_cache,
+            v_cache,
+            heads,
+            window,
+            rows,
+            room,
+            out,
+            tokens,
         )
         finish(team.counters, phase, 1)
     wait(team.counters, phase, items)
@@ -51,6 +62,7 @@ def attend(
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _attend_tile(
+    scratch: int,
     tile: int,
     group: int,
     qkv: Any,
@@ -77,18 +89,25 @@ def _attend_tile(
             room.totals[lane, d] = np.float32(0.0)
         room.peaks[lane] = np.float32(cpu_lanes.LOWEST)
         room.weights[lane] = np.float32(0.0)
+        if scratch:
+            to_bfloat16(
+                address_of(room.queries) + 4 * lane * size, scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size // 16
+            )
     end, lowest = start + count, max(0, start - window + 1)
     first_block, last_block = lowest // KEYS, (end - 1) // KEYS
     _find_block(row, first_block, end, group, k_cache, v_cache, heads, rows, room)
     for block in range(first_block, last_block + 1):
         base = block * KEYS
         here = min(KEYS, end - base)
-        _read_block(block, here, heads, room)
+        _read_block(scratch, block, here, heads, room)
         if block < last_block:  # so that it is on its way while this one is computed
             _find_block(row, block + 1, end, group, k_cache, v_cache, heads, rows, room)
         lane = 0
         while lane < lanes:
-            lane += _take_lanes(lane, lanes, base, here, start, window, heads, room)
+            if scratch:
+                lane += _take_sixteen(scratch, lane, lanes, base, here, start, window, heads, room)
+            else:
+                lane += _take_lanes(lane, lanes, base, here, start, window, heads, room)
     _hand_out(q_first, group, lanes, heads, room, out)
 
 
@@ -113,15 +132,65 @@ def _find_block(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_block(block: int, here: int, heads: Heads, room: Room) -> None:
-    """The block's keys, turned, and its values, as float32."""
+def _read_block(scratch: int, block: int, here: int, heads: Heads, room: Room) -> None:
+    """The block's keys, turned, and its values, as float32; with `scratch` in pairs of bfloat16."""
     size, pair = heads.size, 2 * (block % 2)
+    if scratch:
+        _read_pairs(scratch, pair, here, size, room)
+        return
     for j in range(0, here, 16):
         for channel in range(0, size, 32):
             to = address_of(room.keys) + 4 * (channel * KEYS + j)
-            cpu_lanes.turn_keys(address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
+            cpu_lanes.turn_keys(0, address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
     for j in range(here):
         cpu_lanes.widen(room.places[pair + 1, j], address_of(room.values) + 4 * j * size, size // 16)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _read_pairs(scratch: int, pair: int, here: int, size: int, room: Room) -> None:
+    for j in range(0, here, 16):
+        for channel in range(0, size, 32):
+            to = address_of(room.keys) + 2 * channel * KEYS + 4 * j
+            cpu_lanes.turn_keys(1, address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
+    nothing = scratch + cpu_amx.ZEROS_AT
+    for j in range(0, (here + 31) // 32 * 32, 2):
+        first = room.places[pair + 1, j] if j < here else nothing
+        second = room.places[pair + 1, j + 1] if j + 1 < here else nothing
+        cpu_amx.pair_values(first, second, address_of(room.values) + 2 * j * size, size // 16)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_sixteen(
+    scratch: int,
+    lane: int,
+    lanes: int,
+    base: int,
+    here: int,
+    start: int,
+    window: int,
+    heads: Heads,
+    room: Room,
+) -> int:
+    """`_take_lanes` for up to 16 lanes, in bfloat16. What lies beyond `lanes` is computed and never read."""
+    count, size = min(16, lanes - lane), heads.size
+    scores, weights = scratch + cpu_amx.SCORES_AT, scratch + cpu_amx.WEIGHTS_AT
+    totals = address_of(room.totals) + 4 * lane * size
+    cpu_amx.score(scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size, address_of(room.keys), scores)
+    for i in range(count):
+        position = start + (lane + i) // heads.shared
+        cpu_lanes.soften(
+            scores + cpu_lanes.ROW * i,
+            max(0, position - window + 1 - base),
+            max(0, min(KEYS, position + 1 - base)),
+            np.float32(heads.scale),
+            address_of(room.peaks) + 4 * (lane + i),
+            address_of(room.weights) + 4 * (lane + i),
+            totals + 4 * i * size,
+            size // 16,
+        )
+        to_bfloat16(scores + cpu_lanes.ROW * i, weights + cpu_lanes.ROW // 2 * i, KEYS // 16)
+    cpu_amx.gather(weights, address_of(room.values), size, (here + 31) // 32, totals)
+    return count
 
 
 @numba.njit  # type: ignore[untyped-decorator]

@@ -154,12 +154,12 @@ class CpuDecoder:
         ):
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
+        lanes, size = -(-self._tile_tokens * heads.shared // cpu_amx.ROWS) * cpu_amx.ROWS, heads.size
         if cpu_amx.available():
             widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, widest)
+            scratch = cpu_amx.scratch(self.threads, widest, lanes, size)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
-        lanes, size = self._tile_tokens * heads.shared, heads.size
         widths = (size * KEYS, size * KEYS, lanes * size, lanes * size, 4 * KEYS, lanes, lanes)
         for entry, width in zip(range(step.KEYS, step.PLACES), widths, strict=True):
             plan.put(entry, np.zeros((self.threads, width), np.float32))

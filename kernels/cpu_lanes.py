@@ -25,25 +25,31 @@ ROW = 4 * BLOCK  # bytes of a row of `keys`, and of a lane's scores
 LOWEST = -1e30
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def turn_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
-    """32 channels of 16 keys: bfloat16 at addresses[i] + offset to column i of float32 [32, 64] at `out`."""
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def turn_keys(context: Any, pairs: Any, addresses: Any, offset: Any, out: Any) -> Any:
+    """32 channels of 16 keys: bfloat16 at addresses[i] + offset to column i of float32 [32, 64] at `out`.
+
+    With `pairs` 1 they stay bfloat16, two channels side by side: [16, 64] of 4 bytes.
+    """
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        addresses, offset, out = values
+        _, addresses, offset, out = values
         rows = [v.load(b, b.add(v.load(b, addresses, v.I64, 8 * i), offset), v.INTS) for i in range(v.LANES)]
         low, high = [*range(8)], [*range(8, 16)]
         zips = [ir.Constant(v.INTS, [x for i in part for x in (i, i + 16)]) for part in (low, high)]
         for _ in range(4):  # zipping each row with the one 8 further on, four times, transposes
             rows = [b.shuffle_vector(rows[i], rows[i + 8], each) for i in range(8) for each in zips]
         for pair, bits in enumerate(rows):
+            if pairs.literal_value:
+                v.store(b, bits, out, pair * ROW)
+                continue
             even = b.shl(bits, v.constant(v.INTS, 16))
             odd = b.and_(bits, v.constant(v.INTS, 0xFFFF0000))
             for i, wide in enumerate((even, odd)):
                 v.store(b, wide, out, (2 * pair + i) * ROW)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64), generate
+    return types.void(pairs, types.int64, types.int64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
