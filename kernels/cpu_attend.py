@@ -18,6 +18,8 @@ from plait.kernels.cpu_parts import KEYS, Heads, Room, Rounded, Rows, Team, roun
 from plait.kernels.cpu_rows import address_of, to_bfloat16
 from plait.kernels.cpu_team import claim, finish, wait
 
+FEW = 8  # lanes for which AMX does not pay
+
 
 @numba.njit  # type: ignore[untyped-decorator]
 def attend(
@@ -82,6 +84,8 @@ def _attend_tile(
     count = min(tokens, q_len - first)
     start = kv_len - q_len + first  # position of the tile's first token
     lanes = count * heads.shared
+    if lanes < FEW:
+        scratch = 0
     for lane in range(lanes):
         head = group * heads.shared + lane % heads.shared
         for d in range(size):
@@ -89,10 +93,11 @@ def _attend_tile(
             room.totals[lane, d] = np.float32(0.0)
         room.peaks[lane] = np.float32(cpu_lanes.LOWEST)
         room.weights[lane] = np.float32(0.0)
+        query = address_of(room.queries) + 4 * lane * size
         if scratch:
-            to_bfloat16(
-                address_of(room.queries) + 4 * lane * size, scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size // 16
-            )
+            to_bfloat16(query, scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size // 16)
+        else:
+            cpu_lanes.shorten(query, size // 16)
     end, lowest = start + count, max(0, start - window + 1)
     first_block, last_block = lowest // KEYS, (end - 1) // KEYS
     _find_block(row, first_block, end, group, k_cache, v_cache, heads, rows, room)
@@ -142,8 +147,11 @@ def _read_block(scratch: int, block: int, here: int, heads: Heads, room: Room) -
         for channel in range(0, size, 32):
             to = address_of(room.keys) + 4 * (channel * KEYS + j)
             cpu_lanes.turn_keys(0, address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
+    values = address_of(room.values)
     for j in range(here):
-        cpu_lanes.widen(room.places[pair + 1, j], address_of(room.values) + 4 * j * size, size // 16)
+        cpu_lanes.widen(room.places[pair + 1, j], values + 4 * j * size, size // 16)
+    if here % 2:
+        cpu_lanes.clear(values + 4 * here * size, size // 16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -176,18 +184,8 @@ def _take_sixteen(
     scores, weights = scratch + cpu_amx.SCORES_AT, scratch + cpu_amx.WEIGHTS_AT
     totals = address_of(room.totals) + 4 * lane * size
     cpu_amx.score(scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size, address_of(room.keys), scores)
+    _soften(lane, count, scores, base, start, window, heads, room)
     for i in range(count):
-        position = start + (lane + i) // heads.shared
-        cpu_lanes.soften(
-            scores + cpu_lanes.ROW * i,
-            max(0, position - window + 1 - base),
-            max(0, min(KEYS, position + 1 - base)),
-            np.float32(heads.scale),
-            address_of(room.peaks) + 4 * (lane + i),
-            address_of(room.weights) + 4 * (lane + i),
-            totals + 4 * i * size,
-            size // 16,
-        )
         to_bfloat16(scores + cpu_lanes.ROW * i, weights + cpu_lanes.ROW // 2 * i, KEYS // 16)
     cpu_amx.gather(weights, address_of(room.values), size, (here + 31) // 32, totals)
     return count
@@ -195,19 +193,30 @@ def _take_sixteen(
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window: int, heads: Heads, room: Room) -> int:
-    """Scores, weights and sums of up to 4 lanes from `lane` on over the block; returns how many."""
-    count, size = min(4, lanes - lane), heads.size
+    """Scores, weights and sums of up to 2 lanes from `lane` on over the block; returns how many."""
+    count, size = min(2, lanes - lane), heads.size
     scores, keys = address_of(room.scores), address_of(room.keys)
     queries, totals = address_of(room.queries) + 4 * lane * size, address_of(room.totals) + 4 * lane * size
-    values = address_of(room.values)
-    if count == 4:
-        cpu_lanes.score(4, queries, keys, size, scores)
-    elif count == 3:
-        cpu_lanes.score(3, queries, keys, size, scores)
-    elif count == 2:
+    if count == 2:
         cpu_lanes.score(2, queries, keys, size, scores)
     else:
         cpu_lanes.score(1, queries, keys, size, scores)
+    _soften(lane, count, scores, base, start, window, heads, room)
+    cpu_lanes.shorten(scores, 4 * count)
+    for first in range(0, here, 2 * cpu_lanes.PAIRS):
+        pairs = min(cpu_lanes.PAIRS, (here - first + 1) // 2)
+        values = address_of(room.values) + 4 * first * size
+        for channel in range(0, 4 * size, 128):
+            if count == 2:
+                cpu_lanes.gather(2, scores + 4 * first, values + channel, size, pairs, totals + channel)
+            else:
+                cpu_lanes.gather(1, scores + 4 * first, values + channel, size, pairs, totals + channel)
+    return count
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _soften(lane: int, count: int, scores: int, base: int, start: int, window: int, heads: Heads, room: Room) -> None:
+    """Scores [count, 64] of the lanes from `lane` on become weights."""
     for i in range(count):
         position = start + (lane + i) // heads.shared
         cpu_lanes.soften(
@@ -217,19 +226,9 @@ def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window:
             np.float32(heads.scale),
             address_of(room.peaks) + 4 * (lane + i),
             address_of(room.weights) + 4 * (lane + i),
-            totals + 4 * i * size,
-            size // 16,
+            address_of(room.totals) + 4 * (lane + i) * heads.size,
+            heads.size // 16,
         )
-    for channel in range(0, 4 * size, 128):
-        if count == 4:
-            cpu_lanes.gather(4, scores, values + channel, size, here, totals + channel)
-        elif count == 3:
-            cpu_lanes.gather(3, scores, values + channel, size, here, totals + channel)
-        elif count == 2:
-            cpu_lanes.gather(2, scores, values + channel, size, here, totals + channel)
-        else:
-            cpu_lanes.gather(1, scores, values + channel, size, here, totals + channel)
-    return count
 
 
 @numba.njit  # type: ignore[untyped-decorator]

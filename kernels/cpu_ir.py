@@ -70,6 +70,16 @@ def halves_to_floats(b: Any, address: Any, offset: int) -> Any:
     return b.fpext(load(b, address, vector(F16), offset), FLOATS)
 
 
+def nearest_bfloat16(b: Any, wide: Any) -> Any:
+    """16 float32 as bfloat16's bits: to nearest, ties to even; not-a-number stays so."""
+    bits = b.bitcast(wide, INTS)
+    upper = b.lshr(bits, constant(INTS, 16))
+    tie = b.add(b.and_(upper, constant(INTS, 1)), constant(INTS, 0x7FFF))
+    rounded = b.lshr(b.add(bits, tie), constant(INTS, 16))
+    quiet = b.or_(upper, constant(INTS, 0x40))
+    return b.trunc(b.select(b.fcmp_unordered("uno", wide, wide), quiet, rounded), vector(I16))
+
+
 def larger(b: Any, x: Any, y: Any) -> Any:
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 

@@ -4,7 +4,9 @@
     values    one position after the other                       float32 [64, D]
     scores    then weights, of each lane                          float32 [64]
 
-A lane's sums run over channels, then over positions, in order, whichever lanes are computed with it.
+Queries and weights are bfloat16 in value. A lane's sums are those of AMX's TDPBF16PS, to the bit, whichever lanes are
+computed with it: of 32 channels or positions the even ones and the odd ones each in order, then both together, then
+added to what there was.
 
 Knows: addresses of such arrays. Must not know: pages, rows, threads.
 """
@@ -23,6 +25,7 @@ from plait.kernels import cpu_ir as v
 BLOCK = 64  # positions
 ROW = 4 * BLOCK  # bytes of a row of `keys`, and of a lane's scores
 LOWEST = -1e30
+PAIRS = 16  # of channels, or of positions, that are summed before they are added
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -68,26 +71,66 @@ def widen(context: Any, address: Any, out: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def clear(context: Any, out: Any, count: Any) -> Any:
+    """Writes 16 * count zeros, float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        out, count = values
+        loop = v.Loop(b, count)
+        v.store(b, v.constant(v.FLOATS, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score(context: Any, lanes: Any, queries: Any, keys: Any, size: Any, out: Any) -> Any:
-    """Products of float32 queries [lanes, size] with all 64 keys, to `out` [lanes, 64]."""
+    """Products of 1 or 2 float32 queries [lanes, size] with all 64 keys, to `out` [lanes, 64]."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         count = lanes.literal_value
         _, queries, keys, size, out = values
-        loop = v.Loop(b, size, [v.constant(v.FLOATS, 0.0)] * (4 * count))
-        row = b.add(keys, b.mul(loop.i, v.I64(ROW)))
-        parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(4)]
+        for i in range(4 * count):
+            v.store(b, v.constant(v.FLOATS, 0.0), out, 64 * i)
+        chunks = v.Loop(b, b.lshr(size, v.I64(5)))
+        pairs = v.Loop(b, v.I64(PAIRS), [v.constant(v.FLOATS, 0.0)] * (8 * count))
+        channel = b.add(b.shl(chunks.i, v.I64(5)), b.shl(pairs.i, v.I64(1)))
         sums = []
-        for lane in range(count):
-            place = b.add(loop.i, b.mul(size, v.I64(lane)))
-            query = v.spread(b, b.add(queries, b.mul(place, v.I64(4))))
-            sums += [v.fma(b, query, part, loop.carried[4 * lane + i]) for i, part in enumerate(parts)]
-        for i, sum_ in enumerate(loop.end(sums)):
-            v.store(b, sum_, out, 64 * i)
+        for side in range(2):
+            row = b.add(keys, b.mul(b.add(channel, v.I64(side)), v.I64(ROW)))
+            parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(4)]
+            for lane in range(count):
+                place = b.add(b.add(channel, v.I64(side)), b.mul(size, v.I64(lane)))
+                query = v.spread(b, b.add(queries, b.shl(place, v.I64(2))))
+                before = pairs.carried[4 * (count * side + lane) :]
+                sums += [v.fma(b, query, part, before[i]) for i, part in enumerate(parts)]
+        sums = pairs.end(sums)
+        for i in range(4 * count):
+            both = b.fadd(sums[i], sums[4 * count + i])
+            v.store(b, b.fadd(v.load(b, out, v.FLOATS, 64 * i), both), out, 64 * i)
+        chunks.end()
         return context.get_dummy_value()
 
     return types.void(lanes, *([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def shorten(context: Any, address: Any, count: Any) -> Any:
+    """16 * count float32 to the nearest bfloat16, and back."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, count = values
+        loop = v.Loop(b, count)
+        here = b.add(address, b.shl(loop.i, v.I64(6)))
+        v.store(
+            b, b.shl(b.zext(v.nearest_bfloat16(b, v.load(b, here, v.FLOATS)), v.INTS), v.constant(v.INTS, 16)), here
+        )
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -133,23 +176,29 @@ def soften(
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gather(context: Any, lanes: Any, weights: Any, values: Any, size: Any, count: Any, total: Any) -> Any:
-    """Adds the first `count` values by each lane's weights [lanes, 64] to `total` [lanes, size], 32 channels of it."""
+def gather(context: Any, lanes: Any, weights: Any, values: Any, size: Any, pairs: Any, total: Any) -> Any:
+    """Adds 2 * pairs <= 32 values by each lane's weights [lanes, 64] to `total` [lanes, size], 32 channels of it."""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         number = lanes.literal_value
-        _, weights, values, size, count, total = arguments
-        step = b.mul(size, v.I64(4))
+        _, weights, values, size, pairs, total = arguments
+        step = b.shl(size, v.I64(2))
         totals = [b.add(total, b.mul(step, v.I64(lane))) for lane in range(number)]
-        loop = v.Loop(b, count, [v.load(b, each, v.FLOATS, 64 * i) for each in totals for i in range(2)])
-        row = b.add(values, b.mul(step, loop.i))
-        parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(2)]
+        loop = v.Loop(b, pairs, [v.constant(v.FLOATS, 0.0)] * (4 * number))
         sums = []
-        for lane in range(number):
-            weight = v.spread(b, b.add(weights, b.mul(loop.i, v.I64(4))), v.F32, ROW * lane)
-            sums += [v.fma(b, weight, part, loop.carried[2 * lane + i]) for i, part in enumerate(parts)]
-        for i, sum_ in enumerate(loop.end(sums)):
-            v.store(b, sum_, totals[i // 2], 64 * (i % 2))
+        for side in range(2):
+            position = b.add(b.shl(loop.i, v.I64(1)), v.I64(side))
+            row = b.add(values, b.mul(step, position))
+            parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(2)]
+            for lane in range(number):
+                weight = v.spread(b, b.add(weights, b.shl(position, v.I64(2))), v.F32, ROW * lane)
+                before = loop.carried[2 * (number * side + lane) :]
+                sums += [v.fma(b, weight, part, before[i]) for i, part in enumerate(parts)]
+        sums = loop.end(sums)
+        for i in range(2 * number):
+            place, offset = totals[i // 2], 64 * (i % 2)
+            both = b.fadd(sums[i], sums[2 * number + i])
+            v.store(b, b.fadd(v.load(b, place, v.FLOATS, offset), both), place, offset)
         return context.get_dummy_value()
 
     return types.void(lanes, *([types.int64] * 5)), generate

@@ -136,13 +136,7 @@ def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
         x, out, count = values
         loop = v.Loop(b, count)
         wide = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.FLOATS)
-        bits = b.bitcast(wide, v.INTS)
-        upper = b.lshr(bits, v.constant(v.INTS, 16))
-        tie = b.add(b.and_(upper, v.constant(v.INTS, 1)), v.constant(v.INTS, 0x7FFF))
-        rounded = b.lshr(b.add(bits, tie), v.constant(v.INTS, 16))
-        quiet = b.or_(upper, v.constant(v.INTS, 0x40))
-        kept = b.select(b.fcmp_unordered("uno", wide, wide), quiet, rounded)
-        v.store(b, b.trunc(kept, v.vector(v.I16)), b.add(out, b.mul(loop.i, v.I64(32))))
+        v.store(b, v.nearest_bfloat16(b, wide), b.add(out, b.mul(loop.i, v.I64(32))))
         loop.end()
         return context.get_dummy_value()
 
