@@ -1,7 +1,7 @@
 """AMX, Intel's matrix registers: the same products as `cpu_tile`, 16 outputs for 16 rows at once, and attention's.
 
 Whole-number sums are exact and what follows is done in the same order, so a row has the same bits from either file.
-Numbers of 4 bits are widened into the thread's scratch first, which pays from 16 rows on.
+Numbers of 4 bits are widened into the thread's scratch first, which pays from MANY rows on.
 
 A thread's scratch, 64-byte aligned: the shapes of its matrix registers, SLOTS KiB of sums on their way from matrix to
 vector registers, then the widened numbers of one tile, [half][block][512 bytes], or what attention works on.
@@ -29,7 +29,7 @@ from numba.extending import intrinsic
 from plait.kernels import cpu_ir as v
 from plait.kernels.cpu_tile import BLOCK, HALF, NIBBLE, WIDTH, block_bytes
 
-ROWS = 16  # of one product
+ROWS, MANY = 16, 32  # of one product; from how many on it pays
 KEYS, MAX_SIZE = 64, 256  # of a block, as in `cpu_lanes`; of a head
 ALIGN = 64
 SLOTS = 4  # sums of so many blocks are on their way at once

@@ -193,11 +193,13 @@ def _take_sixteen(
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window: int, heads: Heads, room: Room) -> int:
-    """Scores, weights and sums of up to 2 lanes from `lane` on over the block; returns how many."""
-    count, size = min(2, lanes - lane), heads.size
+    """Scores, weights and sums of up to 3 lanes from `lane` on over the block; returns how many."""
+    count, size = min(3, lanes - lane), heads.size
     scores, keys = address_of(room.scores), address_of(room.keys)
     queries, totals = address_of(room.queries) + 4 * lane * size, address_of(room.totals) + 4 * lane * size
-    if count == 2:
+    if count == 3:
+        cpu_lanes.score(3, queries, keys, size, scores)
+    elif count == 2:
         cpu_lanes.score(2, queries, keys, size, scores)
     else:
         cpu_lanes.score(1, queries, keys, size, scores)
@@ -207,7 +209,9 @@ def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window:
         pairs = min(cpu_lanes.PAIRS, (here - first + 1) // 2)
         values = address_of(room.values) + 4 * first * size
         for channel in range(0, 4 * size, 128):
-            if count == 2:
+            if count == 3:
+                cpu_lanes.gather(3, scores + 4 * first, values + channel, size, pairs, totals + channel)
+            elif count == 2:
                 cpu_lanes.gather(2, scores + 4 * first, values + channel, size, pairs, totals + channel)
             else:
                 cpu_lanes.gather(1, scores + 4 * first, values + channel, size, pairs, totals + channel)

@@ -87,7 +87,7 @@ def clear(context: Any, out: Any, count: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score(context: Any, lanes: Any, queries: Any, keys: Any, size: Any, out: Any) -> Any:
-    """Products of 1 or 2 float32 queries [lanes, size] with all 64 keys, to `out` [lanes, 64]."""
+    """Products of 1 to 3 float32 queries [lanes, size] with all 64 keys, to `out` [lanes, 64]."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         count = lanes.literal_value

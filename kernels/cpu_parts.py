@@ -82,7 +82,7 @@ def multiply(
     bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int, scratch: int
 ) -> Any:
     """One tile of 32 outputs for any number of rows, as many at a time as registers hold."""
-    if scratch and rows >= cpu_amx.ROWS:
+    if scratch and rows >= cpu_amx.MANY:
         _multiply_sixteens(bits, weight, x, steps, scales, sums, blocks, out, rows, scratch)
         return
     row = 0
