@@ -58,6 +58,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether logits are bent before one is chosen."""
+        return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
+
 
 # name: (type, lowest, highest, lowest itself allowed)
 _RANGES: dict[str, tuple[type, float, float, bool]] = {

@@ -31,7 +31,7 @@ from plait.runtime.messages import (
     TokenLogprob,
     Welcome,
 )
-from plait.runtime.model_runner import ModelRunner
+from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
@@ -70,7 +70,7 @@ class Scheduler:
         self,
         config: EngineConfig,
         welcome: Welcome,
-        model_runner: ModelRunner,
+        model_runner: Runner,
         sampler: Sampler,
         vocabulary: Vocabulary,
         compiler: CompilePool,
