@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _peer(options: argparse.Namespace) -> Server | None:
     if options.peer:
         return Server("peer", options.peer, "")
     if options.peers is None:
-        return own_server("as-stored")
+        return replace(own_server("as-stored"), name="plait serve")
     named = {server.name: server for server in read_servers(options.peers)}
     if options.named not in named:
         raise SystemExit(f"{options.peers} has no server {options.named!r}, but {', '.join(named)}")
