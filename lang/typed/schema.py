@@ -32,6 +32,8 @@ _NUMBER_KEYWORDS = {
     "multiple_of": "multipleOf",
 }
 
+MOST_INT = 2**53 - 1  # what every reader of JSON holds exactly (RFC 8259, section 6)
+
 
 class UnknownType(TypeError):
     """A type without a JSON schema."""
@@ -77,7 +79,7 @@ class _Writer:
 
     @_write.register
     def _(self, node: inspect.IntType) -> dict[str, Any]:
-        return {"type": "integer"} | _bounds(node)
+        return _finite({"type": "integer"} | _bounds(node))
 
     @_write.register
     def _(self, node: inspect.FloatType) -> dict[str, Any]:
@@ -120,10 +122,26 @@ class _Writer:
     @_write.register
     def _(self, node: inspect.DictType) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "object", "additionalProperties": self.write(node.value_type)}
-        key = self.write(node.key_type)
+        key = self._key(node.key_type)
         if key != {"type": "string"}:
             schema["propertyNames"] = key
         return schema
+
+    def _key(self, node: inspect.Type) -> dict[str, Any]:
+        """Names of an object are texts: numbers are written as such, and read back."""
+        match node:
+            case inspect.IntType() | inspect.FloatType():
+                if _bounds(node):
+                    raise UnknownType("keys of a dict that are numbers with bounds have no JSON form here")
+                is_int = isinstance(node, inspect.IntType)
+                return patterns.text_schema(patterns.INTEGER if is_int else patterns.NUMBER)
+            case inspect.EnumType() | inspect.LiteralType():
+                return {"enum": [str(value) for value in self.write(node)["enum"]]}
+            case inspect.StrType():
+                return self.write(node)
+        if type(node) in _TEXTS:
+            return self.write(node)
+        raise UnknownType(f"keys of a dict are texts or numbers, not {type(node).__name__.removesuffix('Type')} values")
 
     @_write.register(inspect.DataclassType)
     @_write.register(inspect.TypedDictType)
@@ -171,10 +189,12 @@ def closed(schema: Any) -> Any:
     if schema.get("type") == "object" and "properties" in schema:
         fresh.setdefault("additionalProperties", False)
     pattern = patterns.FORMATS.get(str(schema.get("format")))
-    if pattern is not None and schema.get("type") == "string":
+    if pattern is not None and schema.get("type", "string") == "string":
         del fresh["format"]
         fresh |= patterns.text_schema(pattern)
-    return _finite(fresh) if schema.get("type") == "number" else fresh
+    if schema.get("format") == "binary":
+        raise UnknownType("bytes have no JSON form here")
+    return _finite(fresh) if schema.get("type") in ("number", "integer") else fresh
 
 
 def _closed_under(keyword: str, value: Any) -> Any:
@@ -186,9 +206,11 @@ def _closed_under(keyword: str, value: Any) -> Any:
 
 
 def _finite(schema: dict[str, Any]) -> dict[str, Any]:
-    """A number's schema with a bound on each side: 1e999 is JSON, but no float."""
-    low = {} if {"minimum", "exclusiveMinimum"} & schema.keys() else {"minimum": -1e15}
-    high = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": 1e15}
+    """A number's schema with a bound on each side: 1e999 is JSON, but no float, and a small model may write digits
+    without end."""
+    most = MOST_INT if schema["type"] == "integer" else 1e15
+    low = {} if {"minimum", "exclusiveMinimum"} & schema.keys() else {"minimum": -most}
+    high = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": most}
     return schema | low | high
 
 
