@@ -22,7 +22,8 @@ from uuid import UUID
 from plait.constrained.specs import Choices, GrammarError, JsonSchema, Regex, Spec
 from plait.lang.typed import patterns
 from plait.lang.typed.marks import has_meta, is_pydantics
-from plait.lang.typed.schema import closed, decoder_of, schema_of
+from plait.lang.typed.schema import decoder_of, schema_of
+from plait.lang.typed.shaping import closed
 from plait.runtime.errors import InputError
 
 

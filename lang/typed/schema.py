@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from plait.lang.typed import patterns
+from plait.lang.typed.shaping import UnknownType, finite
 
 _TEXTS = {
     inspect.DateType: patterns.DATE,
@@ -31,12 +32,6 @@ _NUMBER_KEYWORDS = {
     "lt": "exclusiveMaximum",
     "multiple_of": "multipleOf",
 }
-
-MOST_INT = 2**53 - 1  # what every reader of JSON holds exactly (RFC 8259, section 6)
-
-
-class UnknownType(TypeError):
-    """A type without a JSON schema."""
 
 
 def schema_of(type_: Any) -> dict[str, Any]:
@@ -79,11 +74,11 @@ class _Writer:
 
     @_write.register
     def _(self, node: inspect.IntType) -> dict[str, Any]:
-        return _finite({"type": "integer"} | _bounds(node))
+        return finite({"type": "integer"} | _bounds(node))
 
     @_write.register
     def _(self, node: inspect.FloatType) -> dict[str, Any]:
-        return _finite({"type": "number"} | _bounds(node))
+        return finite({"type": "number"} | _bounds(node))
 
     @_write.register
     def _(self, node: inspect.StrType) -> dict[str, Any]:
@@ -176,42 +171,6 @@ class _Writer:
             self.definitions[name] = {}
             self.definitions[name] = write()
         return {"$ref": f"#/$defs/{self._names[node.cls]}"}
-
-
-def closed(schema: Any) -> Any:
-    """A foreign schema, such as Pydantic's, with objects closed, our patterns for formats, finite numbers, and no
-    `discriminator` (OpenAPI's hint, which constrains nothing)."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    fresh = {keyword: _closed_under(keyword, each) for keyword, each in schema.items() if keyword != "discriminator"}
-    if schema.get("type") == "object" and "properties" in schema:
-        fresh.setdefault("additionalProperties", False)
-    pattern = patterns.FORMATS.get(str(schema.get("format")))
-    if pattern is not None and schema.get("type", "string") == "string":
-        del fresh["format"]
-        fresh |= patterns.text_schema(pattern)
-    if schema.get("format") == "binary":
-        raise UnknownType("bytes have no JSON form here")
-    return _finite(fresh) if schema.get("type") in ("number", "integer") else fresh
-
-
-def _closed_under(keyword: str, value: Any) -> Any:
-    if keyword in ("default", "enum", "const", "examples"):
-        return value
-    if keyword in ("properties", "$defs", "patternProperties") and isinstance(value, dict):
-        return {name: closed(each) for name, each in value.items()}
-    return closed(value)
-
-
-def _finite(schema: dict[str, Any]) -> dict[str, Any]:
-    """A number's schema with a bound on each side: 1e999 is JSON, but no float, and a small model may write digits
-    without end."""
-    most = MOST_INT if schema["type"] == "integer" else 1e15
-    low = {} if {"minimum", "exclusiveMinimum"} & schema.keys() else {"minimum": -most}
-    high = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": most}
-    return schema | low | high
 
 
 def _array(items: list[dict[str, Any]]) -> dict[str, Any]:
