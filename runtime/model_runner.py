@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.kv_cache import allocate_caches, cache_dtype, slot_bytes
-from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_arrays
 from plait.kernels.select import Kernels, select_kernels
 from plait.kernels.select_cuda import Heads
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.forms import load_model
+from plait.runtime.prefix_sharing import PrefixSharing
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
@@ -30,6 +32,8 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 8192
 MIN_PAGES = 16
+ALIGN = 4  # numbers of 4 bytes: 16 bytes
+PROMPT_TOKENS = 64  # more of them in a row, and attention takes its larger tiles
 Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -83,10 +87,12 @@ class ModelRunner:
             self.kv_dtype, self.dtype, self.config.num_layers, self.num_pages, groups, size, self.device
         )
         held = cache_dtype(self.kv_dtype, self.dtype)
-        windows = dict.fromkeys(self.config.window(i) for i in range(self.config.num_layers))
+        windows = [self.config.window(i) for i in range(self.config.num_layers)]
         self.attention_shapes = tuple(
-            AttentionShape(self.config.num_heads, groups, size, held, window) for window in windows
+            AttentionShape(self.config.num_heads, groups, size, held, window) for window in dict.fromkeys(windows)
         )
+        rule = self.kernels.fused.sharing if self.kernels.fused is not None and config.prefix_groups else None
+        self.sharing = PrefixSharing(partial(rule, self.attention_shapes[0]), windows) if rule is not None else None
         progress(0.9, "preparing kernels (the first start compiles them)")
         self._warm_up()
 
@@ -105,12 +111,20 @@ class ModelRunner:
         return kind
 
     def _warm_up(self) -> None:
-        """One small forward, so that kernels are compiled and loaded before the first request."""
-        seq = Sequence(("", ""), [0, 0])
-        seq.pages.extend([0, 1])
-        batch = Batch(2)
-        batch.add(Row(None, seq, 0, 1), 0, 2)
-        self.logits(self.forward(batch), {})
+        """A few small forwards, so that kernels are compiled and loaded before the first request; on a GPU those for
+        short rows, for short prompts and for longer ones differ."""
+        for count in (2, 9, 2 * PROMPT_TOKENS) if self.device.type == "cuda" else (2,):
+            count = min(count, self.max_session_tokens)
+            seq = Sequence(("", ""), [0] * count)
+            seq.pages.extend(list(range(count)))
+            batch = Batch(count)
+            batch.add(Row(None, seq, 0, count - 1), 0, count)
+            self.logits(self.forward(batch), {})
+
+    @property
+    def num_spared_tokens(self) -> int:
+        """See PrefixSharing.num_spared."""
+        return 0 if self.sharing is None else self.sharing.num_spared
 
     @property
     def page_bytes(self) -> int:
@@ -179,18 +193,36 @@ class ModelRunner:
             np.concatenate([np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]),
             np.concatenate([p[each.start :] for each, p in zip(rows, pages, strict=True)]),
         ]
-        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes = upload(parts, self.device)
+        groups = self.sharing.groups(rows, max(counts)) if self.sharing is not None else []
+        if self.sharing is not None and groups:
+            self.sharing.count(groups)
+            parts += shared_arrays(groups, counts)
+        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes, *shared = upload(parts, self.device)
         layout = AttentionLayout(
-            q_starts, kv_starts, kv_pages, positions, writes, min_q_len=min(counts), max_q_len=max(counts)
+            q_starts,
+            kv_starts,
+            kv_pages,
+            positions,
+            writes,
+            min_q_len=min(counts),
+            max_q_len=max(counts),
+            shared=SharedPrefixes(*shared) if shared else None,
         )
         return Inputs(token_ids, wanted, layout)
 
 
 def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on the device, by one copy that the host does not wait for."""
-    whole = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=whole.numpy())
-    return list(torch.split(whole.to(device, non_blocking=True), [len(each) for each in arrays]))
+    """int32 arrays on the device, by one copy that the host does not wait for.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for every mixture of those that do and do not.
+    """
+    places = _starts([-(-len(each) // ALIGN) * ALIGN for each in arrays])
+    whole = torch.empty(int(places[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = whole.numpy()
+    for at, each in zip(places, arrays, strict=False):
+        host[at : at + len(each)] = each
+    sent = whole.to(device, non_blocking=True)
+    return [sent[at : at + len(each)] for at, each in zip(places.tolist(), arrays, strict=False)]
 
 
 def _logit_positions(batch: Batch) -> IntArray:
