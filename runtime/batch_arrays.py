@@ -36,8 +36,8 @@ def batch_arrays(batch: Batch) -> BatchArrays:
     return BatchArrays(
         batch.token_ids(),
         _logit_positions(batch),
-        _starts([each.count for each in rows]),
-        _starts(ends),
+        starts([each.count for each in rows]),
+        starts(ends),
         np.concatenate(pages),
         np.concatenate([np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]),
         np.concatenate([p[each.start :] for each, p in zip(rows, pages, strict=True)]),
@@ -53,7 +53,8 @@ def _logit_positions(batch: Batch) -> IntArray:
     return np.concatenate(found)
 
 
-def _starts(lengths: list[int]) -> IntArray:
-    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
+def starts(lengths: list[int]) -> IntArray:
+    """Where each of ranges of these lengths begins, one behind the other, and the end of the last: [n + 1]."""
+    found = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=found[1:])
+    return found
