@@ -17,11 +17,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx
+from plait.kernels import cpu_amx, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
-from plait.kernels.cpu_parts import KEYS, LANES, Heads, Rounded
-from plait.kernels.cpu_plan import Plan, room
+from plait.kernels.cpu_parts import LANES, Heads, Rounded
+from plait.kernels.cpu_plan import Plan, aligned
 from plait.kernels.cpu_team import STRIDE
 from plait.kernels.cpu_tile import WIDTH
 from plait.kernels.ragged import Ragged
@@ -88,7 +88,7 @@ class CpuDecoder:
         self._head_plan = Plan(step.HEAD_ENTRIES)
         self._plan = self._fixed_plan()
         self._room_for = 0
-        self._logits = room((0, 0), np.float32)
+        self._logits = aligned((0, 0), np.float32)
 
     def forward(self, token_ids: npt.NDArray[np.int32], layout: Ragged, kv_cache: Cache) -> Floats:
         """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call.
@@ -133,25 +133,22 @@ class CpuDecoder:
     def _room_for_logits(self, count: int, width: int) -> Floats:
         """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search."""
         if count > KEPT_ROWS:
-            return room((count, width), np.float32)
+            return aligned((count, width), np.float32)
         if width != self._logits.shape[1] or count > len(self._logits):
-            self._logits = room((count, width), np.float32)
+            self._logits = aligned((count, width), np.float32)
         return self._logits[:count]
 
     def _put_rows(self, layout: Ragged) -> None:
         plan, q_starts = self._plan, layout.q_starts
-        per_row = -(-np.diff(q_starts) // self._tile_tokens)
-        tile_rows = np.repeat(np.arange(len(per_row), dtype=np.int32), per_row)
-        before = np.repeat(np.cumsum(per_row) - per_row, per_row)
-        firsts = ((np.arange(len(tile_rows)) - before) * self._tile_tokens).astype(np.int32)
         plan.put(step.POSITIONS, layout.positions)
         plan.put(step.Q_STARTS, q_starts)
         plan.put(step.KV_STARTS, layout.kv_starts)
         plan.put(step.FIRST_PAGES, layout.first_pages)
         plan.put(step.PAGES, layout.kv_pages)
         plan.put(step.WRITES, layout.write_pages)
-        plan.put(step.TILE_ROWS, tile_rows)
-        plan.put(step.TILE_FIRSTS, firsts)
+        most = int(q_starts[-1]) + len(q_starts)  # segments, and tiles
+        plan.put(step.TILES, np.empty(most, np.int32))
+        plan.put(step.SEGMENTS, np.empty(cpu_share.SEGMENT * most, np.int32))
 
     def _fixed_plan(self) -> Plan:
         """What stays the same from step to step."""
@@ -180,16 +177,12 @@ class CpuDecoder:
         ):
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
-        lanes, size = -(-self._tile_tokens * heads.shared // cpu_amx.ROWS) * cpu_amx.ROWS, heads.size
         if cpu_amx.available():
             widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, widest, lanes, size)
+            scratch = cpu_amx.scratch(self.threads, widest)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
-        widths = (size * KEYS, size * KEYS, lanes * size, lanes * size, 4 * KEYS, lanes, lanes)
-        for entry, width in zip(range(step.KEYS, step.PLACES), widths, strict=True):
-            plan.put(entry, np.zeros((self.threads, width), np.float32))
-        plan.put(step.PLACES, np.zeros((self.threads, 4 * KEYS), np.int64))
+        plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))
         plan.put(step.GATES, np.zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
 
@@ -223,7 +216,7 @@ def _rounded(rows: int, channels: int) -> Rounded:
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    array = room(shape, dtype)
+    array = aligned(shape, dtype)
     array.fill(0)
     return array
 

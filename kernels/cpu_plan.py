@@ -22,7 +22,7 @@ ENTRY = 3  # int64 of an array: its address, its rows, what a row holds
 LINE = 64  # bytes of a cache line, and of a vector
 
 
-def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     """An array that begins at a cache line, so that no vector of it lies in two; what is in it is not set."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + LINE, np.uint8)
