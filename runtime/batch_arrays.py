@@ -32,18 +32,18 @@ def batch_arrays(batch: Batch) -> BatchArrays:
     """The batch's rows, one after the other."""
     rows = batch.rows
     numbers = np.array([(each.count, each.start, each.num_logits) for each in rows], dtype=np.int32)
-    counts, starts, num_logits = numbers[:, 0], numbers[:, 1], numbers[:, 2]
-    q_starts, kv_starts = _sums(counts), _sums(counts + starts)
+    counts, firsts, num_logits = numbers[:, 0], numbers[:, 1], numbers[:, 2]
+    q_starts, kv_starts = starts(counts), starts(counts + firsts)
     kv_pages = np.concatenate([each.pages() for each in rows])
     each_token = np.arange(q_starts[-1], dtype=np.int32)
-    positions = each_token + np.repeat(starts - q_starts[:-1], counts)
+    positions = each_token + np.repeat(firsts - q_starts[:-1], counts)
     writes = kv_pages[positions + np.repeat(kv_starts[:-1], counts)]
     is_wanted = each_token >= np.repeat(q_starts[1:] - num_logits, counts)
     return BatchArrays(batch.token_ids(), each_token[is_wanted], q_starts, kv_starts, kv_pages, positions, writes)
 
 
-def _sums(lengths: IntArray) -> IntArray:
-    """[n + 1] from 0 on."""
-    sums = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=sums[1:])
-    return sums
+def starts(lengths: list[int] | IntArray) -> IntArray:
+    """Where each of ranges of these lengths begins, one behind the other, and the end of the last: [n + 1]."""
+    found = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=found[1:])
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,22 +16,25 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.kv_cache import allocate_caches, cache_dtype, slot_bytes
-from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_arrays
 from plait.kernels.select import Kernels, select_kernels
 from plait.kernels.select_cuda import Heads
-from plait.runtime.batch_arrays import batch_arrays
+from plait.runtime.batch_arrays import batch_arrays, starts
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.machine import spare_memory
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoders import MODELS
 from plait.runtime.placing import dtype_name
+from plait.runtime.prefix_sharing import PrefixSharing
 from plait.runtime.running import CPU_BATCH_TOKENS, Progress, choose_num_pages, warm_up
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 GPU_BATCH_TOKENS = 8192
+ALIGN = 4  # numbers of 4 bytes: 16 bytes
+PROMPT_TOKENS = 64  # more of them in a row, and attention takes its larger tiles
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -83,12 +87,15 @@ class ModelRunner:
             self.kv_dtype, self.dtype, self.config.num_layers, self.num_pages, groups, size, self.device
         )
         held = cache_dtype(self.kv_dtype, self.dtype)
-        windows = dict.fromkeys(self.config.window(i) for i in range(self.config.num_layers))
+        windows = [self.config.window(i) for i in range(self.config.num_layers)]
         self.attention_shapes = tuple(
-            AttentionShape(self.config.num_heads, groups, size, held, window) for window in windows
+            AttentionShape(self.config.num_heads, groups, size, held, window) for window in dict.fromkeys(windows)
         )
+        rule = self.kernels.fused.sharing if self.kernels.fused is not None and config.prefix_groups else None
+        self.sharing = PrefixSharing(partial(rule, self.attention_shapes[0]), windows) if rule is not None else None
         progress(0.9, "preparing kernels (the first start compiles them)")
-        warm_up(self)
+        # on a GPU short rows, short prompts and longer ones have kernels of their own
+        warm_up(self, (2, 9, 2 * PROMPT_TOKENS) if self.device.type == "cuda" else (2,))
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
@@ -103,6 +110,11 @@ class ModelRunner:
             attention = self.kernels.names["attention"]
             raise InputError(f"kv_dtype {kind!r} needs Triton's attention on a GPU; here attention is: {attention}")
         return kind
+
+    @property
+    def num_spared_tokens(self) -> int:
+        """See PrefixSharing.num_spared."""
+        return 0 if self.sharing is None else self.sharing.num_spared
 
     @property
     def page_bytes(self) -> int:
@@ -147,20 +159,36 @@ class ModelRunner:
     def inputs(self, batch: Batch) -> Inputs:
         """The batch, on its way to the device. Token ids that are not known yet are negative, see BatchRow."""
         counts = [each.count for each in batch.rows]
-        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes = upload(
-            list(batch_arrays(batch)), self.device
-        )
+        groups = self.sharing.groups(batch.rows, max(counts)) if self.sharing is not None else []
+        if self.sharing is not None and groups:
+            self.sharing.count(groups)
+        parts = [*batch_arrays(batch), *(shared_arrays(groups, counts) if groups else ())]
+        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes, *shared = upload(parts, self.device)
         layout = AttentionLayout(
-            q_starts, kv_starts, kv_pages, positions, writes, min_q_len=min(counts), max_q_len=max(counts)
+            q_starts,
+            kv_starts,
+            kv_pages,
+            positions,
+            writes,
+            min_q_len=min(counts),
+            max_q_len=max(counts),
+            shared=SharedPrefixes(*shared) if shared else None,
         )
         return Inputs(token_ids, wanted, layout)
 
 
 def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on the device, by one copy that the host does not wait for."""
-    whole = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=whole.numpy())
-    return list(torch.split(whole.to(device, non_blocking=True), [len(each) for each in arrays]))
+    """int32 arrays on the device, by one copy that the host does not wait for.
+
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for every mixture of those that do and do not.
+    """
+    places = starts([-(-len(each) // ALIGN) * ALIGN for each in arrays])
+    whole = torch.empty(int(places[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = whole.numpy()
+    for at, each in zip(places, arrays, strict=False):
+        host[at : at + len(each)] = each
+    sent = whole.to(device, non_blocking=True)
+    return [sent[at : at + len(each)] for at, each in zip(places.tolist(), arrays, strict=False)]
 
 
 def choose_device(name: str) -> torch.device:

@@ -54,6 +54,8 @@ class PackedRunner:
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self)
 
+    num_spared_tokens = 0  # each row reads its own pages
+
     @property
     def page_bytes(self) -> int:
         """Bytes of one token's KV in all layers."""

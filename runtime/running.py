@@ -31,6 +31,10 @@ class Runner(Protocol):
     num_pages: int
     max_batch_tokens: int
 
+    @property
+    def num_spared_tokens(self) -> int:
+        """Cached tokens that attention read once for several rows, each counted once for every row but the first."""
+
     def forward(self, batch: Batch) -> Any:
         """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
 
@@ -62,10 +66,12 @@ def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:
     return pages
 
 
-def warm_up(runner: Runner) -> None:
-    """One small forward, so that kernels are compiled and loaded before the first request."""
-    seq = Sequence(("", ""), [0, 0])
-    seq.pages.extend([0, 1])
-    batch = Batch(2)
-    batch.add(Row(None, seq, 0, 1), 0, 2)
-    runner.logits(runner.forward(batch), {})
+def warm_up(runner: LoadedRunner, counts: tuple[int, ...] = (2,)) -> None:
+    """A forward of each number of tokens, so that kernels are compiled and loaded before the first request."""
+    for count in counts:
+        count = min(count, runner.max_session_tokens)
+        seq = Sequence(("", ""), [0] * count)
+        seq.pages.extend(list(range(count)))
+        batch = Batch(count)
+        batch.add(Row(None, seq, 0, count - 1), 0, count)
+        runner.logits(runner.forward(batch), {})

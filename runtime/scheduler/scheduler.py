@@ -225,6 +225,7 @@ class Scheduler:
             computed_tokens=self.num_computed_tokens,
             retractions=self.policy.num_retractions,
             bad_frames=self.link.num_bad_frames,
+            spared_tokens=self.model_runner.num_spared_tokens,
             **msgspec.structs.asdict(totals),
         )
 

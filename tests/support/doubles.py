@@ -63,6 +63,8 @@ def logprob(tokens: list[int], token: int) -> float:
 class ChainRunner:
     """Stands where the ModelRunner does."""
 
+    num_spared_tokens = 0
+
     def __init__(self, num_pages: int, max_batch_tokens: int) -> None:
         self.num_pages, self.max_batch_tokens = num_pages, max_batch_tokens
         self.kv = [-1] * num_pages
