@@ -21,7 +21,7 @@ from plait.kernels import cpu_amx, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
-from plait.kernels.cpu_plan import Plan, room
+from plait.kernels.cpu_plan import Plan, aligned
 from plait.kernels.cpu_team import STRIDE
 from plait.kernels.cpu_tile import WIDTH
 from plait.kernels.ragged import Ragged
@@ -88,7 +88,7 @@ class CpuDecoder:
         self._head_plan = Plan(step.HEAD_ENTRIES)
         self._plan = self._fixed_plan()
         self._room_for = 0
-        self._logits = room((0, 0), np.float32)
+        self._logits = aligned((0, 0), np.float32)
 
     def forward(self, token_ids: npt.NDArray[np.int32], layout: Ragged, kv_cache: Cache) -> Floats:
         """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call.
@@ -133,9 +133,9 @@ class CpuDecoder:
     def _room_for_logits(self, count: int, width: int) -> Floats:
         """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search."""
         if count > KEPT_ROWS:
-            return room((count, width), np.float32)
+            return aligned((count, width), np.float32)
         if width != self._logits.shape[1] or count > len(self._logits):
-            self._logits = room((count, width), np.float32)
+            self._logits = aligned((count, width), np.float32)
         return self._logits[:count]
 
     def _put_rows(self, layout: Ragged) -> None:
@@ -216,7 +216,7 @@ def _rounded(rows: int, channels: int) -> Rounded:
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    array = room(shape, dtype)
+    array = aligned(shape, dtype)
     array.fill(0)
     return array
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu_plan import room
+from plait.kernels.cpu_plan import aligned
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH, block_bytes
 
 Bytes = npt.NDArray[np.uint8]
@@ -146,7 +146,7 @@ def pack(weight: Blocks) -> Packed:
 
 def _laid_out(parts: Sequence[Bytes], bits: int, outputs: int) -> Packed:
     """Blocks whose bytes are those of the parts, one after the other, from a cache line on."""
-    data = room((*parts[0].shape[:2], block_bytes(bits)), np.uint8)
+    data = aligned((*parts[0].shape[:2], block_bytes(bits)), np.uint8)
     np.concatenate(parts, axis=-1, out=data)
     return Packed(data, bits, outputs)
 

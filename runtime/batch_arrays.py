@@ -31,29 +31,18 @@ class BatchArrays(NamedTuple):
 def batch_arrays(batch: Batch) -> BatchArrays:
     """The batch's rows, one after the other."""
     rows = batch.rows
-    ends = [each.start + each.count for each in rows]
-    pages = [each.pages() for each in rows]
-    return BatchArrays(
-        batch.token_ids(),
-        _logit_positions(batch),
-        starts([each.count for each in rows]),
-        starts(ends),
-        np.concatenate(pages),
-        np.concatenate([np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]),
-        np.concatenate([p[each.start :] for each, p in zip(rows, pages, strict=True)]),
-    )
+    numbers = np.array([(each.count, each.start, each.num_logits) for each in rows], dtype=np.int32)
+    counts, firsts, num_logits = numbers[:, 0], numbers[:, 1], numbers[:, 2]
+    q_starts, kv_starts = starts(counts), starts(counts + firsts)
+    kv_pages = np.concatenate([each.pages() for each in rows])
+    each_token = np.arange(q_starts[-1], dtype=np.int32)
+    positions = each_token + np.repeat(firsts - q_starts[:-1], counts)
+    writes = kv_pages[positions + np.repeat(kv_starts[:-1], counts)]
+    is_wanted = each_token >= np.repeat(q_starts[1:] - num_logits, counts)
+    return BatchArrays(batch.token_ids(), each_token[is_wanted], q_starts, kv_starts, kv_pages, positions, writes)
 
 
-def _logit_positions(batch: Batch) -> IntArray:
-    """Indices among the batch's tokens."""
-    found, at = [], 0
-    for each in batch.rows:
-        at += each.count
-        found.append(np.arange(at - each.num_logits, at, dtype=np.int32))
-    return np.concatenate(found)
-
-
-def starts(lengths: list[int]) -> IntArray:
+def starts(lengths: list[int] | IntArray) -> IntArray:
     """Where each of ranges of these lengths begins, one behind the other, and the end of the last: [n + 1]."""
     found = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=found[1:])

@@ -11,6 +11,7 @@ from pathlib import Path
 from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
 from plait.runtime.flight import DeviceSteps
+from plait.runtime.machine import give_back_memory
 from plait.runtime.messages import PROTOCOL, Welcome
 from plait.runtime.placing import packed_checkpoint
 from plait.runtime.running import LoadedRunner, Progress
@@ -26,8 +27,9 @@ def build_scheduler(
     runner, sampler, steps = make_runner(config, model_path, progress)
     progress(1.0, "ready")
     vocabulary = load_tokenizer(model_path, width=runner.config.vocab_size).vocabulary
-    compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s)
+    compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s, at_once=False)
     compiler.start()
+    give_back_memory()
     welcome = Welcome(
         protocol=PROTOCOL,
         model_path=str(model_path),

@@ -5,6 +5,8 @@ Knows: what the system says. Must not know: models, torch, which device is taken
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -43,3 +45,9 @@ def spare_memory() -> int:
     """Bytes a KV cache may take in the computer's memory when nothing was said: an eighth of it, 1 GiB at most."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(total // 8, 1 << 30)
+
+
+def give_back_memory() -> None:
+    """Returns freed memory to the system, after something large was built: glibc keeps what lies below a live piece."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library keeps less
+        ctypes.CDLL(None).malloc_trim(0)

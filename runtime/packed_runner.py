@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu_plan import room
+from plait.kernels.cpu_plan import aligned
 from plait.kernels.ragged import Ragged
 from plait.runtime.batch_arrays import batch_arrays
 from plait.runtime.config import EngineConfig
@@ -50,7 +50,7 @@ class PackedRunner:
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
         self.max_session_tokens = min(self.context_length, self.num_pages)
         shape = (model.num_layers, 2, self.num_pages, model.num_kv_heads, model.head_dim)
-        self.kv_cache = room(shape, np.uint16)
+        self.kv_cache = aligned(shape, np.uint16)
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self)
 

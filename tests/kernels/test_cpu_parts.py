@@ -76,6 +76,10 @@ def empty(rows, channels):
     return Rounded(np.zeros((rows, channels), np.int8), floats(), floats())
 
 
+def normal(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def dense(x: Rounded) -> torch.Tensor:
     numbers = torch.from_numpy(x.numbers).float().unflatten(1, (-1, 32))
     return (numbers * torch.from_numpy(x.scales)[..., None]).flatten(1)
@@ -98,7 +102,7 @@ def part(x: Rounded, rows: slice) -> Rounded:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 7), st.sampled_from([4, 8]), st.data())
 def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits, data):
-    weight = cpu_packed.rounded(torch.randn(32 * tiles, 32 * blocks, generator=torch.Generator().manual_seed(1)), bits)
+    weight = cpu_packed.rounded(normal(32 * tiles, 32 * blocks, seed=1), bits)
     packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
     out = np.zeros((rows, 32 * tiles), np.float32)
     product(counters(), SCRATCHES[-1], packed.address, bits, x, out)
@@ -114,11 +118,10 @@ def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits,
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.sampled_from([4, 8]), st.sampled_from([cpu_rows.SILU, cpu_rows.GELU]))
 def test_gated_product(rows, tiles, bits, gate):
-    generator = torch.Generator().manual_seed(rows)
-    pair = [cpu_packed.rounded(torch.randn(32 * tiles, 64, generator=generator) / 4, bits) for _ in range(2)]
+    pair = [cpu_packed.rounded(normal(32 * tiles, 64, seed=seed) / 4, bits) for seed in (rows, rows + 1)]
     packed, x, out = cpu_packed.pack(cpu_packed.alternating(*pair)), activations(rows, 64, 3), empty(rows, 32 * tiles)
     gated_product(counters(), SCRATCHES[-1], packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
-    both = torch.cat([dense(x) @ weight.dense().T for weight in pair], -1)
+    both = torch.cat([dense(x) @ torch.from_numpy(weight.dense()).T for weight in pair], -1)
     torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
     near(out, torchs(both))
 
@@ -157,7 +160,10 @@ def test_what_is_not_finite_stays_so():
     for bad in (float("nan"), float("inf"), float("-inf")):
         x = torch.ones(1, 32)
         x[0, 5] = bad
-        weight, out = cpu_packed.pack(cpu_packed.rounded(torch.ones(32, 32), 8)), np.zeros((1, 32), np.float32)
+        weight, out = (
+            cpu_packed.pack(cpu_packed.rounded(np.ones((32, 32), np.float32), 8)),
+            np.zeros((1, 32), np.float32),
+        )
         normed, rounded = np.zeros((1, 32), np.float32), empty(1, 32)
         ones = torch.ones(32)
         add_and_norm(counters(), x.numpy(), np.zeros((1, 32), np.float32), 0, ones.data_ptr(), 1e-5, normed, rounded)
