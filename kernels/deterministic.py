@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 from torch.nn.functional import linear as torch_linear
-from torch.nn.functional import pad
 
 ROWS = 32
 
@@ -19,6 +18,18 @@ ROWS = 32
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [T, I] times weight [O, I] transposed, plus bias [O]; a row's bits depend on that row alone."""
     rows = len(x)
-    padded = pad(x, (0, 0, 0, -rows % ROWS))
-    blocks = [torch_linear(block, weight, bias) for block in torch.split(padded, ROWS)]
-    return torch.cat(blocks)[:rows] if len(blocks) > 1 else blocks[0][:rows]
+    if rows <= ROWS:  # decoding; each operator more costs a tenth of a small product
+        whole = torch_linear(x if rows == ROWS else _filled(x), weight, bias)
+        return whole if rows == ROWS else whole[:rows]
+    blocks = list(torch.split(x, ROWS))
+    last = len(blocks[-1])
+    blocks[-1] = blocks[-1] if last == ROWS else _filled(blocks[-1])
+    found = torch.cat([torch_linear(block, weight, bias) for block in blocks])
+    return found if last == ROWS else found[:rows]
+
+
+def _filled(x: torch.Tensor) -> torch.Tensor:
+    """x [T, I] with rows of zeros behind it, [ROWS, I]."""
+    filled = x.new_zeros((ROWS, x.shape[1]))
+    filled[: len(x)] = x
+    return filled

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.peaks import peaks
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Draw, Mask, TopLogprobs, is_filtered, uniform
 from plait.runtime.scheduler.rows import Generation
 
@@ -72,6 +71,14 @@ class HostOperations:
                 drawing = _draw_filtered if is_filtered(gen) else _draw_plain
                 tokens[i] = drawing(logits[i], peak, gen)
         return tokens
+
+
+def peaks(logits: Floats) -> tuple[list[float], list[int]]:
+    """The largest of each row of logits [B, V], NaN where there is one, and the first token that has it."""
+    if not logits.size:
+        return [], []
+    best = logits.argmax(axis=-1)
+    return np.take_along_axis(logits, best[:, None], axis=-1)[:, 0].tolist(), best.tolist()
 
 
 def _draw_plain(row: Floats, peak: float, gen: Generation | Draw) -> int:
