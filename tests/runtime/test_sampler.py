@@ -160,6 +160,17 @@ def test_samples_follow_the_distribution(on):
         assert found[token] / len(rows) == pytest.approx(p, abs=0.015)
 
 
+def test_no_draw_takes_what_a_mask_forbids(monkeypatch):
+    """Not even where rounding puts the draw behind the last weight, of a block or of all."""
+    logits = np.full((1, 3 * host_logits.BLOCK), -math.inf, np.float32)
+    allowed = [3, host_logits.BLOCK - 5, host_logits.BLOCK + 7, 2 * host_logits.BLOCK - 9]
+    logits[0, allowed] = [0.1, 0.7, 0.3, 0.2]
+    for draw in (*np.linspace(0, 1, 4001), np.nextafter(1.0, 0.0)):
+        monkeypatch.setattr(host_logits, "uniform", lambda seed, step, draw=draw: draw)
+        for extra in ({}, {"top_p": 0.9}, {"min_p": 0.01}):
+            assert HOST.choose(logits, [gen(**extra)])[0] in allowed
+
+
 def test_draws_are_uniform_and_differ_by_seed_and_step():
     draws = [s.uniform(seed, step) for seed in range(100) for step in range(100)]
     assert len(set(draws)) == len(draws)
