@@ -29,6 +29,7 @@ from plait.kernels.ragged import Ragged
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 EVERYTHING = 1 << 40  # a window that hides nothing
 KEPT_ROWS = 64  # rows of logits that are kept room for
+NO_PEAKS = np.empty((0, 2))
 Floats = npt.NDArray[np.float32]
 Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bits of bfloat16
 
@@ -110,10 +111,24 @@ class CpuDecoder:
         hidden: Floats = self._state[step.NORMED][:count]
         return hidden
 
-    def logits(self, hidden: Floats, ids: npt.NDArray[np.int64] | None = None) -> Floats:
+    def likeliest(self, hidden: Floats) -> npt.NDArray[np.float64]:
+        """Of the logits of each row of hidden [n, C] the largest and the first place that has it, [n, 2].
+
+        Not-a-number and any place where one is that.
+        """
+        peaks = np.empty((len(hidden), 2))
+        self.logits(hidden, peaks=peaks)
+        return peaks
+
+    def logits(
+        self,
+        hidden: Floats,
+        ids: npt.NDArray[np.int64] | None = None,
+        peaks: npt.NDArray[np.float64] = NO_PEAKS,
+    ) -> Floats:
         """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits.
 
-        All logits are valid until the next call, and may be changed.
+        All logits are valid until the next call, and may be changed. `peaks`: see `likeliest`.
         """
         head = self.weights.head if ids is None else columns(self.weights.head, ids)
         count, channels = hidden.shape
@@ -125,8 +140,9 @@ class CpuDecoder:
             plan.put(step.HEAD_ROUNDED + i, array)
         plan.put(step.HEAD_WEIGHT, head.data)
         plan.put(step.HEAD_COUNTERS, self._counters)
+        plan.put(step.HEAD_PEAKS, peaks)
         self._counters.fill(0)
-        step.project(plan.numbers, head.bits, self.threads)
+        step.project(plan.numbers, head.bits, head.outputs, self.threads)
         found: Floats = out[:, : head.outputs]
         return found
 

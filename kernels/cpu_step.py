@@ -25,7 +25,8 @@ from plait.kernels.cpu_parts import (
     round_blocks,
     turn_and_keep,
 )
-from plait.kernels.cpu_plan import bytes_, floats, ints, number, table
+from plait.kernels.cpu_peaks import search
+from plait.kernels.cpu_plan import bytes_, doubles, floats, ints, number, table
 from plait.kernels.cpu_rows import address_of, half_to_float
 from plait.kernels.cpu_share import share_out
 from plait.kernels.cpu_team import claim, finish, wait
@@ -199,12 +200,12 @@ def block_bytes_of(bits: int) -> int:
 
 
 # Entries of the head's plan:
-HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH = 0, 1, 2, 5, 6, 7
-HEAD_ENTRIES = 8
+HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH, HEAD_PEAKS = 0, 1, 2, 5, 6, 7, 8
+HEAD_ENTRIES = 9
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _project(team: Team, plan: Any, bits: int) -> None:
+def _project(team: Team, plan: Any, bits: int, outputs: int) -> None:
     hidden, rounded = floats(plan, HEAD_IN), _rounded(plan, HEAD_ROUNDED)
     items, channels = hidden.shape
     while True:
@@ -216,6 +217,23 @@ def _project(team: Team, plan: Any, bits: int) -> None:
         finish(team.counters, 0, 1)
     wait(team.counters, 0, items)
     product(team, 1, plan[HEAD_WEIGHT, 0], bits, rounded, floats(plan, HEAD_OUT))
+    _find_peaks(team, plan, outputs)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _find_peaks(team: Team, plan: Any, outputs: int) -> None:
+    """Of as many rows as there is room for in HEAD_PEAKS: the largest of their logits, and its place."""
+    logits, peaks = floats(plan, HEAD_OUT), doubles(plan, HEAD_PEAKS)
+    items = len(peaks)
+    while True:
+        row = claim(team.counters, 2, 1)
+        if row >= items:
+            break
+        highest, place = search(logits[row, :outputs])
+        peaks[row, 0] = highest
+        peaks[row, 1] = place
+        finish(team.counters, 2, 1)
+    wait(team.counters, 2, items)
 
 
 def _kept(stamp: int) -> tuple[Any, Any]:
@@ -235,14 +253,14 @@ def _kept(stamp: int) -> tuple[Any, Any]:
                 cpu_amx.end()
 
     @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
-    def project(plan: Any, bits: int, threads: int) -> None:
-        """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
+    def project(plan: Any, bits: int, outputs: int, threads: int) -> None:
+        """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere; and the peaks of its real outputs."""
         _ = stamp
         for me in numba.prange(threads):
             team = _team(me, threads, plan, HEAD_COUNTERS, HEAD_SCRATCH)
             if team.scratch:
                 cpu_amx.begin(team.scratch)
-            _project(team, plan, bits)
+            _project(team, plan, bits, outputs)
             if team.scratch:
                 cpu_amx.end()
 

@@ -10,6 +10,7 @@ import torch
 from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from plait.kernels import cpu_kept
 from plait.kernels.cpu_decoder import CpuDecoder, missing_features
 from plait.kernels.ragged import Ragged
 from plait.runtime.errors import InputError
@@ -77,6 +78,23 @@ def test_columns_have_the_bits_of_all_logits(packed):
     ids = np.array([5, 96, 0, 33, 33, 64])
     some = packed.model.logits(hidden, ids).copy()
     assert np.array_equal(some, packed.model.logits(hidden)[:, ids])
+
+
+def test_what_is_compiled_ahead_is_what_a_step_calls(packed):
+    """Types and all; else each kernel would be compiled twice."""
+    for function, types in cpu_kept.KERNELS.values():
+        assert function.signatures == [types]
+
+
+def test_the_likeliest_are_those_of_the_logits(packed):
+    hidden = packed.model.forward(np.arange(9, dtype=np.int32), _layout(9), packed.kv_cache).copy()
+    hidden[3, 5] = np.nan
+    peaks, logits = packed.model.likeliest(hidden), packed.model.logits(hidden)
+    for i in (0, 1, 2, 4, 5, 6, 7, 8):
+        assert peaks[i].tolist() == [logits[i].max(), logits[i].argmax()]
+    assert np.isnan(peaks[3, 0])
+    highest, tokens = packed.likeliest(hidden[:2])
+    assert (highest, tokens) == (logits[:2].max(-1).tolist(), logits[:2].argmax(-1).tolist())
 
 
 def _layout(count):

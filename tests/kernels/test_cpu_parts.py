@@ -106,7 +106,7 @@ def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits,
     packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
     out = np.zeros((rows, 32 * tiles), np.float32)
     product(counters(), SCRATCHES[-1], packed.address, bits, x, out)
-    expected = dense(x).double() @ weight.dense().double().T
+    expected = dense(x).double() @ torch.from_numpy(weight.dense()).double().T
     torch.testing.assert_close(torch.from_numpy(out).double(), expected, atol=1e-4, rtol=1e-4)
     first = data.draw(st.integers(0, rows - 1))
     some = slice(first, data.draw(st.integers(first + 1, rows)))
