@@ -1,7 +1,8 @@
 """A whole decoder on a CPU with AVX-512 VNNI: packed weights, one call for a step.
 
-A token's bits depend on its sequence alone: products within a block are exact whole numbers, everything else is
-computed for each token by itself in a fixed order. So the same weights serve one row and a thousand.
+Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
+bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
+and on which of the two its step took; with `wide_from=None` there is one, and they depend on its sequence alone.
 
 Knows: packed weights, the layout of a batch. Must not know: files, names of weights.
 """
@@ -10,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import llvmlite.binding
 import numba
 import numpy as np
 import torch
 
-from plait.kernels import cpu_amx
+from plait.kernels import cpu_amx, cpu_panel
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import KEYS, LANES, Heads, Rounded
@@ -27,7 +29,9 @@ from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AVX-512 VNNI against AMX
 EVERYTHING = 1 << 40  # a window that hides nothing
+WIDE_ENTRIES = [entry + step.WIDE for entry in (step.HIDDEN, step.ATTENDED, step.INNER)]
 
 
 def missing_features() -> list[str]:
@@ -72,8 +76,10 @@ class DecoderWeights:
 class CpuDecoder:
     """`forward` and `logits` as `runtime.models.decoder.Decoder` has them; KV caches are bfloat16."""
 
-    def __init__(self, weights: DecoderWeights, threads: int | None = None) -> None:
+    def __init__(self, weights: DecoderWeights, threads: int | None = None, wide_from: int | None = WIDE_FROM) -> None:
+        """`wide_from`: from how many tokens on products are in bfloat16, if the CPU has AMX; None: never."""
         self.weights = weights
+        self._wide_from = wide_from if cpu_amx.available() else None
         self.threads = min(threads or torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         self._tile_tokens = max(1, LANES // weights.heads.shared)
         self._head_plan = Plan(step.HEAD_ENTRIES)
@@ -87,6 +93,8 @@ class CpuDecoder:
             self._make_state(count)
         for entry in self._state:
             plan.numbers[entry, 1] = count
+        if not self._is_wide(count):
+            plan.numbers[WIDE_ENTRIES, 1] = 0
         self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
         self._settings[0, step.CACHE] = kv_cache[0].k.data_ptr()
         self._settings[0, step.CACHE_STEP] = kv_cache[0].k.numel() * kv_cache[0].k.itemsize
@@ -97,20 +105,28 @@ class CpuDecoder:
         return torch.from_numpy(self._state[step.NORMED][:count])
 
     def logits(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits."""
+        """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits.
+
+        Products in bfloat16 write up to 15 rows more, which lie behind the result in memory.
+        """
         head = self.weights.head if ids is None else columns(self.weights.head, ids)
         count, channels = hidden.shape
-        out = torch.empty((count, len(head.data) * WIDTH))
+        out = torch.empty((_filled(count) if self._is_wide(count) else count, len(head.data) * WIDTH))
         plan = self._head_plan
         plan.put(step.HEAD_IN, hidden.contiguous().numpy())
         plan.put(step.HEAD_OUT, out.numpy())
         for i, array in enumerate(_rounded(count, channels)):
-            plan.put(step.HEAD_ROUNDED + i, array)
+            plan.put(step.HEAD_ROUNDED + i, array, count)
+        if not self._is_wide(count):
+            plan.numbers[step.HEAD_ROUNDED + step.WIDE, 1] = 0
         plan.put(step.HEAD_WEIGHT, head.data.numpy())
         plan.put(step.HEAD_COUNTERS, self._counters)
         self._counters.fill(0)
         step.project(plan.numbers, head.bits, self.threads)
-        return out[:, : head.outputs]
+        return out[:count, : head.outputs]
+
+    def _is_wide(self, count: int) -> bool:
+        return self._wide_from is not None and count >= self._wide_from
 
     def _put_rows(self, layout: AttentionLayout) -> None:
         plan, q_starts = self._plan, layout.q_starts.numpy()
@@ -156,22 +172,23 @@ class CpuDecoder:
         plan.put(step.COUNTERS, self._counters)
         lanes, size = -(-self._tile_tokens * heads.shared // cpu_amx.ROWS) * cpu_amx.ROWS, heads.size
         if cpu_amx.available():
-            widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, widest, lanes, size)
+            first = weights.layers[0]
+            widest = max(first.down.inputs, first.output.inputs, 2 * first.gated.inputs, weights.head.inputs)
+            scratch = cpu_amx.scratch(self.threads, cpu_panel.panel_bytes(widest), lanes, size)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
         widths = (size * KEYS, size * KEYS, lanes * size, lanes * size, 4 * KEYS, lanes, lanes)
         for entry, width in zip(range(step.KEYS, step.PLACES), widths, strict=True):
-            plan.put(entry, np.zeros((self.threads, width), np.float32))
+            plan.put(entry, _floats(self.threads, width))
         plan.put(step.PLACES, np.zeros((self.threads, 4 * KEYS), np.int64))
-        plan.put(step.GATES, np.zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
+        plan.put(step.GATES, _floats(self.threads, step.GATE_ROWS * 2 * WIDTH))
         return plan
 
     def _make_state(self, count: int) -> None:
         first, heads = self.weights.layers[0], self.weights.heads
         channels, wide = first.qkv.inputs, first.down.inputs
         self._state = {
-            entry: np.zeros((count, width), np.float32)
+            entry: _floats(_filled(count), width)
             for entry, width in (
                 (step.X, channels),
                 (step.Y, channels),
@@ -187,13 +204,23 @@ class CpuDecoder:
         self._room_for = count
 
 
+def _filled(rows: int) -> int:
+    """So many rows as fill matrix registers."""
+    return rows + -rows % cpu_amx.ROWS
+
+
+def _floats(rows: int, width: int) -> np.ndarray[Any, Any]:
+    """Zeros [rows, width] in whole cache lines, as torch allocates them: registers load others at half the speed."""
+    return torch.zeros((rows, width)).numpy()
+
+
 def _rounded(rows: int, channels: int) -> Rounded:
-    blocks = channels // 32
-    return Rounded(
-        np.zeros((rows, channels), np.int8),
-        np.zeros((rows, blocks), np.float32),
-        np.zeros((rows, blocks), np.float32),
-    )
+    """Room for one of the two forms; numbers lie where the wide ones do."""
+    rows = _filled(rows)
+    wide = torch.zeros((rows, channels), dtype=torch.uint16).numpy()
+    numbers = wide.reshape(-1)[: rows * channels // 2].view(np.int8).reshape(rows, channels)
+    scales, sums = (_floats(rows, channels // 32) for _ in range(2))
+    return Rounded(numbers, scales, sums, wide)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

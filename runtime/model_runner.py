@@ -71,6 +71,7 @@ class ModelRunner:
             self.dtype,
             self.device,
             config.weights,
+            config.deterministic,
             lambda share: progress(0.9 * share, "loading the model"),
         )
         self.max_batch_tokens = config.max_batch_tokens or (

@@ -71,14 +71,18 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     form: WeightForm,
+    deterministic: bool = False,
     progress: Progress = lambda share: None,
 ) -> Decoder | CpuDecoder:
-    """The model in the form that `choose_form` chooses. Raises InputError as it does."""
+    """The model in the form that `choose_form` chooses. Raises InputError as it does.
+
+    `deterministic`: packed products are the same for any number of rows; `kernels` are chosen accordingly.
+    """
     if choose_form(config, weights, dtype, device, form).packed:
         from plait.runtime.models.packed import NotStored, packed_decoder
 
         try:
-            return packed_decoder(config, weights, form, progress)
+            return packed_decoder(config, weights, form, deterministic, progress)
         except NotStored:
             pass  # "as-stored" alone raises it: a block whose minimum float16 cannot hold, which no header tells
     return MODELS[config.architecture](config, weights, kernels, dtype, device, progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from plait.kernels import cpu_packed
-from plait.kernels.cpu_decoder import CpuDecoder, DecoderWeights, LayerWeights
+from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu_packed import Blocks, Packed
 from plait.kernels.cpu_parts import Heads
 from plait.kernels.cpu_rows import SILU
@@ -82,9 +82,16 @@ class Builder:
 
 
 def packed_decoder(
-    config: ModelConfig, weights: Checkpoint, form: WeightForm, progress: Progress = lambda share: None
+    config: ModelConfig,
+    weights: Checkpoint,
+    form: WeightForm,
+    deterministic: bool = False,
+    progress: Progress = lambda share: None,
 ) -> CpuDecoder:
-    """The model with packed weights. NotStored as in `Builder.blocks`."""
+    """The model with packed weights. NotStored as in `Builder.blocks`.
+
+    `deterministic`: one form of products, so that a token's bits do not depend on how many share its step.
+    """
     builder = Builder(config, weights, form)
     embedding = builder.packed("model.embed_tokens")
     layers = []
@@ -104,5 +111,6 @@ def packed_decoder(
             ),
             eps=config.rms_norm_eps,
             gate=SILU,
-        )
+        ),
+        wide_from=None if deterministic else WIDE_FROM,
     )

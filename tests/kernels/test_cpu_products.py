@@ -1,0 +1,157 @@
+"""Packed weights times activations on the CPU, in 8 bits and in bfloat16, against plain torch."""
+
+from __future__ import annotations
+
+import gguf
+import numba
+import numpy as np
+import pytest
+import torch
+from cpu_activations import activations, counters, dense, dense_wide, empty, near, wide, widened
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.kernels import cpu_amx, cpu_packed, cpu_panel, cpu_products, cpu_rows, reference
+from plait.kernels.cpu_decoder import missing_features
+from plait.kernels.cpu_parts import Team, round_blocks
+from plait.kernels.cpu_rows import address_of
+
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
+SCRATCH = cpu_amx.scratch(1, cpu_panel.panel_bytes(2 * 48 * 32)) if cpu_amx.available() else None
+ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
+bits_of = st.sampled_from([4, 8])
+gates_of = st.sampled_from([cpu_rows.SILU, cpu_rows.GELU])
+
+
+@numba.njit
+def product(counters, scratch, weight, bits, x, out):
+    if scratch:
+        cpu_amx.begin(scratch)
+    cpu_products.product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, x, out)
+    if scratch:
+        cpu_amx.end()
+
+
+@numba.njit
+def gated_product(counters, scratch, weight, bits, gate, x, out, gates):
+    if scratch:
+        cpu_amx.begin(scratch)
+    cpu_products.gated_product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, gate, x, out, gates)
+    if scratch:
+        cpu_amx.end()
+
+
+def some_rows(data: st.DataObject, rows: int) -> slice:
+    first = data.draw(st.integers(0, rows - 1))
+    return slice(first, data.draw(st.integers(first + 1, rows)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 7), bits_of, st.data())
+def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits, data):
+    weight = cpu_packed.rounded(torch.randn(32 * tiles, 32 * blocks, generator=torch.Generator().manual_seed(1)), bits)
+    packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
+    out = np.zeros((rows, 32 * tiles), np.float32)
+    product(counters(), 0, packed.address, bits, x, out)
+    expected = dense(x).double() @ weight.dense().double().T
+    torch.testing.assert_close(torch.from_numpy(out).double(), expected, atol=1e-4, rtol=1e-4)
+    some = some_rows(data, rows)
+    numbers, scales, sums = (np.ascontiguousarray(each[some]) for each in x[:3])
+    again = np.zeros((len(numbers), 32 * tiles), np.float32)
+    product(counters(), 0, packed.address, bits, x._replace(numbers=numbers, scales=scales, sums=sums), again)
+    assert np.array_equal(again, out[some])
+
+
+def by_matrix_registers(packed, x):
+    """[T, O]"""
+    rows, wide_rows = len(x.wide), len(x.wide) + -len(x.wide) % 16
+    out = torch.full((wide_rows, 32 * len(packed.data)), float("nan")).numpy()
+    product(counters(), ADDRESS, packed.address, packed.bits, x, out[:rows])
+    return torch.from_numpy(out[:rows, : packed.outputs])
+
+
+@needs_amx
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 300),
+    st.integers(1, 100),
+    st.sampled_from([1, 2, 3, 7, 18, 48]),
+    st.sampled_from(sorted(cpu_packed.EXACT)),
+    st.floats(1e-2, 1e2),
+    st.data(),
+)
+def test_product_in_bfloat16(rows, outputs, blocks, quantization, size, data):
+    draw = np.random.default_rng(rows)
+    plain = draw.normal(size=(outputs, 32 * blocks)).astype(np.float32) * np.float32(size)
+    raw = torch.from_numpy(gguf.quants.quantize(plain, gguf.GGMLQuantizationType[quantization]).view(np.uint8))
+    weight = cpu_packed.from_gguf(raw, quantization, plain.shape)
+    packed, values = cpu_packed.pack(weight), torch.from_numpy(draw.normal(size=(rows, 32 * blocks))).bfloat16()
+    out = by_matrix_registers(packed, widened(values))
+    exact, magnitudes = weight.dense().double(), values.double().abs()
+    expected = values.double() @ exact.T
+    # A weight is off by half a unit of bfloat16's last place; the constant it is computed with by a bit of its scale.
+    steps = weight.scales.double().abs()[..., None].expand(-1, -1, 32).flatten(1)
+    bound = magnitudes @ (2**-8 * exact.abs() + 2**-9 * steps).T + 1e-5 * magnitudes @ exact.abs().T
+    assert ((out.double() - expected).abs() <= bound + 1e-30).all()
+    some = some_rows(data, rows)
+    assert torch.equal(by_matrix_registers(packed, widened(values[some])), out[some])
+
+
+@needs_amx
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_a_panel_holds_the_nearest_bfloat16(bits, blocks):
+    """One activation of 1 at a time reads each weight as it was multiplied."""
+    weight = cpu_packed.rounded(torch.randn(40, 32 * blocks, generator=torch.Generator().manual_seed(bits)), bits)
+    found = by_matrix_registers(cpu_packed.pack(weight), widened(torch.eye(32 * blocks))).T
+    assert torch.equal(found, found.bfloat16().float())
+    exact, steps = weight.dense(), weight.scales.float()[..., None].expand(-1, -1, 32).flatten(1)
+    assert ((found - exact).abs() <= 2**-8 * exact.abs() + 2**-9 * steps).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 3), bits_of, gates_of)
+def test_gated_product(rows, tiles, bits, gate):
+    packed, x, expected = gated(rows, tiles, bits, gate, torch.float32)
+    out = empty(rows, 32 * tiles)
+    gated_product(counters(), 0, packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
+    near(out, expected)
+
+
+@needs_amx
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 150), st.integers(1, 3), bits_of, gates_of)
+def test_gated_product_in_bfloat16(rows, tiles, bits, gate):
+    packed, x, expected = gated(rows, tiles, bits, gate, torch.bfloat16)
+    out, room = wide(rows, 32 * tiles), torch.zeros(32, 64).numpy()
+    gated_product(counters(), ADDRESS, packed.address, bits, gate, widened(dense(x)), out, room)
+    torch.testing.assert_close(dense_wide(out).float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def gated(rows, tiles, bits, gate, dtype):
+    """A packed pair of weights, activations, and what comes out of both where products see numbers of `dtype`."""
+    generator = torch.Generator().manual_seed(rows)
+    pair = [cpu_packed.rounded(torch.randn(32 * tiles, 64, generator=generator) / 4, bits) for _ in range(2)]
+    x = activations(rows, 64, 3)
+    both = torch.cat([dense(x).to(dtype).float() @ weight.dense().to(dtype).float().T for weight in pair], -1)
+    torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
+    return cpu_packed.pack(cpu_packed.alternating(*pair)), x, torchs(both)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so(bad):
+    weight, x = cpu_packed.pack(cpu_packed.rounded(torch.ones(32, 32), 8)), torch.ones(1, 32)
+    x[0, 5] = bad
+    rounded, out = empty(1, 32), np.zeros((1, 32), np.float32)
+    into(x.numpy(), rounded)
+    product(counters(), 0, weight.address, 8, rounded, out)
+    assert not np.isfinite(out).any()
+    if ADDRESS:
+        into(x.numpy(), rounded := wide(1, 32))
+        assert not by_matrix_registers(weight, rounded).isfinite().any()
+
+
+@numba.njit
+def into(x, out):
+    round_blocks(address_of(x), out, 0, x.size // 32)
