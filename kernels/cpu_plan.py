@@ -8,6 +8,7 @@ Knows: addresses and shapes. Must not know: what the arrays mean.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numba
@@ -18,6 +19,16 @@ from numba.extending import intrinsic
 from plait.kernels import cpu_ir as v
 
 ENTRY = 3  # int64 of an array: its address, its rows, what a row holds
+LINE = 64  # bytes of a cache line, and of a vector
+
+
+def room(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """An array that begins at a cache line, so that no vector of it lies in two; what is in it is not set."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    found: np.ndarray[Any, Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return found
 
 
 class Plan:

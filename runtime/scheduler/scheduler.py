@@ -31,7 +31,7 @@ from plait.runtime.messages import (
     TokenLogprob,
     Welcome,
 )
-from plait.runtime.model_runner import ModelRunner
+from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
@@ -70,7 +70,7 @@ class Scheduler:
         self,
         config: EngineConfig,
         welcome: Welcome,
-        model_runner: ModelRunner,
+        model_runner: Runner,
         sampler: Sampler,
         vocabulary: Vocabulary,
         compiler: CompilePool,
@@ -222,6 +222,7 @@ class Scheduler:
             computed_tokens=self.num_computed_tokens,
             retractions=self.policy.num_retractions,
             bad_frames=self.link.num_bad_frames,
+            spared_tokens=self.model_runner.num_spared_tokens,
             **msgspec.structs.asdict(totals),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
@@ -11,7 +12,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM,
 
 from plait.kernels import cpu_amx
 from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, missing_features
-from plait.kernels.kv_cache import LayerCache
+from plait.kernels.ragged import Ragged
 from plait.runtime.errors import InputError
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=400)
@@ -24,6 +25,7 @@ MODELS = {
     "Qwen 3": (Qwen3ForCausalLM, dict(head_dim=128)),
 }
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -64,21 +66,21 @@ def test_eight_bits_stay_nearly_as_near_as_bfloat16(model, folder, packed, loose
     assert relative(whole_logits(loose, tokens), exact) < 4 * plain
 
 
-@pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
+@needs_amx
 def test_many_tokens_are_multiplied_in_bfloat16(packed, loose):
     """From `wide_from` on; below it the bits are those of 8-bit products, and the switch can be set."""
-    tokens = text(WIDE_FROM, 3)
-    short, long = tokens[: WIDE_FROM - 1], tokens
+    long = text(WIDE_FROM, 3)
+    short = long[: WIDE_FROM - 1]
     assert torch.equal(whole_logits(loose, short), whole_logits(packed, short))
     found, exact = whole_logits(loose, long), whole_logits(packed, long)
     assert not torch.equal(found, exact)
     assert relative(found, exact) < 0.05
-    never = CpuDecoder(loose.model.weights, wide_from=None)
-    hidden = never.forward(torch.tensor(long), _layout(WIDE_FROM), fresh_caches(loose))
-    assert torch.equal(never.logits(hidden), exact)
+    never = CpuDecoder(loose.model.weights, threads=2, wide_from=None)
+    hidden = never.forward(np.array(long, np.int32), _layout(WIDE_FROM), np.zeros_like(loose.kv_cache))
+    assert np.array_equal(never.logits(hidden), exact.numpy())
 
 
-@pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
+@needs_amx
 def test_in_bfloat16_bits_do_not_depend_on_chunks_or_company(loose):
     tokens = text(200, 1)
     alone, at, company = whole_logits(loose, tokens), 0, 300
@@ -110,15 +112,18 @@ def test_a_row_reads_what_its_neighbour_writes_in_the_same_step(packed):
 
 
 def test_columns_have_the_bits_of_all_logits(packed):
-    hidden = packed.model.forward(torch.arange(9), _layout(9), packed.kv_cache).clone()
-    ids = torch.tensor([5, 96, 0, 33, 33, 64])
-    assert torch.equal(packed.model.logits(hidden, ids), packed.model.logits(hidden)[:, ids])
+    hidden = packed.model.forward(np.arange(9, dtype=np.int32), _layout(9), packed.kv_cache).copy()
+    ids = np.array([5, 96, 0, 33, 33, 64])
+    some = packed.model.logits(hidden, ids).copy()
+    assert np.array_equal(some, packed.model.logits(hidden)[:, ids])
 
 
 def _layout(count):
     from attention_cases import layout_of
 
-    return layout_of([(count, 0)])[0]
+    made = layout_of([(count, 0)])[0]
+    parts = (made.q_starts, made.kv_starts, made.kv_pages, made.positions, made.write_pages)
+    return Ragged(*(part.int().numpy() for part in parts))
 
 
 def test_the_files_own_numbers_are_used(tmp_path):
@@ -134,18 +139,13 @@ def test_the_files_own_numbers_are_used(tmp_path):
         assert relative(whole_logits(ours, tokens), whole_logits(runner(path), tokens)) < bound
 
 
-def fresh_caches(runner):
-    layers = torch.zeros((len(runner.kv_cache), 2, *runner.kv_cache[0].k.shape), dtype=torch.bfloat16)
-    return [LayerCache(k, v) for k, v in layers]
-
-
 def test_threads_do_not_change_bits(packed):
     tokens = text(120, 6)
-    kv = fresh_caches(packed)
+    kv, ids = np.zeros_like(packed.kv_cache), np.array(tokens, np.int32)
     for wide_from in (None, 1):
         decoders = [CpuDecoder(packed.model.weights, threads, wide_from) for threads in (1, 2)]
-        found = [each.forward(torch.tensor(tokens), _layout(120), kv).clone() for each in decoders]
-        assert torch.equal(*found)
+        found = [each.forward(ids, _layout(120), kv).copy() for each in decoders]
+        assert np.array_equal(*found)
 
 
 def test_forms_that_cannot_be_had_say_why(tmp_path):
