@@ -78,6 +78,12 @@ def bytes_(plan: Any, entry: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def halves(plan: Any, entry: int) -> Any:
+    """[rows, width] uint16"""
+    return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.uint16)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def ints(plan: Any, entry: int) -> Any:
     """[rows] int32"""
     return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1],), np.int32)

@@ -44,7 +44,12 @@ class PackedRunner:
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
         self.model = packed_decoder(
-            model, checkpoint, config.weights, num_threads(), lambda share: progress(0.9 * share, "loading the model")
+            model,
+            checkpoint,
+            config.weights,
+            num_threads(),
+            config.deterministic,
+            lambda share: progress(0.9 * share, "loading the model"),
         )
         self.max_batch_tokens = config.max_batch_tokens or CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or spare_memory()
