@@ -199,7 +199,8 @@ class Failed(Message, frozen=True):
 class Status(Message, frozen=True):
     """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV).
 
-    From `steps` on the counts only grow: see `scheduler.totals` for the last four.
+    From `steps` on the counts only grow: see `scheduler.totals` for the four from `prompt_tokens` on. `spared_tokens`:
+    tokens of cached KV that attention did not read again, because rows that share them read them once.
     """
 
     call: int
@@ -219,6 +220,7 @@ class Status(Message, frozen=True):
     cached_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
+    spared_tokens: int = 0
 
 
 Reply = Welcome | Tokens | Finished | Failed | Status
