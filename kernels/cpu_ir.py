@@ -61,6 +61,14 @@ def call(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
 
 
+def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None:
+    """Asks for the cache line `offset` bytes on, which need not be there to be had."""
+    place = at(b, address, I8, offset)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    b.call(function, [place, I32(int(write)), I32(3), I32(1)])
+
+
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
 
@@ -114,6 +122,15 @@ def exp(b: Any, x: Any) -> Any:
     sum_ = fma(b, b.fmul(r, r), sum_, b.fadd(r, constant(FLOATS, 1.0)))
     power = b.shl(b.add(b.fptosi(n, INTS), constant(INTS, 127)), constant(INTS, 23))
     return b.fmul(sum_, b.bitcast(power, FLOATS))
+
+
+def transposed(b: Any, rows: Sequence[Any]) -> list[Any]:
+    """16 vectors of 16 numbers of 32 bits, the i-th made of the i-th of each."""
+    found, low, high = list(rows), [*range(LANES // 2)], [*range(LANES // 2, LANES)]
+    zips = [ir.Constant(INTS, [x for i in part for x in (i, i + LANES)]) for part in (low, high)]
+    for _ in range(4):  # zipping each row with the one 8 further on, four times
+        found = [b.shuffle_vector(found[i], found[i + 8], each) for i in range(8) for each in zips]
+    return found
 
 
 class Loop:
