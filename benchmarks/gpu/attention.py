@@ -4,8 +4,8 @@
 
 Every case is first held against the reference. A step is captured in a CUDA graph with a plan and four layers, each
 with a cache of its own (more than the L2 holds), and replayed; times are of one layer, medians of CUDA events. The
-head layout is Llama 3 8B's. --more takes larger pages and quantized caches instead; --sweep tries other block shapes for
-the kernels of decoding and of prompts.
+head layout is Llama 3 8B's. --more takes larger pages and quantized caches instead; --sweep tries other block shapes
+for the kernels of decoding and of prompts.
 
 Knows: the attention kernels. Must not know: engines.
 """
