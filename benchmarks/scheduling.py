@@ -146,7 +146,7 @@ def simulate(programs: list[Program], order: str, max_rows: int) -> float:
     vocabulary = Vocabulary(tuple(b"%d " % i for i in range(VOCAB)), (0,), lambda text: [])
     config = engine_config(order=order, max_batch_rows=max_rows, prompt_lookup=False)
     welcome = Welcome(PROTOCOL, "", VOCAB, CONTEXT, 0)
-    link, model, sampler = Link(clock, programs), Model(clock), Sampler(torch.device("cpu"))
+    link, model, sampler = Link(clock, programs), Model(clock), Sampler()
     scheduler = Scheduler(config, welcome, model, sampler, vocabulary, CompilePool(vocabulary), link)  # type: ignore[arg-type]
     while link.num_left:
         scheduler.step()

@@ -1,7 +1,9 @@
 """Paged attention as a phase of a CPU's step: bfloat16 caches in, 8-bit activations out.
 
-Keys and values are read in blocks of 64 positions counted from the sequence's start, once for all the tokens of a
-tile and all the query heads of a group; each (token, head) goes through them in that order by an online softmax.
+Keys and values are read in blocks of 64 positions counted from the sequence's start; each (token, head), a lane, goes
+through its own in that order by an online softmax. The lanes of a tile go down the trie of their pages together: a
+block is read once for all that have it, then the lanes part, the last first. So what a lane computes, and in which
+order, does not depend on who shares its prefix: its bits are the same alone.
 
 Knows: pages and tiles. Must not know: projections, the order of phases.
 """
@@ -13,12 +15,14 @@ from typing import Any
 import numba
 import numpy as np
 
-from plait.kernels import cpu_amx, cpu_lanes
-from plait.kernels.cpu_parts import KEYS, Heads, Room, Rounded, Rows, Team, round_blocks
+from plait.kernels import cpu_flash, cpu_lanes, cpu_softmax
+from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team, round_blocks
+from plait.kernels.cpu_room import KEYS, Room, floats, integers, longs, room
 from plait.kernels.cpu_rows import address_of, to_bfloat16
+from plait.kernels.cpu_share import SEGMENT
 from plait.kernels.cpu_team import claim, finish, wait
 
-FEW = 8  # lanes for which AMX does not pay
+LANES = cpu_flash.LANES
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -31,40 +35,29 @@ def attend(
     heads: Heads,
     window: int,
     rows: Rows,
-    room: Room,
+    memory: int,
+    lanes: int,
     out: Rounded,
-    tokens: int,
 ) -> None:
     """Attention of the turned queries in qkv [T, (H + 2 G) D] over each row's pages, to out [T, H * D].
 
-    A tile holds up to `tokens` tokens of one row.
+    `memory`: this thread's room for tiles of at most so many lanes.
     """
-    items = len(rows.tile_rows) * heads.groups
+    items = rows.num_tiles * heads.groups
+    here = room(memory, lanes, heads.size)
     while True:
         item = claim(team.counters, phase, 1)
         if item >= items:
             break
-        _attend_tile(
-            team.scratch,
-            item // heads.groups,
-            item % heads.groups,
-            qkv,
-            k_cache,
-            v_cache,
-            heads,
-            window,
-            rows,
-            room,
-            out,
-            tokens,
-        )
+        tile, group = item // heads.groups, item % heads.groups
+        _attend_tile(team.scratch, tile, group, qkv, k_cache, v_cache, heads, window, rows, here, out)
         finish(team.counters, phase, 1)
     wait(team.counters, phase, items)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _attend_tile(
-    scratch: int,
+    amx: int,
     tile: int,
     group: int,
     qkv: Any,
@@ -73,175 +66,272 @@ def _attend_tile(
     heads: Heads,
     window: int,
     rows: Rows,
-    room: Room,
+    here: Room,
     out: Rounded,
-    tokens: int,
 ) -> None:
-    row, first = rows.tile_rows[tile], rows.tile_firsts[tile]
-    q_first, size = rows.q_starts[row] + first, heads.size
-    q_len = rows.q_starts[row + 1] - rows.q_starts[row]
-    kv_len = rows.kv_starts[row + 1] - rows.kv_starts[row]
-    count = min(tokens, q_len - first)
-    start = kv_len - q_len + first  # position of the tile's first token
-    lanes = count * heads.shared
-    if lanes < FEW:
-        scratch = 0
-    for lane in range(lanes):
-        head = group * heads.shared + lane % heads.shared
-        for d in range(size):
-            room.queries[lane, d] = qkv[q_first + lane // heads.shared, head * size + d]
-            room.totals[lane, d] = np.float32(0.0)
-        room.peaks[lane] = np.float32(cpu_lanes.LOWEST)
-        room.weights[lane] = np.float32(0.0)
-        query = address_of(room.queries) + 4 * lane * size
-        if scratch:
-            to_bfloat16(query, scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size // 16)
-        else:
-            cpu_lanes.shorten(query, size // 16)
-    end, lowest = start + count, max(0, start - window + 1)
-    first_block, last_block = lowest // KEYS, (end - 1) // KEYS
-    _find_block(row, first_block, end, group, k_cache, v_cache, heads, rows, room)
-    for block in range(first_block, last_block + 1):
-        base = block * KEYS
-        here = min(KEYS, end - base)
-        _read_block(scratch, block, here, heads, room)
-        if block < last_block:  # so that it is on its way while this one is computed
-            _find_block(row, block + 1, end, group, k_cache, v_cache, heads, rows, room)
-        lane = 0
-        while lane < lanes:
-            if scratch:
-                lane += _take_sixteen(scratch, lane, lanes, base, here, start, window, heads, room)
-            else:
-                lane += _take_lanes(lane, lanes, base, here, start, window, heads, room)
-    _hand_out(q_first, group, lanes, heads, room, out)
+    begin, end = rows.tiles[tile], rows.tiles[tile + 1]
+    offset = 2 * group * heads.size  # bytes, in the cache
+    _begin(amx, begin, end, group, qkv, heads, window, rows, here)
+    ranges, marks = longs(here.ranges, 3 * here.lanes), integers(here.marks, here.lanes + 1)
+    ranges[0], ranges[1], ranges[2], depth = begin, end, 0, 1
+    while depth:
+        depth -= 1
+        first, last, block = ranges[3 * depth], ranges[3 * depth + 1], ranges[3 * depth + 2]
+        until = _together(first, last, begin, rows, here)
+        _go_down(amx, first, last, begin, block, until, k_cache + offset, v_cache + offset, heads, rows, here)
+        if last == first + 1:
+            _hand_out(first, marks[first - begin], group, heads, rows, here, out)
+            continue
+        at = first
+        for segment in range(first + 1, last + 1):
+            if segment == last or rows.segments[SEGMENT * segment + 3] <= until:
+                ranges[3 * depth], ranges[3 * depth + 1], ranges[3 * depth + 2] = at, segment, until
+                at, depth = segment, depth + 1
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _find_block(
-    row: int, block: int, end: int, group: int, k_cache: int, v_cache: int, heads: Heads, rows: Rows, room: Room
+def _segment(rows: Rows, segment: int) -> Any:
+    """Its row, its first token there, and how many."""
+    at = SEGMENT * segment
+    return np.int64(rows.segments[at]), np.int64(rows.segments[at + 1]), np.int64(rows.segments[at + 2])
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _begin(
+    amx: int, begin: int, end: int, group: int, qkv: Any, heads: Heads, window: int, rows: Rows, here: Room
 ) -> None:
-    """Where the block's keys and values lie; keys beyond `end` are the last again, up to a multiple of 16."""
-    size, base, pair = heads.size, block * KEYS, 2 * (block % 2)
-    here = min(KEYS, end - base)
-    first_page, shift = rows.first_pages[row], rows.page_shift
-    within = (1 << shift) - 1
-    for j in range((here + 15) // 16 * 16):
-        at = base + min(j, here - 1)
-        slot = (np.int64(rows.pages[first_page + (at >> shift)]) << shift) + (at & within)
-        offset = 2 * (slot * heads.groups + group) * size
-        room.places[pair, j] = k_cache + offset
-        room.places[pair + 1, j] = v_cache + offset
-        for line in range(0, 2 * size, 64):
+    """Each lane's query, what it may see, and that it has seen nothing yet."""
+    size, wide, lane = heads.size, qkv.shape[1], 0
+    marks = integers(here.marks, here.lanes + 1)
+    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
+    references, sums = floats(here.references, here.lanes), floats(here.sums, here.lanes)
+    for segment in range(begin, end):
+        marks[segment - begin] = lane
+        row, first, count = _segment(rows, segment)
+        q_start, q_end = rows.q_starts[row], rows.q_starts[row + 1]
+        start = rows.kv_starts[row + 1] - rows.kv_starts[row] - (q_end - q_start) + first
+        for i in range(count):
+            query = address_of(qkv) + 4 * ((q_start + first + i) * wide + group * heads.shared * size)
+            for _ in range(heads.shared):
+                floors[lane], limits[lane] = max(0, start + i - window + 1), start + i + 1
+                references[lane], sums[lane] = np.float32(cpu_softmax.NOTHING), np.float32(0.0)
+                cpu_lanes.clear(here.totals + 4 * lane * size, size // 16)
+                _keep_query(amx, lane, query, here)
+                query += 4 * size
+                lane += 1
+    marks[end - begin] = lane
+    if amx and lane % LANES:
+        cpu_flash.turn_queries(here.rows, size, here.queries + 4 * (lane // LANES * LANES), here.query_step)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _keep_query(amx: int, lane: int, query: int, here: Room) -> None:
+    """Float32 [D] as bfloat16; AMX's are turned when there are 16."""
+    size = here.size
+    if not amx:
+        cpu_lanes.shorten(query, here.queries + 4 * lane * size, size // 16)
+        return
+    to_bfloat16(query, here.rows + 2 * (lane % LANES) * size, size // 16)
+    if lane % LANES == LANES - 1:
+        cpu_flash.turn_queries(here.rows, size, here.queries + 4 * (lane - LANES + 1), here.query_step)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _together(first: int, last: int, begin: int, rows: Rows, here: Room) -> Any:
+    """The block at which the segments part, or end."""
+    marks, limits = integers(here.marks, here.lanes + 1), integers(here.limits, here.lanes)
+    until = np.int64(0)
+    for segment in range(first, last):
+        until = max(until, np.int64(limits[marks[segment + 1 - begin] - 1] + KEYS - 1) // KEYS)
+    for segment in range(first + 1, last):
+        until = min(until, np.int64(rows.segments[SEGMENT * segment + 3]))
+    return until
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _go_down(
+    amx: int,
+    first: int,
+    last: int,
+    begin: int,
+    block: int,
+    until: int,
+    k_cache: int,
+    v_cache: int,
+    heads: Heads,
+    rows: Rows,
+    here: Room,
+) -> None:
+    """All lanes of the segments through the blocks before `until`, which lie in the first one's pages."""
+    marks = integers(here.marks, here.lanes + 1)
+    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
+    lane, end = np.int64(marks[first - begin]), np.int64(marks[last - begin])
+    row, _, _ = _segment(rows, first)
+    floor, all_from, all_to, limit = floors[lane], floors[lane], limits[lane], limits[lane]
+    for i in range(lane, end):
+        floor, all_from = min(floor, floors[i]), max(all_from, floors[i])
+        all_to, limit = min(all_to, limits[i]), max(limit, limits[i])
+    step = 2 * heads.groups * heads.size
+    for at in range(max(block, floor // KEYS), until):
+        base = at * KEYS
+        count = min(KEYS, limit - base)
+        partly = base < all_from or base + KEYS > all_to
+        if amx:
+            keys, key_step = _read_pairs(row, base, count, k_cache, v_cache, step, rows, here)
+        else:
+            _read_floats(row, base, count, k_cache, v_cache, step, rows, here)
+        if at + 1 < until:  # so that it is on its way while this one is computed
+            _fetch(row, base + KEYS, min(KEYS, limit - base - KEYS), k_cache, v_cache, step, rows, here)
+        if amx:
+            _take_sixteens(lane, end, base, count, partly, keys, key_step, heads, here)
+        else:
+            _take_threes(lane, end, base, count, heads, here)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _slot(row: int, position: int, rows: Rows) -> Any:
+    shift = rows.page_shift
+    page = np.int64(rows.pages[rows.first_pages[row] + (position >> shift)])
+    return (page << shift) + (position & ((1 << shift) - 1))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _fetch(row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room) -> None:
+    for j in range(count):
+        offset = step * _slot(row, base + j, rows)
+        for line in range(0, 2 * here.size, 64):
             cpu_lanes.fetch(k_cache + offset + line)
             cpu_lanes.fetch(v_cache + offset + line)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_block(scratch: int, block: int, here: int, heads: Heads, room: Room) -> None:
-    """The block's keys, turned, and its values, as float32; with `scratch` in pairs of bfloat16."""
-    size, pair = heads.size, 2 * (block % 2)
-    if scratch:
-        _read_pairs(scratch, pair, here, size, room)
-        return
-    for j in range(0, here, 16):
+def _read_floats(
+    row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room
+) -> None:
+    """The block's keys, turned, and its values, as float32."""
+    size, places = here.size, longs(here.places, KEYS)
+    for j in range((count + 15) // 16 * 16):  # keys beyond `count` are the last again
+        offset = step * _slot(row, base + min(j, count - 1), rows)
+        places[j] = k_cache + offset
+        if j < count:
+            cpu_lanes.widen(v_cache + offset, here.values + 4 * j * size, size // 16)
+    for j in range(0, count, 16):
         for channel in range(0, size, 32):
-            to = address_of(room.keys) + 4 * (channel * KEYS + j)
-            cpu_lanes.turn_keys(0, address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
-    values = address_of(room.values)
-    for j in range(here):
-        cpu_lanes.widen(room.places[pair + 1, j], values + 4 * j * size, size // 16)
-    if here % 2:
-        cpu_lanes.clear(values + 4 * here * size, size // 16)
+            cpu_lanes.turn_keys(here.places + 8 * j, 2 * channel, here.keys + 4 * (channel * KEYS + j))
+    if count % 2:
+        cpu_lanes.clear(here.values + 4 * count * size, size // 16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_pairs(scratch: int, pair: int, here: int, size: int, room: Room) -> None:
-    for j in range(0, here, 16):
-        for channel in range(0, size, 32):
-            to = address_of(room.keys) + 2 * channel * KEYS + 4 * j
-            cpu_lanes.turn_keys(1, address_of(room.places) + 8 * (KEYS * pair + j), 2 * channel, to)
-    nothing = scratch + cpu_amx.ZEROS_AT
-    for j in range(0, (here + 31) // 32 * 32, 2):
-        first = room.places[pair + 1, j] if j < here else nothing
-        second = room.places[pair + 1, j + 1] if j + 1 < here else nothing
-        cpu_amx.pair_values(first, second, address_of(room.values) + 2 * j * size, size // 16)
+def _read_pairs(row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room) -> Any:
+    """The block's values in pairs; where its keys lie, and how far apart: in the cache, if that is one run of slots."""
+    size, chunks = here.size, (count + 31) // 32
+    if count % 32 == 0 and rows.page_shift == 0:
+        pages = address_of(rows.pages) + 4 * (rows.first_pages[row] + base)
+        if cpu_flash.are_neighbours(pages, chunks):
+            offset = step * _slot(row, base, rows)
+            cpu_flash.pair_values(v_cache + offset, step, size, chunks, here.values)
+            return k_cache + offset, step
+    for j in range(count):
+        offset = step * _slot(row, base + j, rows)
+        cpu_flash.copy(k_cache + offset, here.keys + 2 * j * size, size // 32)
+        cpu_flash.copy(v_cache + offset, here.copies + 2 * j * size, size // 32)
+    for j in range(count, 32 * chunks):
+        cpu_lanes.clear(here.copies + 2 * j * size, size // 32)
+    cpu_flash.pair_values(here.copies, np.int64(2 * size), size, chunks, here.values)
+    return here.keys, np.int64(2 * size)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _take_sixteen(
-    scratch: int,
-    lane: int,
-    lanes: int,
-    base: int,
-    here: int,
-    start: int,
-    window: int,
-    heads: Heads,
-    room: Room,
-) -> int:
-    """`_take_lanes` for up to 16 lanes, in bfloat16. What lies beyond `lanes` is computed and never read."""
-    count, size = min(16, lanes - lane), heads.size
-    scores, weights = scratch + cpu_amx.SCORES_AT, scratch + cpu_amx.WEIGHTS_AT
-    totals = address_of(room.totals) + 4 * lane * size
-    cpu_amx.score(scratch + cpu_amx.QUERIES_AT + 2 * lane * size, size, address_of(room.keys), scores)
-    _soften(lane, count, scores, base, start, window, heads, room)
-    for i in range(count):
-        to_bfloat16(scores + cpu_lanes.ROW * i, weights + cpu_lanes.ROW // 2 * i, KEYS // 16)
-    cpu_amx.gather(weights, address_of(room.values), size, (here + 31) // 32, totals)
-    return count
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _take_lanes(lane: int, lanes: int, base: int, here: int, start: int, window: int, heads: Heads, room: Room) -> int:
-    """Scores, weights and sums of up to 3 lanes from `lane` on over the block; returns how many."""
-    count, size = min(3, lanes - lane), heads.size
-    scores, keys = address_of(room.scores), address_of(room.keys)
-    queries, totals = address_of(room.queries) + 4 * lane * size, address_of(room.totals) + 4 * lane * size
-    if count == 3:
-        cpu_lanes.score(3, queries, keys, size, scores)
-    elif count == 2:
-        cpu_lanes.score(2, queries, keys, size, scores)
-    else:
-        cpu_lanes.score(1, queries, keys, size, scores)
-    _soften(lane, count, scores, base, start, window, heads, room)
-    cpu_lanes.shorten(scores, 4 * count)
-    for first in range(0, here, 2 * cpu_lanes.PAIRS):
-        pairs = min(cpu_lanes.PAIRS, (here - first + 1) // 2)
-        values = address_of(room.values) + 4 * first * size
-        for channel in range(0, 4 * size, 128):
-            if count == 3:
-                cpu_lanes.gather(3, scores + 4 * first, values + channel, size, pairs, totals + channel)
-            elif count == 2:
-                cpu_lanes.gather(2, scores + 4 * first, values + channel, size, pairs, totals + channel)
-            else:
-                cpu_lanes.gather(1, scores + 4 * first, values + channel, size, pairs, totals + channel)
-    return count
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _soften(lane: int, count: int, scores: int, base: int, start: int, window: int, heads: Heads, room: Room) -> None:
-    """Scores [count, 64] of the lanes from `lane` on become weights."""
-    for i in range(count):
-        position = start + (lane + i) // heads.shared
-        cpu_lanes.soften(
-            scores + cpu_lanes.ROW * i,
-            max(0, position - window + 1 - base),
-            max(0, min(KEYS, position + 1 - base)),
-            np.float32(heads.scale),
-            address_of(room.peaks) + 4 * (lane + i),
-            address_of(room.weights) + 4 * (lane + i),
-            address_of(room.totals) + 4 * (lane + i) * heads.size,
-            heads.size // 16,
+def _take_sixteens(
+    first: int, last: int, base: int, count: int, partly: bool, keys: int, step: int, heads: Heads, here: Room
+) -> None:
+    """All lanes over the block. What lies behind the last is computed, too; those lanes are done or no lanes at all."""
+    size, chunks, scale = here.size, (count + 31) // 32, np.float32(heads.scale * cpu_softmax.LOG2_E)
+    scores, others = here.scores, here.scores + 4 * KEYS * LANES
+    cpu_flash.score(here.queries + 4 * first, here.query_step, size, keys, step, chunks, scores)
+    for lane in range(first, last, LANES):
+        if lane + LANES < last:  # the matrix unit computes the next scores while the vectors do this softmax
+            query = here.queries + 4 * (lane + LANES)
+            cpu_flash.score(query, here.query_step, size, keys, step, chunks, others)
+        if partly:
+            cpu_softmax.hide(scores, base, here.floors + 4 * lane, here.limits + 4 * lane)
+        totals = here.totals + 4 * lane * size
+        cpu_softmax.soften_sixteen(
+            scores,
+            chunks,
+            scale,
+            here.references + 4 * lane,
+            here.sums + 4 * lane,
+            totals,
+            size // 16,
+            min(LANES, last - lane),
+            here.weights,
         )
+        cpu_flash.gather(here.weights, here.values, size, chunks, totals)
+        scores, others = others, scores
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _hand_out(q_first: int, group: int, lanes: int, heads: Heads, room: Room, out: Rounded) -> None:
+def _take_threes(first: int, last: int, base: int, count: int, heads: Heads, here: Room) -> None:
+    """All lanes over the block, without AMX."""
+    lane = first
+    while lane < last:
+        if last - lane >= 3:
+            _take_lanes(3, lane, base, count, heads, here)
+            lane += 3
+        elif last - lane == 2:
+            _take_lanes(2, lane, base, count, heads, here)
+            lane += 2
+        else:
+            _take_lanes(1, lane, base, count, heads, here)
+            lane += 1
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_lanes(lanes: int, lane: int, base: int, count: int, heads: Heads, here: Room) -> None:
+    size, scale = here.size, np.float32(heads.scale * cpu_softmax.LOG2_E)
+    queries, totals = here.queries + 4 * lane * size, here.totals + 4 * lane * size
+    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
+    if lanes == 3:
+        cpu_lanes.score(3, queries, here.keys, size, here.scores)
+    elif lanes == 2:
+        cpu_lanes.score(2, queries, here.keys, size, here.scores)
+    else:
+        cpu_lanes.score(1, queries, here.keys, size, here.scores)
+    for i in range(lanes):
+        cpu_softmax.soften(
+            here.scores + cpu_lanes.ROW * i,
+            max(np.int64(0), floors[lane + i] - base),
+            max(np.int64(0), min(np.int64(KEYS), limits[lane + i] - base)),
+            scale,
+            here.references + 4 * (lane + i),
+            here.sums + 4 * (lane + i),
+            totals + 4 * i * size,
+            size // 16,
+        )
+    for first in range(0, count, 2 * cpu_lanes.PAIRS):
+        pairs = min(cpu_lanes.PAIRS, (count - first + 1) // 2)
+        values = here.values + 4 * first * size
+        for channel in range(0, 4 * size, 128):
+            if lanes == 3:
+                cpu_lanes.gather(3, here.scores + 4 * first, values + channel, size, pairs, totals + channel)
+            elif lanes == 2:
+                cpu_lanes.gather(2, here.scores + 4 * first, values + channel, size, pairs, totals + channel)
+            else:
+                cpu_lanes.gather(1, here.scores + 4 * first, values + channel, size, pairs, totals + channel)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _hand_out(segment: int, lane: int, group: int, heads: Heads, rows: Rows, here: Room, out: Rounded) -> None:
     blocks, size = out.scales.shape[1], heads.size
-    for lane in range(lanes):
-        inverse = np.float32(1.0) / room.weights[lane]
-        for d in range(size):
-            room.totals[lane, d] *= inverse
-        token, head = q_first + lane // heads.shared, group * heads.shared + lane % heads.shared
-        place = token * blocks + head * size // 32
-        round_blocks(address_of(room.totals) + 4 * lane * size, out, place, size // 32)
+    row, first, count = _segment(rows, segment)
+    sums = floats(here.sums, here.lanes)
+    for token in range(rows.q_starts[row] + first, rows.q_starts[row] + first + count):
+        for head in range(group * heads.shared, (group + 1) * heads.shared):
+            totals = floats(here.totals + 4 * lane * size, size)
+            inverse = np.float32(1.0) / sums[lane]
+            for d in range(size):
+                totals[d] *= inverse
+            round_blocks(here.totals + 4 * lane * size, out, token * blocks + head * size // 32, size // 32)
+            lane += 1

@@ -116,6 +116,15 @@ def exp(b: Any, x: Any) -> Any:
     return b.fmul(sum_, b.bitcast(power, FLOATS))
 
 
+def transposed(b: Any, rows: Sequence[Any]) -> list[Any]:
+    """16 vectors of 16 numbers of 32 bits, the i-th made of the i-th of each."""
+    found, low, high = list(rows), [*range(LANES // 2)], [*range(LANES // 2, LANES)]
+    zips = [ir.Constant(INTS, [x for i in part for x in (i, i + LANES)]) for part in (low, high)]
+    for _ in range(4):  # zipping each row with the one 8 further on, four times
+        found = [b.shuffle_vector(found[i], found[i + 8], each) for i in range(8) for each in zips]
+    return found
+
+
 class Loop:
     """`for i in range(count)` with count >= 1, carrying values: `i` and `carried` inside, `carried` after `end`."""
 

@@ -2,7 +2,7 @@
 
     keys      turned so that 16 positions lie side by side       float32 [D, 64]
     values    one position after the other                       float32 [64, D]
-    scores    then weights, of each lane                          float32 [64]
+    scores    then weights, of each lane (`cpu_softmax`)          float32 [64]
 
 Queries and weights are bfloat16 in value. A lane's sums are those of AMX's TDPBF16PS, to the bit, whichever lanes are
 computed with it: of 32 channels or positions the even ones and the odd ones each in order, then both together, then
@@ -24,35 +24,24 @@ from plait.kernels import cpu_ir as v
 
 BLOCK = 64  # positions
 ROW = 4 * BLOCK  # bytes of a row of `keys`, and of a lane's scores
-LOWEST = -1e30
 PAIRS = 16  # of channels, or of positions, that are summed before they are added
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def turn_keys(context: Any, pairs: Any, addresses: Any, offset: Any, out: Any) -> Any:
-    """32 channels of 16 keys: bfloat16 at addresses[i] + offset to column i of float32 [32, 64] at `out`.
-
-    With `pairs` 1 they stay bfloat16, two channels side by side: [16, 64] of 4 bytes.
-    """
+@intrinsic  # type: ignore[untyped-decorator]
+def turn_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
+    """32 channels of 16 keys: bfloat16 at addresses[i] + offset to column i of float32 [32, 64] at `out`."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, addresses, offset, out = values
+        addresses, offset, out = values
         rows = [v.load(b, b.add(v.load(b, addresses, v.I64, 8 * i), offset), v.INTS) for i in range(v.LANES)]
-        low, high = [*range(8)], [*range(8, 16)]
-        zips = [ir.Constant(v.INTS, [x for i in part for x in (i, i + 16)]) for part in (low, high)]
-        for _ in range(4):  # zipping each row with the one 8 further on, four times, transposes
-            rows = [b.shuffle_vector(rows[i], rows[i + 8], each) for i in range(8) for each in zips]
-        for pair, bits in enumerate(rows):
-            if pairs.literal_value:
-                v.store(b, bits, out, pair * ROW)
-                continue
+        for pair, bits in enumerate(v.transposed(b, rows)):
             even = b.shl(bits, v.constant(v.INTS, 16))
             odd = b.and_(bits, v.constant(v.INTS, 0xFFFF0000))
             for i, wide in enumerate((even, odd)):
                 v.store(b, wide, out, (2 * pair + i) * ROW)
         return context.get_dummy_value()
 
-    return types.void(pairs, types.int64, types.int64, types.int64), generate
+    return types.void(*([types.int64] * 3)), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -117,62 +106,19 @@ def score(context: Any, lanes: Any, queries: Any, keys: Any, size: Any, out: Any
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def shorten(context: Any, address: Any, count: Any) -> Any:
-    """16 * count float32 to the nearest bfloat16, and back."""
+def shorten(context: Any, address: Any, out: Any, count: Any) -> Any:
+    """16 * count float32 as the nearest bfloat16 values, float32."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        address, count = values
+        address, out, count = values
         loop = v.Loop(b, count)
-        here = b.add(address, b.shl(loop.i, v.I64(6)))
-        v.store(
-            b, b.shl(b.zext(v.nearest_bfloat16(b, v.load(b, here, v.FLOATS)), v.INTS), v.constant(v.INTS, 16)), here
-        )
+        offset = b.shl(loop.i, v.I64(6))
+        narrow = v.nearest_bfloat16(b, v.load(b, b.add(address, offset), v.FLOATS))
+        v.store(b, b.shl(b.zext(narrow, v.INTS), v.constant(v.INTS, 16)), b.add(out, offset))
         loop.end()
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def soften(
-    context: Any, scores: Any, begin: Any, end: Any, scale: Any, peak: Any, weight: Any, total: Any, parts: Any
-) -> Any:
-    """One block of an online softmax (Milakov and Gimelshein 2018) for one lane.
-
-    Scores [64] of positions [begin, end) become weights, the others 0; `peak` and `weight` are brought up to date,
-    and `total` [16 * parts] is shrunk to the new peak.
-    """
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        scores, begin, end, scale, peak, weight, total, parts = values
-        scales, lowest = v.splat(b, scale), v.constant(v.FLOATS, LOWEST)
-        bounds = [v.splat(b, b.trunc(each, v.I32)) for each in (begin, end)]
-        seen, masked = [], []
-        for i in range(4):
-            index = ir.Constant(v.INTS, [16 * i + lane for lane in range(v.LANES)])
-            seen.append(b.and_(b.icmp_signed(">=", index, bounds[0]), b.icmp_signed("<", index, bounds[1])))
-            scaled = b.fmul(v.load(b, scores, v.FLOATS, 64 * i), scales)
-            masked.append(b.select(seen[i], scaled, lowest))
-        top = v.larger(b, v.larger(b, masked[0], masked[1]), v.larger(b, masked[2], masked[3]))
-        before = v.load(b, peak, v.F32)
-        best = v.larger(b, v.fold(b, top, lambda x, y: v.larger(b, x, y)), before)
-        bests = v.splat(b, best)
-        weights = [v.exp(b, b.fsub(each, bests)) for each in masked]
-        weights = [b.select(s, w, v.constant(v.FLOATS, 0.0)) for s, w in zip(seen, weights, strict=True)]
-        for i, each in enumerate(weights):
-            v.store(b, each, scores, 64 * i)
-        sum_ = b.fadd(b.fadd(weights[0], weights[1]), b.fadd(weights[2], weights[3]))
-        shrink = v.exp(b, b.fsub(v.splat(b, before), bests))
-        shrunk = b.fmul(v.load(b, weight, v.F32), b.extract_element(shrink, v.I32(0)))
-        v.store(b, best, peak)
-        v.store(b, b.fadd(shrunk, v.fold(b, sum_, b.fadd)), weight)
-        loop = v.Loop(b, parts)
-        place = b.add(total, b.mul(loop.i, v.I64(64)))
-        v.store(b, b.fmul(v.load(b, place, v.FLOATS), shrink), place)
-        loop.end()
-        return context.get_dummy_value()
-
-    return types.void(*([types.int64] * 3), types.float32, *([types.int64] * 4)), generate
+    return types.void(*([types.int64] * 3)), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from plait.kernels import cpu_amx, cpu_lanes, cpu_rows
+from plait.kernels import cpu_amx, cpu_rows
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
 
-LANES = 64  # (token, head) pairs of one row that share the reading of keys and values
-KEYS = cpu_lanes.BLOCK
+LANES = 64  # (token, head) pairs that share the reading of keys and values
 BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
 
@@ -41,7 +40,7 @@ class Rounded(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """`layout.AttentionLayout` in arrays, and tiles of tokens: tile i begins at token tile_firsts[i] of its row."""
+    """`layout.AttentionLayout` in arrays, and tiles of tokens, see `cpu_share`."""
 
     positions: Any
     q_starts: Any
@@ -49,8 +48,9 @@ class Rows(NamedTuple):
     first_pages: Any
     pages: Any
     writes: Any
-    tile_rows: Any
-    tile_firsts: Any
+    tiles: Any
+    segments: Any
+    num_tiles: int
     page_shift: int  # a page holds 1 << page_shift tokens: division would cost more than reading a key
 
 
@@ -61,20 +61,6 @@ class Heads(NamedTuple):
     groups: int
     size: int
     scale: float
-
-
-class Room(NamedTuple):
-    """One thread's own scratch: keys [D, 64], values [64, D], queries and totals [lanes, D], ... of float32."""
-
-    keys: Any
-    values: Any
-    queries: Any
-    totals: Any
-    scores: Any
-    peaks: Any
-    weights: Any
-    places: Any  # [4, 64] int64: addresses of an even block's keys and values, and of an odd one's
-    gates: Any  # [rows, 2 * 32]
 
 
 @numba.njit  # type: ignore[untyped-decorator]

@@ -13,10 +13,8 @@ import numpy as np
 from plait.kernels import cpu_amx
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_cache import STAMP
-from plait.kernels.cpu_lanes import BLOCK as BLOCK_KEYS
 from plait.kernels.cpu_parts import (
     Heads,
-    Room,
     Rounded,
     Rows,
     Team,
@@ -29,6 +27,7 @@ from plait.kernels.cpu_parts import (
 )
 from plait.kernels.cpu_plan import bytes_, floats, ints, number, table
 from plait.kernels.cpu_rows import address_of, half_to_float
+from plait.kernels.cpu_share import share_out
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
 
@@ -42,17 +41,17 @@ PHASES = 8  # of one layer
 
 
 # Entries of the plan. A step's own:
-TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITES, TILE_ROWS, TILE_FIRSTS = range(9)
+TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITES, TILES, SEGMENTS = range(9)
 X, Y, NORMED, QKV_OUT = range(9, 13)
 HIDDEN, ATTENDED, INNER = 13, 16, 19  # of three entries each: numbers, scales, sums
 # The model's:
 LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(22, 31)
 # The threads', each array's row being one thread's:
-KEYS, VALUES, QUERIES, TOTALS, SCORES, PEAKS, WEIGHTS, PLACES, GATES, COUNTERS, SCRATCH = range(31, 42)
-ENTRIES = 42
+ATTENTION, GATES, COUNTERS, SCRATCH = range(31, 35)
+ENTRIES = 35
 # Columns of SETTINGS:
-EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP = range(9)
-NUM_SETTINGS = 9
+EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP, NUM_TILES = range(10)
+NUM_SETTINGS = 10
 
 
 class State(NamedTuple):
@@ -79,19 +78,17 @@ def _rounded(plan: Any, entry: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _room(plan: Any, me: int, heads: Any) -> Any:
-    size = heads.size
-    lanes = plan[QUERIES, 2] // size
-    return Room(
-        floats(plan, KEYS)[me],
-        floats(plan, VALUES)[me],
-        floats(plan, QUERIES)[me].reshape((lanes, size)),
-        floats(plan, TOTALS)[me].reshape((lanes, size)),
-        floats(plan, SCORES)[me],
-        floats(plan, PEAKS)[me],
-        floats(plan, WEIGHTS)[me],
-        table(plan, PLACES)[me].reshape((4, BLOCK_KEYS)),
-        floats(plan, GATES)[me].reshape((GATE_ROWS, 2 * WIDTH)),
+def _share_out(plan: Any) -> None:
+    settings = table(plan, SETTINGS)[0]
+    settings[NUM_TILES] = share_out(
+        ints(plan, Q_STARTS),
+        ints(plan, KV_STARTS),
+        ints(plan, FIRST_PAGES),
+        ints(plan, PAGES),
+        settings[PAGE_SHIFT],
+        settings[TILE_TOKENS],
+        ints(plan, TILES),
+        ints(plan, SEGMENTS),
     )
 
 
@@ -115,18 +112,21 @@ def _work(team: Team, plan: Any) -> None:
         ints(plan, FIRST_PAGES),
         ints(plan, PAGES),
         ints(plan, WRITES),
-        ints(plan, TILE_ROWS),
-        ints(plan, TILE_FIRSTS),
+        ints(plan, TILES),
+        ints(plan, SEGMENTS),
+        settings[NUM_TILES],
         settings[PAGE_SHIFT],
     )
     _embed(team, plan, settings[EMBEDDING_BITS], state)
-    _layers(team, plan, settings, heads, state, rows, _room(plan, team.me, heads))
+    _layers(team, plan, settings, heads, state, rows)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, rows: Rows, room: Room) -> None:
+def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, rows: Rows) -> None:
     layers, cos_tables, sin_tables = table(plan, LAYERS), floats(plan, COS), floats(plan, SIN)
-    eps, gate, tile_tokens = number(plan, EPS), settings[GATE], settings[TILE_TOKENS]
+    eps, gate, lanes = number(plan, EPS), settings[GATE], settings[TILE_TOKENS] * heads.shared
+    memory = plan[ATTENTION, 0] + team.me * plan[ATTENTION, 2]
+    gates = floats(plan, GATES)[team.me].reshape((GATE_ROWS, 2 * WIDTH))
     post, phase = np.int64(0), 1
     for index in range(len(layers)):
         layer = layers[index]
@@ -138,14 +138,12 @@ def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, ro
         turn_and_keep(
             team, phase + 2, state.qkv, layer[BIAS], layer[HEAD_NORMS], eps, cos, sin, heads, rows, k_cache, v_cache
         )
-        attend(
-            team, phase + 3, state.qkv, k_cache, v_cache, heads, layer[WINDOW], rows, room, state.attended, tile_tokens
-        )
+        attend(team, phase + 3, state.qkv, k_cache, v_cache, heads, layer[WINDOW], rows, memory, lanes, state.attended)
         product(team, phase + 4, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.y)
         add_and_norm(
             team, phase + 5, state.x, state.y, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden
         )
-        gated_product(team, phase + 6, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, room.gates)
+        gated_product(team, phase + 6, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, gates)
         product(team, phase + 7, layer[DOWN], layer[DOWN_BITS], state.inner, state.y)
         post = layer[POST_MLP_NORM]
         phase += PHASES
@@ -227,6 +225,7 @@ def _kept(stamp: int) -> tuple[Any, Any]:
     def forward(plan: Any, threads: int) -> None:
         """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
         _ = stamp
+        _share_out(plan)
         for me in numba.prange(threads):
             team = _team(me, threads, plan, COUNTERS, SCRATCH)
             if team.scratch:

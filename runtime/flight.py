@@ -10,13 +10,9 @@ device takes them from there. Knows: the order. Must not know: sessions, how a d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
+from plait.runtime.running import Runner
 from plait.runtime.sampler import Mask, Sampled, Sampler
 from plait.runtime.scheduler.rows import Batch
 
@@ -37,16 +33,6 @@ class Flight(Protocol):
 
     def collect(self) -> Sampled:
         """What the step gave. Once, after `sample`."""
-
-
-class Runner(Protocol):
-    """What computes a batch, one call after the other; see ModelRunner."""
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states."""
-
-    def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
-        """Logits of hidden states."""
 
 
 class DeviceSteps(Protocol):

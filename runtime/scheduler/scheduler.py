@@ -31,7 +31,7 @@ from plait.runtime.messages import (
     TokenLogprob,
     Welcome,
 )
-from plait.runtime.model_runner import ModelRunner
+from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
@@ -70,7 +70,7 @@ class Scheduler:
         self,
         config: EngineConfig,
         welcome: Welcome,
-        model_runner: ModelRunner,
+        model_runner: Runner,
         sampler: Sampler,
         vocabulary: Vocabulary,
         compiler: CompilePool,
@@ -143,9 +143,12 @@ class Scheduler:
         except Exception as error:
             self._fail_steps(error, *([] if later is None else [later]), step)
             return
-        expecting = step.expecting(self.welcome.context_length)
+        may_be_followed = step.flight.can_be_followed
+        expecting = step.expecting(self.welcome.context_length) if may_be_followed else []
         step.end(self.cache)
         self.commit(step.batch, sampled)
+        if not expecting and later is None:
+            return
         running = set(self.policy.running)
         self.foresight.learn(len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting))
         if later is not None:

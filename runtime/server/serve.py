@@ -6,6 +6,7 @@ Knows: sockets, uvicorn, what is started in which order. Must not know: routes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -45,6 +46,8 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
     settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
         runtime = RestartingRuntime(model, **engine)
+        gc.collect()
+        gc.freeze()  # the tokenizer's hundred thousand objects live as long as we do: no collection looks at them again
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(_serve(runtime, settings, listener))
@@ -63,6 +66,7 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks whose address a client has
         timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
         timeout_graceful_shutdown=CLOSE_S,
         backlog=BACKLOG,

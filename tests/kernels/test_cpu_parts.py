@@ -10,10 +10,10 @@ from attention_cases import layout_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_amx, cpu_lanes, cpu_packed, cpu_parts, cpu_rows, reference
+from plait.kernels import cpu_amx, cpu_packed, cpu_parts, cpu_room, cpu_rows, cpu_share, cpu_softmax, reference
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_decoder import missing_features
-from plait.kernels.cpu_parts import Heads, Room, Rounded, Rows, Team
+from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import STRIDE
 
@@ -52,16 +52,17 @@ def turn_and_keep(counters, qkv, bias, norms, cos, sin, heads, rows, keys, value
 
 
 @numba.njit
-def attention(counters, scratch, qkv, keys, values, heads, window, rows, room, out, tokens):
+def attention(counters, scratch, qkv, keys, values, heads, window, rows, room, lanes, out):
     if scratch:
         cpu_amx.begin(scratch)
     team = Team(0, 1, address_of(counters), scratch)
-    attend(team, 0, qkv, address_of(keys), address_of(values), heads, window, rows, room, out, tokens)
+    k_cache, v_cache = address_of(keys), address_of(values)
+    attend(team, 0, qkv, k_cache, v_cache, heads, window, rows, address_of(room), lanes, out)
     if scratch:
         cpu_amx.end()
 
 
-MATRIX = cpu_amx.scratch(1, 4096, 40 * 8, 256) if cpu_amx.available() else None
+MATRIX = cpu_amx.scratch(1, 4096) if cpu_amx.available() else None
 SCRATCHES = [0] if MATRIX is None else [0, MATRIX.ctypes.data]
 
 
@@ -73,6 +74,10 @@ def empty(rows, channels):
     blocks = channels // 32
     floats = lambda: np.zeros((rows, blocks), np.float32)  # noqa: E731
     return Rounded(np.zeros((rows, channels), np.int8), floats(), floats())
+
+
+def normal(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def dense(x: Rounded) -> torch.Tensor:
@@ -97,7 +102,7 @@ def part(x: Rounded, rows: slice) -> Rounded:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 7), st.sampled_from([4, 8]), st.data())
 def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits, data):
-    weight = cpu_packed.rounded(torch.randn(32 * tiles, 32 * blocks, generator=torch.Generator().manual_seed(1)), bits)
+    weight = cpu_packed.rounded(normal(32 * tiles, 32 * blocks, seed=1), bits)
     packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
     out = np.zeros((rows, 32 * tiles), np.float32)
     product(counters(), SCRATCHES[-1], packed.address, bits, x, out)
@@ -113,11 +118,10 @@ def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits,
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 3), st.sampled_from([4, 8]), st.sampled_from([cpu_rows.SILU, cpu_rows.GELU]))
 def test_gated_product(rows, tiles, bits, gate):
-    generator = torch.Generator().manual_seed(rows)
-    pair = [cpu_packed.rounded(torch.randn(32 * tiles, 64, generator=generator) / 4, bits) for _ in range(2)]
+    pair = [cpu_packed.rounded(normal(32 * tiles, 64, seed=seed) / 4, bits) for seed in (rows, rows + 1)]
     packed, x, out = cpu_packed.pack(cpu_packed.alternating(*pair)), activations(rows, 64, 3), empty(rows, 32 * tiles)
     gated_product(counters(), SCRATCHES[-1], packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
-    both = torch.cat([dense(x) @ weight.dense().T for weight in pair], -1)
+    both = torch.cat([dense(x) @ torch.from_numpy(weight.dense()).T for weight in pair], -1)
     torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
     near(out, torchs(both))
 
@@ -156,7 +160,10 @@ def test_what_is_not_finite_stays_so():
     for bad in (float("nan"), float("inf"), float("-inf")):
         x = torch.ones(1, 32)
         x[0, 5] = bad
-        weight, out = cpu_packed.pack(cpu_packed.rounded(torch.ones(32, 32), 8)), np.zeros((1, 32), np.float32)
+        weight, out = (
+            cpu_packed.pack(cpu_packed.rounded(np.ones((32, 32), np.float32), 8)),
+            np.zeros((1, 32), np.float32),
+        )
         normed, rounded = np.zeros((1, 32), np.float32), empty(1, 32)
         ones = torch.ones(32)
         add_and_norm(counters(), x.numpy(), np.zeros((1, 32), np.float32), 0, ones.data_ptr(), 1e-5, normed, rounded)
@@ -164,41 +171,57 @@ def test_what_is_not_finite_stays_so():
         assert not np.isfinite(out).any()
 
 
-def rows_of(layout, tokens):
-    tiles = [(row, first) for row in range(layout.num_rows) for first in range(0, q_len(layout, row), tokens)]
-    numbers = lambda i: np.array([tile[i] for tile in tiles], np.int32)  # noqa: E731
+def rows_of(layout, tokens, together=True):
+    """With `together` rows that share pages go through attention side by side, else each token by itself."""
     arrays = (layout.positions, layout.q_starts, layout.kv_starts, layout.first_pages, layout.kv_pages)
     pages = [each.numpy() for each in (*arrays, layout.write_pages)]
-    return Rows(*pages, numbers(0), numbers(1), layout.page_size.bit_length() - 1)
-
-
-def q_len(layout, row):
-    return int(layout.q_starts[row + 1] - layout.q_starts[row])
+    most, shift = int(layout.q_starts[-1]) + len(layout.q_starts), layout.page_size.bit_length() - 1
+    tiles, segments = np.zeros(most, np.int32), np.zeros(cpu_share.SEGMENT * most, np.int32)
+    count = cpu_share.share_out(*pages[1:5], shift, tokens if together else 1, tiles, segments)
+    if not together:
+        segments[3 :: cpu_share.SEGMENT] = 0
+        count = int(layout.q_starts[-1])
+        tiles = np.arange(count + 1, dtype=np.int32)
+    return Rows(*pages, tiles, segments, count, shift)
 
 
 def room_of(size, lanes):
-    lanes += -lanes % cpu_amx.ROWS
-    shapes = [(size * 64,), (64 * size,), (lanes, size), (lanes, size), (4 * 64,), (lanes,), (lanes,)]
-    floats = [np.full(shape, np.nan, np.float32) for shape in shapes]
-    return Room(*floats, np.zeros((4, 64), np.int64), np.zeros((24, 64), np.float32))
+    room = cpu_room.allocate(1, lanes, size)
+    room.view(np.float32)[:] = np.nan
+    return room
 
 
 batches = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 200)), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@st.composite
+def families(draw):
+    """Rows of which some begin with another's pages, and of those some with more: (rows, (members, leading tokens))."""
+    rows, groups = draw(batches), []
+    for _ in range(draw(st.integers(0, 2))):
+        members = draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=5, unique=True))
+        most = min(rows[i][1] for i in members)  # what is shared is cached: no two rows write the same slot
+        groups.append((members, draw(st.integers(0, most))))
+    return rows, groups
+
+
+@settings(max_examples=100, deadline=None)
 @given(
-    batches,
-    st.sampled_from([1, 4, 16]),
+    families(),
+    st.sampled_from([1, 1, 4, 16, 64]),
     st.integers(1, 8),
     st.integers(1, 3),
     st.sampled_from([32, 64, 96, 128, 256]),
-    st.sampled_from([None, 1, 40, 100]),
+    st.sampled_from([None, None, 1, 40, 100]),
     st.integers(1, 40),
+    st.booleans(),
     st.integers(0, 100),
 )
-def test_attention_has_the_same_bits_with_amx(batch, page_size, shared, groups, size, window, tokens, seed):
-    layout, pages = layout_of(batch, page_size, seed=seed)
+def test_attention_is_right_and_a_rows_bits_are_its_own(
+    family, page_size, shared, groups, size, window, tokens, in_order, seed
+):
+    """With AMX and without, alone and together with those that share its pages."""
+    layout, pages = layout_of(family[0], page_size, family[1], seed=seed, in_order=in_order)
     total, slots = int(layout.q_starts[-1]), pages * page_size
     generator = torch.Generator().manual_seed(seed)
     qkv = torch.randn(total, (shared + 2) * groups * size, generator=generator)
@@ -208,18 +231,59 @@ def test_attention_has_the_same_bits_with_amx(batch, page_size, shared, groups, 
     for cache in caches:
         cache[free] = float("nan")
     heads = Heads(shared, groups, size, 1.3 * size**-0.5)
-    outs = [empty(total, shared * groups * size) for _ in SCRATCHES]
-    for scratch, out in zip(SCRATCHES, outs, strict=True):
-        attention(
-            counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
-            window or 1 << 40, rows_of(layout, tokens), room_of(size, tokens * shared), out, tokens,
-        )  # fmt: skip
+    found = []
+    for scratch in SCRATCHES:
+        for together in (False, True):
+            found.append(empty(total, shared * groups * size))
+            attention(
+                counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
+                window or 1 << 40, rows_of(layout, tokens, together), room_of(size, tokens * shared), tokens * shared,
+                found[-1],
+            )  # fmt: skip
     queries = qkv[:, : shared * groups * size].view(total, -1, size)
     queries = queries.bfloat16().float()
     expected = reference.paged_attention(queries, *(cache.float() for cache in caches), layout, heads.scale, window)
-    near(outs[0], expected.flatten(1), 2**-8 * float(expected.abs().max()))  # weights are bfloat16, too
-    for found, first in zip(outs[-1], outs[0], strict=True):
-        assert np.array_equal(found, first)
+    near(found[0], expected.flatten(1), 2**-8 * float(expected.abs().max()))  # weights are bfloat16, too
+    for other in found[1:]:
+        for first, each in zip(found[0], other, strict=True):
+            assert np.array_equal(first, each)
+
+
+@settings(max_examples=100, deadline=None)
+@given(families(), st.sampled_from([1, 4, 64]), st.integers(1, 40), st.integers(0, 100))
+def test_tiles_hold_every_token_once_and_share_what_rows_share(family, page_size, tokens, seed):
+    layout, _ = layout_of(family[0], page_size, family[1], seed=seed)
+    rows = rows_of(layout, tokens)
+    segments = rows.segments.reshape(-1, cpu_share.SEGMENT)
+    seen = []
+    for tile in range(rows.num_tiles):
+        part = segments[rows.tiles[tile] : rows.tiles[tile + 1]]
+        assert part[0, 3] == 0
+        assert 0 < part[:, 2].sum() <= tokens
+        for row, first, count, _ in part.tolist():
+            seen += [(row, first + i) for i in range(count)]
+        for before, row, shared in zip(part[:-1, 0].tolist(), part[1:, 0].tolist(), part[1:, 3].tolist(), strict=True):
+            one, other = layout.slots(before), layout.slots(row)
+            least = min(len(one), len(other))
+            same = int((one[:least] == other[:least]).long().cumprod(0).sum())
+            assert shared == same // 64 > 0
+    assert sorted(seen) == [(row, i) for row in range(layout.num_rows) for i in range(q_len(layout, row))]
+
+
+def q_len(layout, row):
+    return int(layout.q_starts[row + 1] - layout.q_starts[row])
+
+
+def test_rows_that_share_most_come_side_by_side():
+    """Two documents and two questions to each, in turn: each tile has one document's rows, each question's together."""
+    groups = [((0, 1, 4, 5), 128), ((2, 3, 6, 7), 192), ((0, 4), 256), ((1, 5), 256)]
+    layout, _ = layout_of([(1, 300)] * 8, groups=groups)
+    rows = rows_of(layout, 4)
+    found = rows.segments.reshape(-1, cpu_share.SEGMENT)[:8].tolist()
+    tiles = [{row for row, *_ in found[4 * i : 4 * i + 4]} for i in range(2)]
+    assert rows.num_tiles == 2 and sorted(map(sorted, tiles)) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    shared = {tuple(sorted(tile)): [found[4 * i + j][3] for j in range(4)] for i, tile in enumerate(tiles)}
+    assert shared == {(0, 1, 4, 5): [0, 4, 2, 4], (2, 3, 6, 7): [0, 3, 3, 3]}
 
 
 @settings(max_examples=40, deadline=None)
@@ -256,18 +320,37 @@ def test_turn_and_keep(batch, shared, size, with_bias, with_norms, seed):
         assert torch.equal(cache, wanted)
 
 
-def test_the_exponential_is_good_to_single_precision():
-    """Through the softmax: one key per lane and block, so weights are exp(score - peak)."""
-    assert cpu_lanes.BLOCK == 64
+def test_weights_are_powers_of_two_good_to_bfloat16():
+    """One block for one lane; scores are in units of 1 / log2(e), so that a weight is two to the score."""
     scores = np.linspace(-80, 0, 64).astype(np.float32)
-    found, peak, weight = scores.copy(), np.full(1, -1e30, np.float32), np.zeros(1, np.float32)
-    soften(found, peak, weight, np.zeros(16, np.float32))
-    np.testing.assert_allclose(found, np.exp(scores.astype(np.float64)), rtol=3e-7)
-    assert peak[0] == 0.0
+    found, reference_, weight = scores.copy(), np.full(1, cpu_softmax.NOTHING, np.float32), np.zeros(1, np.float32)
+    soften(found, reference_, weight, np.zeros(16, np.float32))
+    exact = np.exp2(scores.astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=2**-8)
+    np.testing.assert_allclose(weight, exact.sum(), rtol=1e-5)
+    assert reference_[0] == 0.0
     assert found[-1] == 1.0
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=6), st.integers(0, 100))
+def test_a_reference_follows_the_largest_score(levels, seed):
+    """Blocks around rising and falling levels: the same total as at once, weights never above 2^8."""
+    draw = np.random.default_rng(seed)
+    blocks = [(level + draw.normal(0, 4, 64)).astype(np.float32) for level in levels]
+    reference_, weight = np.full(1, cpu_softmax.NOTHING, np.float32), np.zeros(1, np.float32)
+    total = np.zeros(16, np.float32)
+    for block in blocks:
+        found = block.copy()
+        soften(found, reference_, weight, total)
+        assert found.max() <= 2**8
+        total += found.sum()
+    exact = np.exp2(np.concatenate(blocks).astype(np.float64) - reference_[0]).sum()
+    np.testing.assert_allclose(weight, exact, rtol=1e-5)
+    np.testing.assert_allclose(total, exact, rtol=2**-7)
+
+
 @numba.njit
-def soften(scores, peak, weight, total):
+def soften(scores, reference, weight, total):
     one = np.float32(1.0)
-    cpu_lanes.soften(address_of(scores), 0, 64, one, address_of(peak), address_of(weight), address_of(total), 1)
+    cpu_softmax.soften(address_of(scores), 0, 64, one, address_of(reference), address_of(weight), address_of(total), 1)

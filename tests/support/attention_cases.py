@@ -48,12 +48,15 @@ def layout_of(
     groups: Sequence[tuple[Sequence[int], int]] = (),  # (rows, leading tokens that they share)
     max_q_len: int = 1,  # of a member
     seed: int = 0,
+    in_order: bool = False,
 ) -> tuple[AttentionLayout, int]:
-    """The layout on the CPU, and how many pages there are. Some pages belong to nobody."""
+    """The layout on the CPU, and how many pages there are. Some pages belong to nobody; `in_order`: the last."""
     q_lens, kv_lens = [q for q, _ in rows], [q + cached for q, cached in rows]
     counts = [-(-kv // page_size) for kv in kv_lens]
     total = sum(counts) + 5
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    if in_order:
+        order.sort()
     starts = sums(counts)
     pages = order[: starts[-1]]
     for members, shared in groups:
@@ -61,6 +64,8 @@ def layout_of(
         first = pages[starts[members[0]] : starts[members[0]] + whole]
         for row in members[1:]:
             pages[starts[row] : starts[row] + whole] = first
+    in_groups = [row for members, _ in groups for row in members]
+    is_flat = len(in_groups) == len(set(in_groups))  # kernels that are told of groups want each row in one
     positions = [kv - q + i for q, kv in zip(q_lens, kv_lens, strict=True) for i in range(q)]
     layout = AttentionLayout(
         i32(sums(q_lens)),
@@ -72,7 +77,7 @@ def layout_of(
         i32(starts),
         min((q for q in q_lens if q), default=0),
         max(q_lens),
-        SharedPrefixes.of(groups, q_lens, torch.device("cpu"), max_q_len),
+        SharedPrefixes.of(groups, q_lens, torch.device("cpu"), max_q_len) if is_flat else None,
     )
     slots = [layout.slots(row)[kv - q :] for row, (q, kv) in enumerate(zip(q_lens, kv_lens, strict=True))]
     return replace(layout, write_pages=torch.cat(slots).int()), total

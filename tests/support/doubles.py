@@ -171,9 +171,7 @@ def make_scheduler(*, pages=1024, batch_tokens=32, rows=16, context=None, gramma
     link, runner = ListLink(), ChainRunner(pages, batch_tokens)
     welcome = Welcome(PROTOCOL, "", VOCAB, min(pages, context or pages), 0)
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
-    scheduler = Scheduler(
-        config, welcome, runner, Sampler(torch.device("cpu")), vocabulary(), ReadyCompiler(grammars), link
-    )
+    scheduler = Scheduler(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), link)
     return scheduler, link, runner
 
 

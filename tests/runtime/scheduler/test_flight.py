@@ -21,7 +21,7 @@ class Slow(PlainFlight):
 
 def slow_scheduler(**settings) -> tuple[Scheduler, object]:
     scheduler, link, runner = make_scheduler(**settings)
-    sampler = Sampler(scheduler_device())
+    sampler = Sampler()
 
     class Steps:
         def launch(self, batch, *, behind):
@@ -30,12 +30,6 @@ def slow_scheduler(**settings) -> tuple[Scheduler, object]:
 
     scheduler.launcher = Launcher(runner, sampler, Steps())
     return scheduler, link
-
-
-def scheduler_device():
-    import torch
-
-    return torch.device("cpu")
 
 
 def gen(session, call, n=8):

@@ -1,0 +1,176 @@
+"""Attention's innermost part on AMX: 16 lanes, each a query head of a token, against a block of 64 cached positions.
+
+    keys       as the cache has them, a position's channels side by side     bfloat16 [64, D]
+    queries    pairs of channels, all lanes of a tile side by side            bfloat16 [D / 2, lanes, 2]
+    scores     a position's lanes side by side, as the softmax wants them     float32 [64, 16]
+    weights    a lane's positions side by side                                bfloat16 [16, 64]
+    values     pairs of positions, a pair's channels side by side             bfloat16 [32, D, 2]
+    totals     a lane's channels side by side                                 float32 [16, D]
+
+So keys need no turning (Q K^T is computed as K Q^T). Positions come in chunks of 32. A lane's bits do not depend on its
+neighbours: the instruction adds up each number of the result by itself, in one order (`cpu_lanes` writes it out).
+
+Knows: addresses. Must not know: pages, rows, threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from plait.kernels import cpu_ir as v
+from plait.kernels.cpu_amx import HAVE, LEFT, MORE_SUMS, RIGHT, SUMS
+from plait.kernels.cpu_softmax import BLOCK, CHUNK
+
+LANES = 16
+NOTHING = ir.VoidType()
+FIRST, SECOND, OTHER = SUMS, MORE_SUMS[0], MORE_SUMS[1]  # matrix registers
+
+
+def _read(b: Any, register: Any, address: Any, step: Any) -> None:
+    v.call(b, "llvm.x86.tileloadd64", NOTHING, [register, v.at(b, address, v.I8), step])
+
+
+def _write(b: Any, register: Any, address: Any, step: Any) -> None:
+    v.call(b, "llvm.x86.tilestored64", NOTHING, [register, v.at(b, address, v.I8), step])
+
+
+def _add(b: Any, address: Any, offset: int) -> Any:
+    return b.add(address, v.I64(offset))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def turn_queries(context: Any, rows: Any, size: Any, out: Any, out_step: Any) -> Any:
+    """Bfloat16 [16, size] to pairs of channels [size / 2, 16, 2], `out_step` bytes from one pair to the next."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        rows, size, out, out_step = values
+        step = b.shl(size, v.I64(1))
+        loop = v.Loop(b, b.lshr(size, v.I64(5)))
+        here, to = b.add(rows, b.shl(loop.i, v.I64(6))), b.add(out, b.mul(loop.i, b.shl(out_step, v.I64(4))))
+        lanes = [v.load(b, b.add(here, b.mul(step, v.I64(i))), v.INTS) for i in range(LANES)]
+        for i, each in enumerate(v.transposed(b, lanes)):
+            v.store(b, each, b.add(to, b.mul(out_step, v.I64(i))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pair_values(context: Any, values: Any, step: Any, size: Any, chunks: Any, out: Any) -> Any:
+    """Bfloat16 rows [32 * chunks, size], `step` bytes apart, to pairs of them [16 * chunks, size, 2]."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        rows, step, size, chunks, out = arguments
+        loop = v.Loop(b, b.shl(chunks, v.I64(4)))
+        here, to = b.add(rows, b.mul(loop.i, b.shl(step, v.I64(1)))), b.add(out, b.mul(loop.i, b.shl(size, v.I64(2))))
+        parts = v.Loop(b, b.lshr(size, v.I64(4)))
+        place = b.add(here, b.shl(parts.i, v.I64(5)))
+        low, high = (b.zext(v.load(b, each, v.vector(v.I16)), v.INTS) for each in (place, b.add(place, step)))
+        v.store(b, b.or_(low, b.shl(high, v.constant(v.INTS, 16))), b.add(to, b.shl(parts.i, v.I64(6))))
+        parts.end()
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def score(context: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> Any:
+    """Products of 16 queries with 32 * chunks keys, which lie `step` bytes apart; `query_step` as in `turn_queries`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        if HAVE:
+            _score(b, *values)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 7)), generate
+
+
+def _score(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
+    positions = v.Loop(b, chunks)
+    for each in (FIRST, SECOND):
+        v.call(b, "llvm.x86.tilezero", NOTHING, [each])
+    here = b.add(keys, b.mul(positions.i, b.mul(step, v.I64(CHUNK))))
+    channels = v.Loop(b, b.lshr(size, v.I64(5)))
+    offset = b.shl(channels.i, v.I64(6))
+    _read(b, RIGHT, b.add(queries, b.mul(channels.i, b.shl(query_step, v.I64(4)))), query_step)
+    for register, sums, first in ((LEFT, FIRST, 0), (OTHER, SECOND, LANES)):
+        _read(b, register, b.add(b.add(here, offset), b.mul(step, v.I64(first))), step)
+        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, register, RIGHT])
+    channels.end()
+    to = b.add(out, b.shl(positions.i, v.I64(11)))
+    for each, offset in ((FIRST, 0), (SECOND, 64 * LANES)):
+        _write(b, each, _add(b, to, offset), v.I64(64))
+    positions.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gather(context: Any, weights: Any, values_: Any, size: Any, chunks: Any, totals: Any) -> Any:
+    """Adds 32 * chunks values by 16 lanes' weights to their totals."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        if HAVE:
+            _gather(b, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+def _gather(b: Any, weights: Any, values: Any, size: Any, chunks: Any, totals: Any) -> None:
+    step = b.shl(size, v.I64(2))
+    channels = v.Loop(b, b.lshr(size, v.I64(5)))
+    offset = b.shl(channels.i, v.I64(7))
+    here = b.add(totals, offset)
+    for each, more in ((FIRST, 0), (SECOND, 64)):
+        _read(b, each, _add(b, here, more), step)
+    positions = v.Loop(b, chunks)
+    _read(b, LEFT, b.add(weights, b.shl(positions.i, v.I64(6))), v.I64(2 * BLOCK))
+    right = b.add(b.add(values, offset), b.mul(positions.i, b.mul(step, v.I64(LANES))))
+    for register, sums, more in ((RIGHT, FIRST, 0), (OTHER, SECOND, 64)):
+        _read(b, register, _add(b, right, more), step)
+        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, register])
+    positions.end()
+    for each, more in ((FIRST, 0), (SECOND, 64)):
+        _write(b, each, _add(b, here, more), step)
+    channels.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def are_neighbours(context: Any, pages: Any, chunks: Any) -> Any:
+    """Whether 32 * chunks int32 at an address count upwards one by one."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        pages, chunks = values
+        first = v.spread(b, pages, v.I32)
+        loop = v.Loop(b, chunks, [v.constant(v.INTS, 0)])
+        different = loop.carried[0]
+        for i in range(2):
+            index = ir.Constant(v.INTS, [16 * i + lane for lane in range(v.LANES)])
+            expected = b.add(b.add(first, index), v.splat(b, b.trunc(b.shl(loop.i, v.I64(5)), v.I32)))
+            found = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.INTS, 64 * i)
+            different = b.or_(different, b.xor(found, expected))
+        (different,) = loop.end([different])
+        bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.INTS, 0)), ir.IntType(16))
+        return b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
+    """64 * count bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, out, count = values
+        loop = v.Loop(b, count)
+        offset = b.shl(loop.i, v.I64(6))
+        v.store(b, v.load(b, b.add(address, offset), v.INTS), b.add(out, offset))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 3)), generate

@@ -1,0 +1,207 @@
+"""The online softmax of attention (Milakov and Gimelshein 2018), over blocks of 64 positions, in powers of two.
+
+A lane's reference is a score that its weights are relative to. It moves only when a score is more than 8 doublings
+above it, so what was summed is rarely scaled anew; weights stay below 2^8. Weights are rounded to bfloat16; what they
+add up to is summed before that, 32 positions at a time: those 16 apart together, then halves, then to what there was.
+
+`soften` does one lane, its scores side by side; `soften_sixteen` does 16, a position's scores side by side. Either
+gives a lane the same bits. Knows: AVX-512. Must not know: where scores come from, what becomes of weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from plait.kernels import cpu_ir as v
+
+BLOCK, CHUNK = 64, 32  # positions; a chunk is what one matrix instruction sums
+HIDDEN, NOTHING = -1e30, -1e20  # a score that weighs nothing; the reference before the first score
+DOUBLINGS = 8.0
+LOG2_E = 1.4426950408889634
+# 2^r for |r| <= 1/2 as 1 + r (a + r (b + ...)), the largest relative error least: 3e-6, a thousandth of bfloat16's.
+_TERMS = (0.009582849219441414, 0.055906426161527634, 0.24024099111557007, 0.6931241750717163, 1.0)
+
+
+def _exp2(b: Any, x: Any) -> Any:
+    """2 to the x, exactly 1 at 0 and 0 far below; x is not infinite."""
+    whole = v.call(b, "llvm.nearbyint.v16f32", v.FLOATS, [x])
+    rest = b.fsub(x, whole)
+    sum_ = v.constant(v.FLOATS, _TERMS[0])
+    for term in _TERMS[1:]:
+        sum_ = v.fma(b, sum_, rest, v.constant(v.FLOATS, term))
+    everywhere, as_set = ir.Constant(ir.IntType(16), 0xFFFF), v.I32(4)
+    return v.call(b, "llvm.x86.avx512.mask.scalef.ps.512", v.FLOATS, [sum_, whole, sum_, everywhere, as_set])
+
+
+def _rounded(b: Any, weight: Any) -> Any:
+    """The bits of a weight, so that the upper half is the nearest bfloat16."""
+    return b.add(b.bitcast(weight, v.INTS), v.constant(v.INTS, 0x8000))
+
+
+def _moved(b: Any, before: Any, top: Any, scales: Any) -> tuple[Any, Any, Any]:
+    """The new references, by what sums so far shrink, and which lanes moved: for vectors of lanes."""
+    best = v.larger(b, before, b.fmul(top, scales))
+    moves = b.fcmp_ordered(">", best, b.fadd(before, v.constant(v.FLOATS, DOUBLINGS)))
+    reference = b.select(moves, best, before)
+    return reference, _exp2(b, b.fsub(before, reference)), moves
+
+
+def _shrink(b: Any, total: Any, factors: Any, parts: Any) -> None:
+    loop = v.Loop(b, parts)
+    place = b.add(total, b.shl(loop.i, v.I64(6)))
+    v.store(b, b.fmul(v.load(b, place, v.FLOATS), factors), place)
+    loop.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def soften(
+    context: Any, scores: Any, begin: Any, end: Any, scale: Any, reference: Any, weight: Any, total: Any, parts: Any
+) -> Any:
+    """One block for one lane: scores [64] of positions [begin, end) become weights, the others 0.
+
+    `scale` holds the factor log2(e). `reference` and `weight`, one number each, are brought up to date, and `total`
+    [16 * parts] is shrunk where the reference moves.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        scores, begin, end, scale, reference, weight, total, parts = values
+        scales = v.splat(b, scale)
+        bounds = [v.splat(b, b.trunc(each, v.I32)) for each in (begin, end)]
+        seen = []
+        for i in range(4):
+            index = ir.Constant(v.INTS, [16 * i + lane for lane in range(v.LANES)])
+            inside = b.and_(b.icmp_signed(">=", index, bounds[0]), b.icmp_signed("<", index, bounds[1]))
+            seen.append(b.select(inside, v.load(b, scores, v.FLOATS, 64 * i), v.constant(v.FLOATS, HIDDEN)))
+        top = v.larger(b, v.larger(b, seen[0], seen[1]), v.larger(b, seen[2], seen[3]))
+        top = v.splat(b, v.fold(b, top, lambda x, y: v.larger(b, x, y)))
+        references, shrink, moves = _moved(b, v.spread(b, reference), top, scales)
+        sum_ = b.fmul(v.load(b, weight, v.F32), b.extract_element(shrink, v.I32(0)))
+        weights = [_exp2(b, v.fma(b, each, scales, b.fsub(v.constant(v.FLOATS, 0.0), references))) for each in seen]
+        for i, each in enumerate(weights):
+            v.store(b, b.and_(_rounded(b, each), v.constant(v.INTS, 0xFFFF0000)), scores, 64 * i)
+        for i in (0, 2):
+            sum_ = b.fadd(sum_, v.fold(b, b.fadd(weights[i], weights[i + 1]), b.fadd))
+        v.store(b, b.extract_element(references, v.I32(0)), reference)
+        v.store(b, sum_, weight)
+        with b.if_then(b.extract_element(moves, v.I32(0)), likely=False):
+            _shrink(b, total, shrink, parts)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 3), types.float32, *([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def hide(context: Any, scores: Any, base: Any, floors: Any, limits: Any) -> Any:
+    """Scores [64, 16] of positions from `base` on become HIDDEN where outside a lane's [floors, limits), int32 [16]."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        scores, base, floors, limits = values
+        loop = v.Loop(b, v.I64(BLOCK))
+        at = v.splat(b, b.trunc(b.add(base, loop.i), v.I32))
+        inside = b.and_(
+            b.icmp_signed(">=", at, v.load(b, floors, v.INTS)), b.icmp_signed("<", at, v.load(b, limits, v.INTS))
+        )
+        place = b.add(scores, b.shl(loop.i, v.I64(6)))
+        v.store(b, b.select(inside, v.load(b, place, v.FLOATS), v.constant(v.FLOATS, HIDDEN)), place)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def soften_sixteen(
+    context: Any,
+    scores: Any,
+    chunks: Any,
+    scale: Any,
+    references: Any,
+    weights: Any,
+    totals: Any,
+    parts: Any,
+    count: Any,
+    out: Any,
+) -> Any:
+    """`soften` for `count` lanes: scores [32 * chunks, 16] become weights, bfloat16 [16, 64] at `out`.
+
+    `references` and `weights` [16], `totals` [16, 16 * parts]. Lanes from `count` on are computed, their totals left.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _soften_sixteen(b, *values)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(i64, i64, types.float32, *([i64] * 6)), generate
+
+
+def _soften_sixteen(
+    b: Any,
+    scores: Any,
+    chunks: Any,
+    scale: Any,
+    references: Any,
+    weights: Any,
+    totals: Any,
+    parts: Any,
+    count: Any,
+    out: Any,
+) -> None:
+    scales = v.splat(b, scale)
+    tops = v.Loop(b, chunks, [v.constant(v.FLOATS, HIDDEN)] * 4)
+    here = b.add(scores, b.shl(tops.i, v.I64(11)))
+    found = list(tops.carried)
+    for k in range(CHUNK):
+        found[k % 4] = v.larger(b, v.load(b, here, v.FLOATS, 64 * k), found[k % 4])
+    found = tops.end(found)
+    top = v.larger(b, v.larger(b, found[0], found[1]), v.larger(b, found[2], found[3]))
+    reference, shrink, moves = _moved(b, v.load(b, references, v.FLOATS), top, scales)
+    v.store(b, reference, references)
+    moved = b.bitcast(moves, ir.IntType(16))
+    kept = b.trunc(b.sub(b.shl(v.I64(1), count), v.I64(1)), moved.type)
+    _shrink_moved(b, b.and_(moved, kept), shrink, totals, parts)
+    lower = b.fsub(v.constant(v.FLOATS, 0.0), reference)
+    loop = v.Loop(b, chunks, [b.fmul(v.load(b, weights, v.FLOATS), shrink)])
+    here, to = b.add(scores, b.shl(loop.i, v.I64(11))), b.add(out, b.shl(loop.i, v.I64(6)))
+    sums = b.fadd(loop.carried[0], _weigh(b, here, scales, lower))
+    rows = [v.load(b, here, v.INTS, 128 * i) for i in range(v.LANES)]
+    for lane, pairs in enumerate(v.transposed(b, rows)):
+        v.store(b, pairs, to, 2 * BLOCK * lane)
+    v.store(b, loop.end([sums])[0], weights)
+
+
+def _weigh(b: Any, scores: Any, scales: Any, lower: Any) -> Any:
+    """Scores [32, 16] become weights, positions 2 i and 2 i + 1 together in row 2 i; what they add up to, [16]."""
+
+    def pair(k: int) -> list[Any]:
+        found = [_exp2(b, v.fma(b, v.load(b, scores, v.FLOATS, 64 * (k + i)), scales, lower)) for i in range(2)]
+        low, high = (_rounded(b, each) for each in found)
+        upper = b.and_(high, v.constant(v.INTS, 0xFFFF0000))
+        v.store(b, b.or_(b.lshr(low, v.constant(v.INTS, 16)), upper), scores, 64 * k)
+        return found
+
+    def halves(first: int, step: int) -> list[Any]:
+        """What positions first, first + step, ... add up to, halves together; and those one further on."""
+        if step == CHUNK:
+            return pair(first)
+        both = halves(first, 2 * step), halves(first + step, 2 * step)
+        return [b.fadd(x, y) for x, y in zip(*both, strict=True)]
+
+    even, odd = halves(0, 2)
+    return b.fadd(even, odd)
+
+
+def _shrink_moved(b: Any, moved: Any, shrink: Any, totals: Any, parts: Any) -> None:
+    """Totals [lane, 16 * parts] times shrink [16] for the lanes whose bits are set."""
+    any_ = b.icmp_unsigned("!=", moved, ir.Constant(moved.type, 0))
+    with b.if_then(any_, likely=False):
+        lanes = v.Loop(b, v.I64(v.LANES))
+        bit = b.and_(b.lshr(b.zext(moved, v.I64), lanes.i), v.I64(1))
+        with b.if_then(b.trunc(bit, ir.IntType(1))):
+            factor = v.splat(b, b.extract_element(shrink, b.trunc(lanes.i, v.I32)))
+            _shrink(b, b.add(totals, b.mul(lanes.i, b.shl(parts, v.I64(6)))), factor, parts)
+        lanes.end()
