@@ -78,6 +78,9 @@ class Model:
         self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * prompts
         return torch.zeros(batch.num_logits, 1)
 
+    def likeliest(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
+        return [1.0] * len(hidden), [1] * len(hidden)
+
     def logits(self, hidden: torch.Tensor, narrow: Any) -> torch.Tensor:
         logits = torch.zeros(len(hidden), VOCAB)
         logits[:, 1] = 1.0

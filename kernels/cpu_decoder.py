@@ -1,7 +1,8 @@
 """A whole decoder on a CPU with AVX-512 VNNI: packed weights, one call for a step.
 
-A token's bits depend on its sequence alone: products within a block are exact whole numbers, everything else is
-computed for each token by itself in a fixed order. So the same weights serve one row and a thousand.
+Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
+bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
+and on which of the two its step took; with `wide_from=None` there is one, and they depend on its sequence alone.
 
 Knows: packed weights, the layout of a batch. Must not know: files, names of weights.
 """
@@ -17,7 +18,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_panel, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
@@ -27,8 +28,11 @@ from plait.kernels.cpu_tile import WIDTH
 from plait.kernels.ragged import Ragged
 
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
 EVERYTHING = 1 << 40  # a window that hides nothing
+WIDE_ENTRIES = [entry + step.WIDE for entry in (step.HIDDEN, step.ATTENDED, step.INNER)]
 KEPT_ROWS = 64  # rows of logits that are kept room for
+NO_PEAKS = np.empty((0, 2))
 Floats = npt.NDArray[np.float32]
 Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bits of bfloat16
 
@@ -79,10 +83,14 @@ class DecoderWeights:
 
 
 class CpuDecoder:
-    """`forward` and `logits` as `runtime.models.decoder.Decoder` has them, in arrays. `threads`: at most."""
+    """`forward` and `logits` as `runtime.models.decoder.Decoder` has them, in arrays. `threads`: at most.
 
-    def __init__(self, weights: DecoderWeights, threads: int) -> None:
+    `wide_from`: from how many tokens on products are in bfloat16, if the CPU has AMX; None: never.
+    """
+
+    def __init__(self, weights: DecoderWeights, threads: int, wide_from: int | None = WIDE_FROM) -> None:
         self.weights = weights
+        self._wide_from = wide_from if cpu_amx.available() else None
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
         self._tile_tokens = max(1, LANES // weights.heads.shared)
         self._head_plan = Plan(step.HEAD_ENTRIES)
@@ -100,6 +108,8 @@ class CpuDecoder:
             self._make_state(count)
         for entry in self._state:
             plan.numbers[entry, 1] = count
+        if not self._is_wide(count):
+            plan.numbers[WIDE_ENTRIES, 1] = 0
         self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
         self._settings[0, step.CACHE] = kv_cache.ctypes.data
         self._settings[0, step.CACHE_STEP] = kv_cache[0, 0].nbytes
@@ -110,10 +120,24 @@ class CpuDecoder:
         hidden: Floats = self._state[step.NORMED][:count]
         return hidden
 
-    def logits(self, hidden: Floats, ids: npt.NDArray[np.int64] | None = None) -> Floats:
+    def likeliest(self, hidden: Floats) -> npt.NDArray[np.float64]:
+        """Of the logits of each row of hidden [n, C] the largest and the first place that has it, [n, 2].
+
+        Not-a-number and any place where one is that.
+        """
+        peaks = np.empty((len(hidden), 2))
+        self.logits(hidden, peaks=peaks)
+        return peaks
+
+    def logits(
+        self,
+        hidden: Floats,
+        ids: npt.NDArray[np.int64] | None = None,
+        peaks: npt.NDArray[np.float64] = NO_PEAKS,
+    ) -> Floats:
         """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits.
 
-        All logits are valid until the next call, and may be changed.
+        All logits are valid until the next call, and may be changed. `peaks`: see `likeliest`.
         """
         head = self.weights.head if ids is None else columns(self.weights.head, ids)
         count, channels = hidden.shape
@@ -122,21 +146,30 @@ class CpuDecoder:
         plan.put(step.HEAD_IN, np.ascontiguousarray(hidden))
         plan.put(step.HEAD_OUT, out)
         for i, array in enumerate(_rounded(count, channels)):
-            plan.put(step.HEAD_ROUNDED + i, array)
+            plan.put(step.HEAD_ROUNDED + i, array, count)
+        if not self._is_wide(count):
+            plan.numbers[step.HEAD_ROUNDED + step.WIDE, 1] = 0
         plan.put(step.HEAD_WEIGHT, head.data)
         plan.put(step.HEAD_COUNTERS, self._counters)
+        plan.put(step.HEAD_PEAKS, peaks)
         self._counters.fill(0)
-        step.project(plan.numbers, head.bits, self.threads)
+        step.project(plan.numbers, head.bits, head.outputs, self.threads)
         found: Floats = out[:, : head.outputs]
         return found
 
     def _room_for_logits(self, count: int, width: int) -> Floats:
-        """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search."""
+        """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search.
+
+        Products in bfloat16 write as many rows as fill matrix registers.
+        """
         if count > KEPT_ROWS:
-            return aligned((count, width), np.float32)
+            return aligned((_filled(count), width), np.float32)[:count]
         if width != self._logits.shape[1] or count > len(self._logits):
-            self._logits = aligned((count, width), np.float32)
+            self._logits = aligned((_filled(count), width), np.float32)
         return self._logits[:count]
+
+    def _is_wide(self, count: int) -> bool:
+        return self._wide_from is not None and count >= self._wide_from
 
     def _put_rows(self, layout: Ragged) -> None:
         plan, q_starts = self._plan, layout.q_starts
@@ -178,19 +211,20 @@ class CpuDecoder:
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
         if cpu_amx.available():
-            widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, widest)
+            first = weights.layers[0]
+            widest = max(first.down.inputs, first.output.inputs, 2 * first.gated.inputs, weights.head.inputs)
+            scratch = cpu_amx.scratch(self.threads, cpu_panel.panel_bytes(widest))
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
         plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))
-        plan.put(step.GATES, np.zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
+        plan.put(step.GATES, _zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
 
     def _make_state(self, count: int) -> None:
         first, heads = self.weights.layers[0], self.weights.heads
         channels, wide = first.qkv.inputs, first.down.inputs
         self._state = {
-            entry: _zeros((count, width), np.float32)
+            entry: _zeros((_filled(count), width), np.float32)
             for entry, width in (
                 (step.X, channels),
                 (step.Y, channels),
@@ -206,13 +240,18 @@ class CpuDecoder:
         self._room_for = count
 
 
+def _filled(rows: int) -> int:
+    """So many rows as fill matrix registers."""
+    return rows + -rows % cpu_amx.ROWS
+
+
 def _rounded(rows: int, channels: int) -> Rounded:
-    blocks = channels // 32
-    return Rounded(
-        _zeros((rows, channels), np.int8),
-        _zeros((rows, blocks), np.float32),
-        _zeros((rows, blocks), np.float32),
-    )
+    """Room for one of the two forms; numbers lie where the wide ones do."""
+    rows = _filled(rows)
+    wide = _zeros((rows, channels), np.uint16)
+    numbers = wide.reshape(-1)[: wide.size // 2].view(np.int8).reshape(rows, channels)
+    scales, sums = (_zeros((rows, channels // 32), np.float32) for _ in range(2))
+    return Rounded(numbers, scales, sums, wide)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:

@@ -1,6 +1,6 @@
-"""The largest of each row of logits and the first place that has it, compiled by numba.
+"""The largest of a row of logits and the first place that has it, for the output head's own threads.
 
-Rows are read once, 64 numbers at a time, and only the thousand among which the peak was seen are searched for it.
+A row is read once, 64 numbers at a time, and only the thousand among which the peak was seen are searched for it.
 
 Knows: numbers in arrays. Must not know: what is done with them.
 """
@@ -16,11 +16,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels import cpu_ir as v
-from plait.kernels.cpu_cache import STAMP
 from plait.kernels.cpu_rows import address_of
 
 STEP, CHUNK = 64, 1024  # numbers
-FEW = 2  # rows that are not worth a second thread
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -46,8 +44,8 @@ def _largest(context: Any, x: Any, steps: Any) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _search(row: Any) -> Any:
-    """(the largest of a row, the first index that has it); not-a-number and any index if one is that."""
+def search(row: Any) -> Any:
+    """(the largest of a row [V] float32, the first index that has it); not-a-number and any index if one is that."""
     count, best, start = len(row), np.float32(-np.inf), 0
     whole = count - count % STEP
     for first in range(0, whole, CHUNK):
@@ -64,33 +62,3 @@ def _search(row: Any) -> Any:
     while row[start] != best:
         start += 1
     return best, start
-
-
-def _kept(stamp: int) -> tuple[Any, Any]:
-    """The functions that are called from outside and kept on disk; see `cpu_cache`."""
-
-    @numba.njit(cache=True)  # type: ignore[untyped-decorator]
-    def few(logits: Any, highest: Any, places: Any) -> None:
-        """Of each row of logits [B, V] float32 to highest [B] float32 and places [B] int64."""
-        _ = stamp
-        for i in range(len(logits)):
-            highest[i], places[i] = _search(logits[i])
-
-    @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
-    def many(logits: Any, highest: Any, places: Any) -> None:
-        """`few`, rows shared among threads."""
-        _ = stamp
-        for i in numba.prange(len(logits)):
-            highest[i], places[i] = _search(logits[i])
-
-    return few, many
-
-
-few, many = _kept(STAMP)
-
-
-def peaks(logits: np.ndarray[Any, Any]) -> tuple[list[float], list[int]]:
-    """As `peaks.peaks`, for rows that are contiguous."""
-    highest, places = np.empty(len(logits), np.float32), np.empty(len(logits), np.int64)
-    (few if len(logits) <= FEW else many)(logits, highest, places)
-    return highest.tolist(), places.tolist()

@@ -66,9 +66,21 @@ def floats(plan: Any, entry: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def doubles(plan: Any, entry: int) -> Any:
+    """[rows, width] float64"""
+    return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.float64)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def bytes_(plan: Any, entry: int) -> Any:
     """[rows, width] int8"""
     return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.int8)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def halves(plan: Any, entry: int) -> Any:
+    """[rows, width] uint16"""
+    return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.uint16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.peaks import peaks
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Draw, Mask, TopLogprobs, is_filtered, uniform
 from plait.runtime.scheduler.rows import Generation
 
@@ -23,6 +22,7 @@ Weights = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 NUCLEUS_FIRST = 1024  # top-p looks this far down the sorted tokens before it sorts them all
+BLOCK = 512  # tokens whose weights are added up before one of them is looked for
 COLDEST = 1e-30  # a temperature below this one leaves the likeliest token alone, too
 
 # bias of the 8 tokens behind each possible mask byte: a table look-up costs the same at any density
@@ -61,7 +61,7 @@ class HostOperations:
 
     def apply_mask(self, logits: Floats, mask: Mask) -> None:
         for row, words in zip(mask.rows, mask.words, strict=True):
-            logits[row] += BIAS_OF_BYTE[words.view(np.uint8)].reshape(-1)[: logits.shape[1]]
+            logits[row] += BIAS_OF_BYTE.take(words.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
 
     def choose(self, logits: Floats, generations: Sequence[Generation | Draw]) -> list[int]:
         highest, tokens = peaks(logits)
@@ -74,9 +74,25 @@ class HostOperations:
         return tokens
 
 
+def peaks(logits: Floats) -> tuple[list[float], list[int]]:
+    """The largest of each row of logits [B, V], NaN where there is one, and the first token that has it."""
+    if not logits.size:
+        return [], []
+    best = logits.argmax(axis=-1)
+    return np.take_along_axis(logits, best[:, None], axis=-1)[:, 0].tolist(), best.tolist()
+
+
 def _draw_plain(row: Floats, peak: float, gen: Generation | Draw) -> int:
-    """Draws from one row [V] whose largest entry is `peak`."""
-    return _draw(_weights(row, peak, gen).cumsum(dtype=np.float64), gen)
+    """Draws from one row [V] whose largest entry is `peak`: first one of its blocks, then a token of that."""
+    weights = _weights(row, peak, gen)
+    whole = len(weights) - len(weights) % BLOCK
+    in_blocks = weights[:whole].reshape(-1, BLOCK).sum(axis=1, dtype=np.float64)
+    sums = np.append(in_blocks, weights[whole:].sum(dtype=np.float64)).cumsum()
+    wanted = uniform(gen.seed, gen.num_sampled) * sums[-1]
+    block = _place(sums, wanted)
+    before = sums[block - 1] if block else 0.0
+    inside = weights[block * BLOCK : (block + 1) * BLOCK].cumsum(dtype=np.float64)
+    return block * BLOCK + _place(inside, wanted - before)
 
 
 def _draw_filtered(row: Floats, peak: float, gen: Generation | Draw) -> int:
@@ -92,7 +108,8 @@ def _draw_filtered(row: Floats, peak: float, gen: Generation | Draw) -> int:
     keep = (before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
     if not keep.any():
         return int(ids[0])
-    return int(ids[_draw(np.where(keep, values, 0.0).cumsum(), gen)])
+    sums = np.where(keep, values, 0.0).cumsum()
+    return int(ids[_place(sums, uniform(gen.seed, gen.num_sampled) * sums[-1])])
 
 
 def _weights(row: Floats, peak: float, gen: Generation | Draw) -> Floats:
@@ -102,10 +119,9 @@ def _weights(row: Floats, peak: float, gen: Generation | Draw) -> Floats:
     return found
 
 
-def _draw(cumulative: Weights, gen: Generation | Draw) -> int:
-    """Inverse transform sampling from sums [N] of weights."""
-    wanted = uniform(gen.seed, gen.num_sampled) * cumulative[-1]
-    return min(int(cumulative.searchsorted(wanted, side="right")), len(cumulative) - 1)
+def _place(sums: Weights, wanted: float) -> int:
+    """Where running sums [N] of weights first exceed `wanted`; never at a weight of 0, whatever was rounded."""
+    return min(int(sums.searchsorted(wanted, side="right")), int(sums.searchsorted(sums[-1])))
 
 
 def _largest(row: Floats, count: int) -> Ids:

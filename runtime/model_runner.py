@@ -22,6 +22,7 @@ from plait.kernels.select_cuda import Heads
 from plait.runtime.batch_arrays import batch_arrays, starts
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
+from plait.runtime.host_logits import peaks
 from plait.runtime.machine import spare_memory
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoders import MODELS
@@ -135,6 +136,14 @@ class ModelRunner:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(wanted) == len(hidden) else hidden[wanted]
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
+        """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""
+        logits = self.logits(hidden, {})
+        if self.device.type == "cpu":
+            return peaks(logits.numpy())
+        highest, places = logits.max(dim=-1)
+        return highest.tolist(), places.tolist()
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:

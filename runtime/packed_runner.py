@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from plait.kernels.cpu_kept import compile_missing
 from plait.kernels.cpu_plan import aligned
 from plait.kernels.ragged import Ragged
 from plait.runtime.batch_arrays import batch_arrays
@@ -43,7 +44,12 @@ class PackedRunner:
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
         self.model = packed_decoder(
-            model, checkpoint, config.weights, num_threads(), lambda share: progress(0.9 * share, "loading the model")
+            model,
+            checkpoint,
+            config.weights,
+            num_threads(),
+            config.deterministic,
+            lambda share: progress(0.9 * share, "loading the model"),
         )
         self.max_batch_tokens = config.max_batch_tokens or CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or spare_memory()
@@ -51,7 +57,8 @@ class PackedRunner:
         self.max_session_tokens = min(self.context_length, self.num_pages)
         shape = (model.num_layers, 2, self.num_pages, model.num_kv_heads, model.head_dim)
         self.kv_cache = aligned(shape, np.uint16)
-        progress(0.9, "preparing kernels (the first start compiles them)")
+        progress(0.9, "loading kernels")
+        compile_missing(lambda doing: progress(0.9, doing))
         warm_up(self)
 
     num_spared_tokens = 0  # each row reads its own pages
@@ -67,6 +74,13 @@ class PackedRunner:
         layout = Ragged(arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.writes)
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache)
         return hidden if len(arrays.wanted) == len(hidden) else hidden[arrays.wanted]
+
+    def likeliest(self, hidden: Floats) -> tuple[list[float], list[int]]:
+        """As `Runner` has it."""
+        if not len(hidden):
+            return [], []
+        found = self.model.likeliest(hidden)
+        return found[:, 0].tolist(), found[:, 1].astype(np.int64).tolist()
 
     def logits(self, hidden: Floats, narrow: Narrow) -> Floats:
         """As `Runner` has it; valid until the next call, and may be changed."""

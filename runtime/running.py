@@ -38,6 +38,9 @@ class Runner(Protocol):
     def forward(self, batch: Batch) -> Any:
         """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
 
+    def likeliest(self, hidden: Any) -> tuple[list[float], list[int]]:
+        """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""
+
     def logits(self, hidden: Any, narrow: Narrow) -> Any:
         """Logits [n, V] float32 of hidden states [n, C].
 

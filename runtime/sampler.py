@@ -9,6 +9,7 @@ Knows: rows and sampling parameters. Must not know: sessions, pages, models, whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -181,6 +182,33 @@ class Sampler:
         """The token's entry of logprobs [V], and the `num_top` largest."""
         top = self.on.largest(logprobs, num_top) if num_top else []
         return TokenLogprob(token, self.on.values(logprobs, [token])[0], top)
+
+
+def asks_for_likeliest(batch: Batch) -> bool:
+    """Whether all rows are greedy and nothing bends their logits, which then need not be looked at one by one."""
+    return all(
+        isinstance(each.row, Generation)
+        and each.row.params.is_plainly_greedy
+        and (each.num_draft or each.num_logits == each.is_sampled)
+        for each in batch.rows
+    )
+
+
+def take_likeliest(highest: list[float], tokens: list[int], batch: Batch) -> Sampled:
+    """What `Sampler.sample` gives for a batch that asks for the likeliest: `tokens` and their logits, in its order."""
+    chosen = [
+        token if math.isfinite(peak) else NO_TOKEN if peak == -math.inf else NOT_FINITE
+        for peak, token in zip(highest, tokens, strict=True)
+    ]
+    sampled, at = Sampled(), 0
+    for each in batch.rows:
+        assert isinstance(each.row, Generation)
+        if each.num_draft:
+            sampled.drafted[each.row] = chosen[at : at + each.num_logits]
+        elif each.is_sampled:
+            sampled.tokens[each.row] = chosen[at]
+        at += each.num_logits
+    return sampled
 
 
 def uniform(seed: int, step: int) -> float:

@@ -59,6 +59,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether the model's likeliest token is all that is wanted of its logits."""
+        return self.is_greedy and not (self.logprobs or self.is_adjusted)
+
+    @property
     def is_adjusted(self) -> bool:
         """Whether logits are bent before one is chosen."""
         return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)

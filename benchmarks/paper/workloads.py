@@ -37,7 +37,7 @@ def workloads(size: int) -> dict[str, Work]:
         "endings": (example["endings"]["finish"], _stories(example["endings"]["STORIES"], 2 * size)),
         "react": (example["react"]["agent"], _comparisons(size)),
         "agents": (example["generative_agents"]["step"], _people(example["generative_agents"]["VILLAGE"], size)),
-        "tree of thought": (example["tree_of_thought"]["solve"], [{"question": q} for q in _apples(size // 2)]),
+        "tree of thought": (example["tree_of_thought"]["write"], _tales(example["tree_of_thought"]["END"], size // 2)),
         "skeleton": (example["skeleton_of_thought"]["answer"], [{"question": q} for q in _turned(_HOW, size)]),
         "judge": (example["judge"]["judge"], _essays(example["judge"]["ESSAY"], size)),
         "extraction": (example["extraction"]["extract"], _invoices(2 * size)),
@@ -73,9 +73,9 @@ def _people(village: dict[str, list[str]], count: int) -> Items:
     return [{"person": who, "memories": [*what, f"counted {n + 3} birds"]} for n, (who, what) in enumerate(some)]
 
 
-def _apples(count: int) -> list[str]:
-    said = "Anna has {} boxes with 4 apples each. She gives 5 apples to Tom. How many apples are left?"
-    return [said.format(number + 3) for number in range(max(1, count))]
+def _tales(end: str, count: int) -> Items:
+    some = itertools.islice(itertools.cycle(["a boy who finds an old boat", "a girl and a river", "a storm"]), count)
+    return [{"topic": topic, "end": end} for topic in some]
 
 
 def _turned(what: list[str], count: int) -> list[str]:
@@ -87,7 +87,7 @@ def _essays(essay: str, count: int) -> Items:
 
 
 def _invoices(count: int) -> Items:
-    said = "Invoice {} from Miller & Sons, {} May 2023. {} chairs, 89.50 euros each. Payable within 30 days."
+    said = "Invoice {} from Miller & Sons, {} May 2023. {} chairs. Total: 179 euros. Payable within 30 days."
     return [{"document": said.format(4711 + number, number + 1, number + 2)} for number in range(count)]
 
 

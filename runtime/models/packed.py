@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.kernels import cpu_packed
-from plait.kernels.cpu_decoder import CpuDecoder, DecoderWeights, LayerWeights
+from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu_packed import Blocks, Packed
 from plait.kernels.cpu_parts import Heads
 from plait.kernels.cpu_rows import SILU
@@ -87,9 +87,13 @@ def packed_decoder(
     weights: Checkpoint,
     form: WeightForm,
     threads: int,
+    deterministic: bool = False,
     progress: Progress = lambda share: None,
 ) -> CpuDecoder:
-    """The model with packed weights. NotStored as in `Builder.blocks`."""
+    """The model with packed weights. NotStored as in `Builder.blocks`.
+
+    `deterministic`: one form of products, so that a token's bits do not depend on how many share its step.
+    """
     builder = Builder(config, weights, form)
     embedding = builder.packed("model.embed_tokens")
     layers = []
@@ -111,6 +115,7 @@ def packed_decoder(
             gate=SILU,
         ),
         threads,
+        None if deterministic else WIDE_FROM,
     )
 
 

@@ -270,14 +270,7 @@ class Scheduler:
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
         if isinstance(row, Scoring):
-            scores = sampled.scores.get(row, {})
-            if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
-                self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
-                return
-            row.logprobs.update(scores)
-            row.top.update(sampled.tops.get(row, {}))
-            if not row.num_pending:
-                self.sessions.finish_row(row)
+            self._commit_scores(row, sampled)
         elif isinstance(row, Generation):
             if row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
@@ -287,6 +280,16 @@ class Scheduler:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
             elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
+
+    def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
+        scores = sampled.scores.get(row, {})
+        if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
+            self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
+            return
+        row.logprobs.update(scores)
+        row.top.update(sampled.tops.get(row, {}))
+        if not row.num_pending:
+            self.sessions.finish_row(row)
 
     def _commit_drafted(self, gen: Generation, num_draft: int, tokens: list[int]) -> None:
         """Takes the tokens that the model chose, up to the first that was not guessed."""

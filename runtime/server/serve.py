@@ -17,6 +17,7 @@ import msgspec
 import uvicorn
 
 from plait.runtime.errors import InputError
+from plait.runtime.machine import give_back_memory
 from plait.runtime.server.app import create_app
 from plait.runtime.server.connections import patient_protocol
 from plait.runtime.server.draining import DrainingServer
@@ -57,6 +58,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
 
 async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket) -> int:
     app = create_app(runtime, settings)
+    give_back_memory()  # what making the routes and reading the tokenizer left
     config = uvicorn.Config(
         app,
         http=patient_protocol(settings.idle_timeout_s, settings.write_timeout_s),

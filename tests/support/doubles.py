@@ -102,6 +102,10 @@ class ChainRunner:
             rows += [logits_after(self.kv[int(p)]) for p in pages[end - each.num_logits : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
 
+    def likeliest(self, hidden):
+        highest, tokens = hidden.max(dim=-1)
+        return highest.tolist(), tokens.tolist()
+
     def logits(self, hidden, narrow):
         """The chain's hidden states are its logits; a narrow row sees its own tokens only."""
         for row, ids in narrow.items():
