@@ -18,7 +18,7 @@ from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
 
-LANES = 64  # (token, head) pairs that share the reading of keys and values
+LANES = 96  # (token, head) pairs that share the reading of keys and values
 BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
 
