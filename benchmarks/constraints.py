@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
 import constraints_bombs  # noqa: E402
@@ -33,8 +32,9 @@ from schema_table import REFUSED, ROWS, variants  # noqa: E402
 from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words  # noqa: E402
 from plait.constrained.rewrite.document import subschemas  # noqa: E402
 from plait.constrained.rewrite.keywords import ASSERTIONS  # noqa: E402
+from plait.runtime.host_logits import HostOperations  # noqa: E402
 from plait.runtime.models.locate import locate_model  # noqa: E402
-from plait.runtime.sampler import Mask, Sampler  # noqa: E402
+from plait.runtime.sampler import Mask  # noqa: E402
 from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
 
 STEPS, BATCH = 40, 16
@@ -151,15 +151,15 @@ def _is_valid(schema: Any, text: bytes) -> bool:
 
 def applying(width: int) -> None:
     """The sampler's own masking of 16 rows: a bias looked up for each byte of a mask, and added."""
-    sampler, logits = Sampler(torch.device("cpu")), torch.zeros(BATCH, width)
+    operations, logits = HostOperations(), np.zeros((BATCH, width), np.float32)
     for name, share in (("dense", 0.99), ("half", 0.5), ("sparse", 0.001)):
         packed = np.packbits(np.random.default_rng(0).random((BATCH, width)) < share, axis=1, bitorder="little")
         mask, times = Mask(list(range(BATCH)), np.ascontiguousarray(packed).view(np.int32), {}), list[float]()
         for _ in range(200):
             begun = time.perf_counter_ns()
-            sampler.apply_mask(logits, mask)
+            operations.apply_mask(logits, mask)
             times.append((time.perf_counter_ns() - begun) / 1e3)
-            logits.zero_()
+            logits.fill(0)
         show(f"mask applied to {BATCH} rows, {name}", times[20:], "us")
 
 

@@ -24,14 +24,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from sitting.client import ServerError
 from sitting.limits import Machine, Model, describe, measure
 from sitting.servers import Server, Started, own_server, read_servers, started
 from sitting.table import table
 from sitting.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
 
-from plait.runtime.model_runner import free_memory
+from plait.runtime.machine import spare_memory
 from plait.runtime.models.locate import locate_model
 
 FORM_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
@@ -124,7 +123,7 @@ class Sitting:
 def memory(server: Server, one: Started, model: Model) -> dict[str, int]:
     """Bytes resident, and of our own servers those beyond weights and KV cache."""
     form = server.name.split()[1] if server.name.startswith("plait ") else ""
-    budget = free_memory(torch.device("cpu")) if form else 0
+    budget = spare_memory() if form else 0
     held = one.memory(budget)
     if held is None:
         return {}

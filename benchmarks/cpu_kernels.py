@@ -20,10 +20,11 @@ from pydoc_data.topics import topics
 import numpy as np
 import torch
 
-from plait.kernels.cpu_decoder import CpuDecoder
+from plait.runtime.build import make_runner
 from plait.runtime.config import engine_config
-from plait.runtime.model_runner import ModelRunner
 from plait.runtime.models.locate import locate_model
+from plait.runtime.packed_runner import PackedRunner
+from plait.runtime.running import LoadedRunner
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -56,9 +57,9 @@ def main() -> None:
 
 
 def steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
-    runner = ModelRunner(engine_config(max_pages=16384), path)
-    if not isinstance(runner.model, CpuDecoder):
-        print(f"this machine or model has no packed decoder; the step runs by torch: {runner.kernels.names}")
+    runner, _, _ = make_runner(engine_config(max_pages=16384), path)
+    if not isinstance(runner, PackedRunner):
+        print("this machine or model has no packed decoder; the step runs by torch")
     size, work = costs(runner)
     for rows, new, length in SHAPES:
         batch = Batch(1 << 20)
@@ -80,22 +81,23 @@ def steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
         )
 
 
-def costs(runner: ModelRunner) -> tuple[int, int]:
+def costs(runner: LoadedRunner) -> tuple[int, int]:
     """Bytes of the packed weights (of bfloat16 ones without), and floating-point operations of a token's products."""
-    config, model = runner.config, runner.model
+    config = runner.config
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layers = config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
-    if not isinstance(model, CpuDecoder):
+    if not isinstance(runner, PackedRunner):
         return 2 * (layers + config.vocab_size * config.hidden_size), 2 * layers
-    parts = [weight for layer in model.weights.layers for weight in (layer.qkv, layer.output, layer.gated, layer.down)]
-    return sum(part.data.numel() for part in [*parts, model.weights.head]), 2 * layers
+    weights = runner.model.weights
+    parts = [weight for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gated, layer.down)]
+    return sum(part.data.size for part in [*parts, weights.head]), 2 * layers
 
 
 def perplexities(path: Path, count: int) -> None:
     text = "\n\n".join(topics[name] for name in sorted(topics) if len(topics[name]) > 4000)
     exact: torch.Tensor | None = None
     for name, settings in FORMS:
-        runner = ModelRunner(engine_config(max_pages=WINDOW, max_batch_tokens=WINDOW, **settings), path)
+        runner, _, _ = make_runner(engine_config(max_pages=WINDOW, max_batch_tokens=WINDOW, **settings), path)
         tokens = load_tokenizer(path, width=runner.config.vocab_size).encode_plain(text[: 8 * count])[:count]
         found = torch.cat([logprobs(runner, tokens[at : at + WINDOW]) for at in range(0, len(tokens), WINDOW)])
         chosen = found.gather(1, targets(tokens))
@@ -115,13 +117,13 @@ def targets(tokens: list[int]) -> torch.Tensor:
     return torch.tensor([token for window in windows for token in window[1:]])[:, None]
 
 
-def logprobs(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+def logprobs(runner: LoadedRunner, tokens: list[int]) -> torch.Tensor:
     """[len(tokens) - 1, V] of what follows each token of a text."""
     seq = Sequence(("", ""), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(WINDOW)
     batch.add(Row(None, seq, 0, 0), 0, len(tokens))
-    return runner.logits(runner.forward(batch), {})[:-1].log_softmax(-1)
+    return torch.as_tensor(runner.logits(runner.forward(batch), {}))[:-1].log_softmax(-1)
 
 
 if __name__ == "__main__":

@@ -1,186 +1,157 @@
 """The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
 
-    python benchmarks/programs.py                                     # the peer is our own `plait serve`
-    python benchmarks/programs.py --peer http://localhost:8000/v1 --dialect vllm
+    python benchmarks/programs.py --peers peers.toml [--named vLLM]   # started and ended here, see sitting/servers.py
+    python benchmarks/programs.py --peer http://127.0.0.1:8000        # one that runs already
+    python benchmarks/programs.py                                     # our own `plait serve`
 
-Each program of examples/ runs with caches emptied before, in turns on both sides: wall time, prompt tokens that were
-computed, and the cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text,
-calls of branches and batches side by side (paper/fresh.py), as a client of that server would. Greedy, but the two sides
-tokenize differently where calls meet, so answers, and with them a few tokens, may differ.
+Each program of examples/ runs for a few users at once, from an empty cache: wall time, prompt tokens computed, and the
+cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text, calls of branches
+and batches side by side (paper/fresh.py), as a client of that server would. plait runs first, and has ended before the
+peer starts. Greedy, but weights and tokens where calls meet differ, so answers, and their lengths, may.
 
-What the cache costs where nothing is shared is measured in process: the seconds in the radix tree and the page pool, of
-them and those of the forward passes.
+What the cache costs where nothing is shared is measured in one process (paper/sharing.py).
 
-SmolLM2-135M in bf16, two cores shared with many other jobs (load 7), one round each, 2026-11-21; the peer is our own
-server, which has the same cache, so what is left of the difference is HTTP, tokenizing, and waiting between calls. The
-seconds are noisy; the counts are not.
-
-                     plait      peer        computed    peer   cached  of best
-    multiple choice     2.29 s    2.98 s   1.30x     683     683    72.3%   100.0%
-    endings             0.36 s    0.55 s   1.52x      31      31     0.0%   100.0%
-    react              15.34 s   14.65 s   0.96x     657     665    84.0%    99.9%
-    agents              4.12 s    7.28 s   1.77x     512     512    73.5%    99.6%
-    tree of thought     8.48 s    7.42 s   0.87x     249     249    81.0%   100.3%
-    skeleton           12.15 s   12.51 s   1.03x     207     227    76.7%   100.0%
-    judge               2.44 s    3.20 s   1.31x     379     380    75.3%   100.4%
-    extraction          0.61 s    1.13 s   1.85x     108     108    15.6%   100.0%
-    chat                7.17 s    6.43 s   0.90x      77      77    73.8%   101.4%
-    nothing shared      4.08 s    4.24 s   1.04x   1,208   1,208     0.0%   100.0%
-
-With packed weights, the median of three rounds, load 5, the answers' tokens beside them:
-
-                     plait      peer            said    peer  computed    peer   cached  of best
-    judge               2.01 s    1.60 s   0.80x     216     216       378     378    75.3%   100.0%
-    extraction          0.46 s    0.42 s   0.92x      61      61       108     108    15.6%   100.0%
-    chat                1.04 s    1.45 s   1.39x      81      81        77      77    75.2%   100.0%
-
-The cache's cost where nothing is shared: 0.06%. (Above 100%: the best was then counted without the last token of
-answers that ended by themselves.) Against vLLM it was not run.
+Knows: the order of a comparison, and its table. Must not know: how a side does a call, how a server starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import io
-import subprocess
+import json
+import os
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from paper.best import Sent
 from paper.fresh import FreshRequests
-from paper.workloads import Work, workloads
+from paper.sharing import Cost, cost_of_sharing_nothing
+from paper.timing import Took, ours, theirs
+from paper.workloads import ALONE, UNSHARED, Work, workloads
+from sitting.servers import Server, own_server, read_servers, started
 
 import plait
 
-SERVE = [sys.executable, "-c", "from plait.cli import main; main()", "serve", "--port"]
-CACHE = ("activate", "extend_from_cache", "allocate", "publish_early", "publish", "release", "forget", "fork", "peek")
-
-
-@contextlib.contextmanager
-def own_server(port: int) -> Iterator[str]:
-    """`plait serve` on the embedded model, until the block ends."""
-    server = subprocess.Popen([*SERVE, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/models", timeout=1):
-                break
-            time.sleep(0.2)
-        yield f"{url}/v1"
-    finally:
-        server.terminate()
-        server.wait()
-
-
-class Took(NamedTuple):
-    """One run from an empty cache. `said` are tokens of answers: where they differ, so does the time."""
-
-    seconds: float
-    prompt: int
-    computed: int
-    said: int
-
-
-def timed(work: Work, backend: Any) -> Took:
-    """Empties the cache, runs and counts. Raises the first error of a program."""
-    backend.flush_cache()
-    start = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):
-        states = work(backend)
-    wall = time.perf_counter() - start
-    for state in states:
-        if state.error() is not None:
-            raise state.error()
-    usages = [state.usage for state in states]
-    counts = [(u.prompt_tokens, u.computed_tokens, u.completion_tokens) for u in usages]
-    return Took(wall, *(sum(column) for column in zip(*counts, strict=True)))
-
-
-def compare(name: str, work: Work, client: Any, peer: FreshRequests, rounds: int) -> None:
-    timed(work, client), timed(work, peer)  # grammars are compiled, kernels warm
-    ours, theirs, shares = [], [], []
-    for _ in range(rounds):
-        sent = Sent(client)
-        ours.append(timed(work, client))
-        sent.stop()
-        best = sent.best_cached_tokens()
-        shares.append((ours[-1].prompt - ours[-1].computed) / best if best else 1.0)
-        theirs.append(timed(work, peer))
-    mine, other, share = sorted(ours)[rounds // 2], sorted(theirs)[rounds // 2], sorted(shares)[rounds // 2]
-    print(
-        f"{name:16}{mine.seconds:8.2f} s{other.seconds:8.2f} s{other.seconds / mine.seconds:7.2f}x"
-        f"{mine.said:8,}{other.said:8,}{mine.computed:10,}{other.computed:8,}"
-        f"{1 - mine.computed / mine.prompt:9.1%}{share:9.1%}",
-        flush=True,
-    )
-
-
-def cost_of_sharing_nothing(work: Work) -> float:
-    """The share of the scheduler's working time that the prefix cache takes where it finds nothing."""
-    spent, depth = 0.0, 0
-    with plait.Engine() as engine:
-        work(engine)
-        engine.client.flush_cache()
-        cache, steps = engine.scheduler.cache, [0.0]
-
-        def clocked(method: Any) -> Any:
-            def call(*arguments: Any, **named: Any) -> Any:
-                nonlocal spent, depth
-                depth += 1
-                start = time.perf_counter()
-                try:
-                    return method(*arguments, **named)
-                finally:
-                    depth -= 1
-                    spent += (time.perf_counter() - start) if not depth else 0.0
-
-            return call
-
-        for name in CACHE:
-            setattr(cache, name, clocked(getattr(cache, name)))
-        runner = engine.scheduler.model_runner
-        forward = runner.forward
-
-        def clocked_forward(*arguments: Any, **named: Any) -> Any:
-            start = time.perf_counter()
-            result = forward(*arguments, **named)
-            steps[0] += time.perf_counter() - start
-            return result
-
-        runner.forward = clocked_forward
-        work(engine)
-        return spent / (steps[0] + spent)
+GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", metavar="URL", help="the base URL of an OpenAI server; default: our own")
-    parser.add_argument("--dialect", choices=["plait", "vllm"], default="plait", help="how the peer takes constraints")
-    parser.add_argument("--model", help="what plait runs; the peer must serve the same. Default: the embedded model")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--size", type=int, default=4, help="scales the number of items")
-    parser.add_argument("--port", type=int, default=31877)
-    parser.add_argument("--only", nargs="*", metavar="NAME")
-    options = parser.parse_args()
+    options = _options()
     works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
-    with plait.Runtime(options.model, progress=False) as runtime, contextlib.ExitStack() as stack:
-        url = options.peer or stack.enter_context(own_server(options.port))
-        peer = FreshRequests(url, runtime.client.tokenizer, options.dialect)
-        if not peer.flush_cache():
-            print("the peer's cache cannot be emptied: what earlier rounds left in it is counted for it")
-        head = f"{'plait':>10}{'peer':>10}{'':8}{'said':>8}{'peer':>8}{'computed':>10}{'peer':>8}"
-        print(f"{'':16}{head}{'cached':>9}{'of best':>9}")
-        for name, work in works.items():
-            compare(name, work, runtime.client, peer, options.rounds)
-    if "nothing shared" in works:
-        print(f"the cache's cost where nothing is shared: {cost_of_sharing_nothing(works['nothing shared']):.2%}")
+    server = _peer(options)
+    forms = options.weights.split(",")
+    found: dict[str, dict[str, Took]] = {}
+    for form in forms:
+        with plait.Runtime(options.model, weights=form, progress=False) as runtime:
+            tokenizer = runtime.client.tokenizer
+            found[f"plait {form}"] = _side(f"plait {form}", works, ours, runtime.client, options.rounds)
+    if server is not None:
+        with _running(server):
+            peer = FreshRequests(server.url, tokenizer)
+            found[server.name] = _side(server.name, works, theirs, peer, options.rounds)
+            peer.close()
+    print(table(found, list(works)))
+    cost = cost_of_sharing_nothing(works[ALONE]) if ALONE in works else None
+    if cost is not None:
+        print(
+            f"\nThe cache's cost where nothing is shared: {cost.sharing:.2%} of the time (goal: below {GOAL_COST:.1%}),"
+        )
+        print(f"beside {cost.pages:.2%} for handing out pages, which are needed without a cache too.")
+    print(f"Load when it ended: {os.getloadavg()[0]:.1f}; a run is the median of {options.rounds}.")
+    if options.json:
+        rows = {side: {name: took._asdict() for name, took in row.items()} for side, row in found.items()}
+        options.json.write_text(
+            json.dumps({"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": rows}, indent=1)
+        )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--peers", type=Path, metavar="FILE", help="a TOML file of servers; see sitting/servers.py")
+    where.add_argument("--peer", metavar="URL", help="an OpenAI server that runs already; without /v1")
+    where.add_argument("--alone", action="store_true", help="no peer")
+    parser.add_argument("--named", default="vLLM", help="the server to take of --peers")
+    parser.add_argument("--weights", default="as-stored", help="plait's forms of the weights, each a side of its own")
+    parser.add_argument("--model", help="what plait runs; the peer must serve the same. Default: the embedded model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", type=int, default=4, help="scales the number of users and items")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="programs of the table")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    return parser.parse_args()
+
+
+def _peer(options: argparse.Namespace) -> Server | None:
+    if options.alone:
+        return None
+    if options.peer:
+        return Server("peer", options.peer, "")
+    if options.peers is None:
+        return replace(own_server("as-stored"), name="plait serve")
+    named = {server.name: server for server in read_servers(options.peers)}
+    if options.named not in named:
+        raise SystemExit(f"{options.peers} has no server {options.named!r}, but {', '.join(named)}")
+    return named[options.named]
+
+
+@contextlib.contextmanager
+def _running(server: Server) -> Iterator[None]:
+    """The server, until the block ends."""
+    with asyncio.Runner() as loop, contextlib.ExitStack() as stack:
+        starting = started(server)
+        loop.run(starting.__aenter__())
+        stack.callback(lambda: loop.run(starting.__aexit__(None, None, None)))
+        yield
+
+
+def _write(path: Path, cost: Cost | None, found: dict[str, dict[str, Took]]) -> None:
+    sides = {side: {name: took._asdict() for name, took in rows.items()} for side, rows in found.items()}
+    result = {"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": sides}
+    path.write_text(json.dumps(result, indent=1))
+
+
+def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> dict[str, Took]:
+    rows = {}
+    for work_name, work in works.items():
+        rows[work_name] = took = measure(work, backend, rounds)
+        print(f"{name:18} {work_name:18} {json.dumps(took._asdict())}", file=sys.stderr, flush=True)
+    return rows
+
+
+def table(found: dict[str, dict[str, Took]], names: list[str]) -> str:
+    """Markdown: a row for each program. The ratio is the first side's wall time to the last one's."""
+    first, last = next(iter(found)), list(found)[-1]
+    sides = " | ".join(found)
+    lines = [
+        f"| program | {sides} | ratio | said | computed | cached | of the best |",
+        "|---|" + "---|" * (len(found) + 5),
+    ]
+    for name in names:
+        mine, other = found[first][name], found[last][name]
+        walls = " | ".join(f"{rows[name].seconds:.2f} s" for rows in found.values())
+        of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"
+        counts = f"{mine.said:,} / {other.said:,} | {mine.computed:,} / {other.computed:,}"
+        shares = f"{mine.cached:.1%} / {other.cached:.1%} | {of_best}"
+        lines.append(f"| {name} | {walls} | {mine.seconds / other.seconds:.2f} | {counts} | {shares} |")
+    shared = [name for name in names if name not in UNSHARED]
+    if shared:
+        walls = [sum(rows[name].seconds for name in shared) for rows in found.values()]
+        lines.append(
+            f"| **those that share** | {' | '.join(f'{wall:.2f} s' for wall in walls)} | {walls[0] / walls[-1]:.2f} "
+            f"(goal {GOAL_WALL}) | | | | {_least(found[first], shared)} (goal {GOAL_OF_BEST:.0%}) |"
+        )
+    return "\n".join(lines)
+
+
+def _least(rows: dict[str, Took], names: list[str]) -> str:
+    shares = [share for name in names if (share := rows[name].of_best) is not None]
+    return f"at least {min(shares):.1%}" if shares else "-"
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def timed(scheduler: Scheduler, link: Link, streams: int) -> list[dict[str, floa
     times, runner = Times(), scheduler.model_runner
     times.watch(runner.model, "forward", "model")
     times.watch(runner.model, "logits", "model")
+    times.watch(runner, "likeliest", "inputs")
     times.watch(runner, "forward", "inputs")
     times.watch(runner, "logits", "inputs")
     times.watch(scheduler.policy, "next_batch", "policy")

@@ -11,7 +11,7 @@ import plait
 from plait import assistant, gen, system, user
 
 DOCUMENTS = [
-    "Invoice 4711 from Miller & Sons, 12 May 2023. Two chairs, 89.50 euros each. Payable within 30 days.",
+    "Invoice from Miller & Sons, May 2023. 2 chairs. Total: 179 euros. Payable within 30 days.",
     "Thank you for your order at Blue Lamp Ltd! Your total on 2024-01-31 is 240 dollars for one lamp.",
 ]
 
@@ -29,7 +29,7 @@ INVOICE = gen("invoice", type=Invoice, max_tokens=96)
 
 @plait.function
 def extract(s: plait.ProgramState, document: str) -> None:
-    s += system("You read documents and write down what they say as JSON.")
+    s += system("You read invoices. You copy the seller, the currency, the number of items and the total as JSON.")
     s += user(document)
     s += assistant(INVOICE)
 

@@ -6,9 +6,8 @@ calls share, the memories, as well.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-import msgspec
+import math
+from typing import Literal
 
 import plait
 from plait import assistant, gen, select, system, user
@@ -24,26 +23,31 @@ VILLAGE = {
     "Cleo, the gardener": ["planted roses in the park", "heard that it will rain"],
 }
 
-Poignancy = Annotated[int, msgspec.Meta(ge=1, le=9)]
-
 
 @plait.function
 def step(s, person, memories):
     s += system(RULES)
     s += user(f"You are {person}. What you remember:\n" + "\n".join(f"- {memory}" for memory in memories))
 
-    def weigh(branch, memory):  # how much a memory means, each on a branch of its own
-        branch += user(f"From 1 (everyday) to 9 (moving), how much does this mean to you: {memory}?")
-        branch += assistant(gen("weight", type=Poignancy))
+    def weigh(branch, memory):  # how likely it moves that person, each on a branch of its own
+        branch += user(f"Do you still think of this: you {memory}?")
+        branch += assistant(select("moves", ["No", "Yes"]))
 
-    plait.map(s, memories, weigh)
-    heaviest = memories[max(range(len(memories)), key=lambda i: s["weight"][i])]
+    branches = plait.map(s, memories, weigh)
+    weights = [round(yes(branch.get_meta_info("moves")["choice_scores"]), 2) for branch in branches]
+    heaviest = memories[weights.index(max(weights))]
     s += user(f"What matters most now is that you {heaviest}. Where do you go?")
     s += assistant("I go to the " + select("place", PLACES) + ".")
     s += user("Are you there alone?")
     s += assistant("I am there " + gen("company", type=Literal["alone", "with a friend", "in a crowd"]) + ".")
     s += user("What do you do there? One short sentence.")
     s += assistant("I " + gen("plan", stop=[".", "\n"], max_tokens=20))
+    return dict(zip(memories, weights, strict=True))
+
+
+def yes(scores):
+    """The probability of the second of two choices, by their log-likelihoods."""
+    return 1 / (1 + math.exp(scores[0] - scores[1]))
 
 
 def main() -> None:
@@ -51,7 +55,7 @@ def main() -> None:
     states = step.run_batch(people, temperature=0)
     for state, person in zip(states, VILLAGE, strict=True):
         print(f'{person}, goes to the {state["place"]} and is there {state["company"]}: "I {state["plan"].strip()}."')
-        print(f"  memories weigh {state['weight']}")
+        print("  " + ", ".join(f"{weight} {memory}" for memory, weight in state.ret_value.items()))
     cached = sum(state.usage.cached_tokens for state in states)
     print(f"{cached} of {sum(state.usage.prompt_tokens for state in states)} prompt tokens came from the cache")
 

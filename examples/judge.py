@@ -7,7 +7,7 @@ from typing import Literal
 import plait
 from plait import assistant, gen, system, user
 
-CRITERIA = ["Clarity", "Originality", "Evidence"]
+CRITERIA = ["clarity", "originality", "evidence"]
 ESSAY = (
     "Cities should plant more trees. Trees cool the streets in summer, clean the air, and make people happier. A study "
     "in Toronto found that ten more trees on a block improve how healthy people feel."
@@ -19,22 +19,22 @@ def judge(s, essay):
     s += system("You judge essays fairly.") + user(f"Here is an essay.\n\n{essay}")
 
     def ask(branch, criterion):
-        branch += user(f"{criterion}: say in one sentence how good the essay is. Then give a grade from 1 to 5.")
-        branch += assistant(
-            gen("opinion", max_tokens=32, stop="\n") + "\nGrade: " + gen("grade", type=Literal[1, 2, 3, 4, 5])
-        )
+        branch += user(f"How is the essay's {criterion}? Answer in one sentence.")
+        branch += assistant(f"The {criterion} of the essay is" + gen("opinion", max_tokens=32, stop=["\n", "."]) + ".")
+        branch += user("From 1 (bad) to 5 (very good), which grade do you give for that?")
+        branch += assistant("I give it a " + gen("grade", type=Literal[1, 2, 3, 4, 5]) + ".")
 
     plait.map(s, CRITERIA, ask)  # the essay is computed once, the criteria side by side
     grades = ", ".join(f"{criterion} {grade}" for criterion, grade in zip(CRITERIA, s["grade"], strict=True))
     s += user(f"The grades are: {grades}. Sum up in one sentence.")
-    s += assistant(gen("summary", max_tokens=40))
+    s += assistant(gen("summary", max_tokens=40, stop=["\n", "."]) + ".")
 
 
 def main() -> None:
     state = judge.run(ESSAY, temperature=0)
     for criterion, grade, opinion in zip(CRITERIA, state["grade"], state["opinion"], strict=True):
-        print(f"{criterion}: {grade} ({opinion.strip()})")
-    print(f"In all: {sum(state['grade']) / len(CRITERIA):.1f}. {state['summary'].strip()}")
+        print(f"{grade}: the {criterion} is{opinion}.")
+    print(f"In all: {sum(state['grade']) / len(CRITERIA):.1f}. {state['summary'].strip()}.")
     print(f"{state.usage.cached_tokens} of {state.usage.prompt_tokens} prompt tokens came from the cache")
 
 

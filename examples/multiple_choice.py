@@ -1,4 +1,7 @@
-"""Few-shot multiple choice, the shape of MMLU: many questions over one prefix of examples, which is computed once."""
+"""Few-shot multiple choice, the shape of MMLU: many questions over one prefix of examples, which is computed once.
+
+The options are scored by their texts: to say A, B, C or D is more than a very small model can do.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +9,34 @@ import plait
 from plait import select
 
 SHOWN = [
-    ("Which planet is known as the red planet?", ["Venus", "Mars", "Jupiter", "Mercury"], "B"),
-    ("What is 7 times 8?", ["54", "63", "56", "49"], "C"),
-    ("Who wrote Hamlet?", ["Shakespeare", "Goethe", "Dante", "Homer"], "A"),
+    ("Which planet is known as the red planet?", "Mars"),
+    ("What is 7 times 8?", "56"),
+    ("Who wrote Hamlet?", "Shakespeare"),
 ]
 ASKED = [
-    ("What is the capital of France?", ["Rome", "Madrid", "Paris", "Berlin"], "C"),
-    ("Which gas do plants take in?", ["Oxygen", "Carbon dioxide", "Helium", "Neon"], "B"),
-    ("How many legs has a spider?", ["Eight", "Six", "Four", "Ten"], "A"),
-    ("Water freezes at how many degrees Celsius?", ["100", "50", "10", "0"], "D"),
+    ("What is the capital of France?", ["Rome", "Madrid", "Paris", "Berlin"], "Paris"),
+    ("Which gas do plants take in?", ["Oxygen", "Carbon dioxide", "Helium", "Neon"], "Carbon dioxide"),
+    ("How many legs has a spider?", ["Eight", "Six", "Four", "Ten"], "Eight"),
+    ("Which animal barks?", ["Cat", "Cow", "Dog", "Bird"], "Dog"),
+    ("Water freezes at how many degrees Celsius?", ["100", "50", "10", "0"], "0"),
 ]
-
-
-def written(question: str, options: list[str]) -> str:
-    lines = [f"{letter}. {option}" for letter, option in zip("ABCD", options, strict=True)]
-    return "\n".join([f"Question: {question}", *lines, "Answer:"])
 
 
 @plait.function
 def answer(s, question, options):
-    s += "These are multiple choice questions, with their answers.\n\n"
-    for shown, its_options, letter in SHOWN:
-        s += f"{written(shown, its_options)} {letter}\n\n"
-    s += written(question, options) + select("letter", [" A", " B", " C", " D"])
+    s += "Questions, with their answers.\n\n"
+    for shown, its_answer in SHOWN:
+        s += f"Question: {shown}\nAnswer: {its_answer}\n\n"
+    s += f"Question: {question}\nAnswer:" + select("answer", [f" {option}" for option in options])
 
 
 def main() -> None:
     states = answer.run_batch([{"question": question, "options": options} for question, options, _ in ASKED])
     right = 0
-    for state, (question, _, letter) in zip(states, ASKED, strict=True):
-        right += state["letter"].strip() == letter
-        print(f"{question} {state['letter'].strip()} (right: {letter})")
+    for state, (question, _, expected) in zip(states, ASKED, strict=True):
+        said = state["answer"].strip()
+        right += said == expected
+        print(f"{question} {said}" + ("" if said == expected else f" (right: {expected})"))
     cached = sum(state.usage.cached_tokens for state in states)
     total = sum(state.usage.prompt_tokens for state in states)
     print(f"{right} of {len(ASKED)} right; {cached} of {total} prompt tokens came from the cache")

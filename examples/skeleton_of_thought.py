@@ -13,20 +13,22 @@ import msgspec
 import plait
 from plait import assistant, gen, system, user
 
-Point = Annotated[str, msgspec.Meta(min_length=3, max_length=40, pattern="^[A-Z][a-z ]*$")]
+Point = Annotated[str, msgspec.Meta(min_length=8, max_length=40, pattern="^[A-Z][a-z ]*$")]
+SKELETON = "First only the skeleton: three points, a few words each, as a JSON list."
+SHOWN = '["Keep fixed hours","Make the room dark","Drink no coffee"]'
 Points = Annotated[list[Point], msgspec.Meta(min_length=3, max_length=3)]
 
 
 @plait.function
 def answer(s, question):
-    s += system("You are helpful and brief.") + user(question)
-    s += user("First only the skeleton: three points, a few words each, as a JSON list.")
-    s += assistant(gen("points", type=Points, max_tokens=60))
+    s += system("You are helpful and brief.")
+    s += user(f"How do I sleep well? {SKELETON}") + assistant(SHOWN)
+    s += user(f"{question} {SKELETON}") + assistant(gen("points", type=Points, max_tokens=60))
     points = s["points"]
 
     def write_out(branch, point):
-        branch += user(f"Write one sentence about this point: {point}.")
-        branch += assistant(gen("text", max_tokens=32, stop="\n"))
+        branch += user(f"Say in one sentence how to do this: {point}.")
+        branch += assistant(gen("text", max_tokens=40, stop="\n"))
 
     plait.map(s, points, write_out)
     return list(zip(points, s["text"], strict=True))

@@ -1,65 +1,55 @@
-"""A tree of thoughts: several plans, each judged; the best ones are carried on. Yao et al. 2023, arXiv:2305.10601.
+"""A tree of thoughts: several beginnings of a story, each judged; the best goes on. Yao et al. 2023, arXiv:2305.10601.
 
-Branches are forks of forks: whatever two thoughts have in common is computed once. A fork that is not carried on is
-simply left; its pages are given back.
+The paper's creative writing, made small: the end is given, and a thought is good if the end is likely behind it. So the
+judge needs no words; it scores the end as a choice, on a branch of the branch. Whatever two thoughts have in common is
+computed once, and a fork that is not carried on gives its pages back.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-
 import plait
-from plait import assistant, gen, system, user
+from plait import assistant_begin, assistant_end, gen, select, user
 
-QUESTION = "Anna has 3 boxes with 4 apples each. She gives 5 apples to Tom. How many apples are left?"
-Score = Annotated[int, msgspec.Meta(ge=1, le=9)]
+TOPIC, END = "a boy who finds an old boat", " And so the old boat sailed again."
 
 
-def judged(branch):
-    """Asks for a score on a branch of the branch, so that the judgement is not part of the thought."""
+def judged(branch, end):
+    """Asks how likely `end` is behind the branch; a function that reads it."""
     judge = branch.fork(1)
-    judge += user("From 1 to 9, how good is this so far?") + assistant(gen("score", type=Score))
-    return lambda: judge[0]["score"]
+    judge += select("end", [end])
+    return lambda: judge[0].get_meta_info("end")["choice_scores"][0]
 
 
-def best(branches, keep):
+def best(branches, end, keep):
     """The branches with the highest scores. All judges are asked before any score is read."""
-    asked = [(judged(branch), branch) for branch in branches]
-    scored = [(score(), -place, branch) for place, (score, branch) in enumerate(asked)]
-    return [(branch, score) for score, _, branch in sorted(scored, key=lambda each: each[:2], reverse=True)[:keep]]
+    asked = [(judged(branch, end), branch) for branch in branches]
+    scored = [(round(score(), 2), -place, branch) for place, (score, branch) in enumerate(asked)]
+    return [(score, branch) for score, _, branch in sorted(scored, key=lambda each: each[:2], reverse=True)[:keep]]
+
+
+def thoughts(name, seed):
+    return lambda i: gen(name, max_tokens=40, stop=[".", "\n"], temperature=0.6, seed=10 * seed + i) + "."
 
 
 @plait.function
-def solve(s, question, width=3, keep=1):
-    s += system("You solve problems in short steps.") + user(question)
-    plans = s.fork(width)
-    plans += lambda i: (
-        user("Say in one sentence how you would solve it.")
-        + assistant(gen("plan", max_tokens=24, stop="\n", temperature=0.9, seed=i))
-    )
-    answers = []
-    for plan, plan_score in best(plans, keep):
-        ways = plan.fork(2)
-        ways += lambda i: (
-            user("Now work it out in one sentence.")
-            + assistant(gen("work", max_tokens=40, stop="\n", temperature=0.5, seed=i))
-            + user("So how many are left? Only the number.")
-            + assistant(gen("answer", regex="[0-9]{1,2}"))
-        )
-        answers += [(way, plan_score, score) for way, score in best(ways, 1)]
-    return [
-        {"plan": way["plan"].strip(), "work": way["work"].strip(), "answer": way["answer"], "scores": (first, second)}
-        for way, first, second in answers
-    ]
+def write(s, topic, end, width=4, keep=2):
+    s += user(f"Write a story of three sentences about {topic}.") + assistant_begin()
+    beginnings = s.fork(width)
+    beginnings += thoughts("first", 0)
+    stories = []
+    for number, (first_score, beginning) in enumerate(best(beginnings, end, keep), 1):
+        middles = beginning.fork(width)
+        middles += thoughts("then", number)
+        stories += [(score, first_score, middle) for score, middle in best(middles, end, 1)]
+    score, first_score, story = max(stories, key=lambda each: each[0])
+    story += end + assistant_end()
+    return [story["first"].strip(), story["then"].strip()], (first_score, score)
 
 
 def main() -> None:
-    print(QUESTION)
-    state = solve.run(QUESTION, temperature=0)
-    for found in state.ret_value:
-        print(f"plan:   {found['plan']}\nwork:   {found['work']}\nanswer: {found['answer']}, scores {found['scores']}")
+    state = write.run(TOPIC, END, temperature=0)
+    (first, then), scores = state.ret_value
+    print(f"{first}.\n{then}.\n{END.strip()}\nscores of the end behind each: {scores}")
     usage = state.usage
     print(f"{usage.calls} calls; {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
 

@@ -1,7 +1,8 @@
 """A whole decoder on a CPU with AVX-512 VNNI: packed weights, one call for a step.
 
-A token's bits depend on its sequence alone: products within a block are exact whole numbers, everything else is
-computed for each token by itself in a fixed order. So the same weights serve one row and a thousand.
+Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
+bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
+and on which of the two its step took; with `wide_from=None` there is one, and they depend on its sequence alone.
 
 Knows: packed weights, the layout of a batch. Must not know: files, names of weights.
 """
@@ -10,24 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import llvmlite.binding
 import numba
 import numpy as np
-import torch
+import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_panel, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
-from plait.kernels.cpu_plan import Plan
+from plait.kernels.cpu_plan import Plan, aligned
 from plait.kernels.cpu_team import STRIDE
 from plait.kernels.cpu_tile import WIDTH
-from plait.kernels.kv_cache import LayerCache
-from plait.kernels.layout import AttentionLayout
+from plait.kernels.ragged import Ragged
 
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
 EVERYTHING = 1 << 40  # a window that hides nothing
+WIDE_ENTRIES = [entry + step.WIDE for entry in (step.HIDDEN, step.ATTENDED, step.INNER)]
+KEPT_ROWS = 64  # rows of logits that are kept room for
+NO_PEAKS = np.empty((0, 2))
+Floats = npt.NDArray[np.float32]
+Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bits of bfloat16
 
 
 def missing_features() -> list[str]:
@@ -36,20 +43,26 @@ def missing_features() -> list[str]:
     return [name for name in NEEDED if not have.get(name)]
 
 
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16."""
+    have = llvmlite.binding.get_host_cpu_features()
+    return bool(have.get("avx512bf16") or have.get("amx-bf16"))
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """One layer. Norms float32 [C]; head_norms [(H + G) * D]; bias [(H + 2 G) * D]; gated as `alternating` has it."""
 
-    norm: torch.Tensor
+    norm: Floats
     qkv: Packed
-    bias: torch.Tensor | None
-    head_norms: torch.Tensor | None
+    bias: Floats | None
+    head_norms: Floats | None
     output: Packed
-    post_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
+    post_norm: Floats | None
+    mlp_norm: Floats
     gated: Packed
     down: Packed
-    post_mlp_norm: torch.Tensor | None
+    post_mlp_norm: Floats | None
     window: int | None
     rotation: int
 
@@ -61,65 +74,111 @@ class DecoderWeights:
     embedding: Packed
     embedding_scale: float
     layers: Sequence[LayerWeights]
-    norm: torch.Tensor
+    norm: Floats
     head: Packed
-    rotations: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    rotations: Sequence[tuple[Floats, Floats]]
     heads: Heads
     eps: float
     gate: int
 
 
 class CpuDecoder:
-    """`forward` and `logits` as `runtime.models.decoder.Decoder` has them; KV caches are bfloat16."""
+    """`forward` and `logits` as `runtime.models.decoder.Decoder` has them, in arrays. `threads`: at most.
 
-    def __init__(self, weights: DecoderWeights, threads: int | None = None) -> None:
+    `wide_from`: from how many tokens on products are in bfloat16, if the CPU has AMX; None: never.
+    """
+
+    def __init__(self, weights: DecoderWeights, threads: int, wide_from: int | None = WIDE_FROM) -> None:
         self.weights = weights
-        self.threads = min(threads or torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        self._wide_from = wide_from if cpu_amx.available() else None
+        self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
         self._tile_tokens = max(1, LANES // weights.heads.shared)
         self._head_plan = Plan(step.HEAD_ENTRIES)
         self._plan = self._fixed_plan()
         self._room_for = 0
+        self._logits = aligned((0, 0), np.float32)
 
-    def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
-        """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call."""
+    def forward(self, token_ids: npt.NDArray[np.int32], layout: Ragged, kv_cache: Cache) -> Floats:
+        """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call.
+
+        Writes the keys and values of all tokens to the cache before it reads any.
+        """
         count, plan = len(token_ids), self._plan
         if count > self._room_for:
             self._make_state(count)
         for entry in self._state:
             plan.numbers[entry, 1] = count
+        if not self._is_wide(count):
+            plan.numbers[WIDE_ENTRIES, 1] = 0
         self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
-        self._settings[0, step.CACHE] = kv_cache[0].k.data_ptr()
-        self._settings[0, step.CACHE_STEP] = kv_cache[0].k.numel() * kv_cache[0].k.itemsize
-        plan.put(step.TOKENS, token_ids.to(torch.int32).numpy())
+        self._settings[0, step.CACHE] = kv_cache.ctypes.data
+        self._settings[0, step.CACHE_STEP] = kv_cache[0, 0].nbytes
+        plan.put(step.TOKENS, token_ids)
         self._put_rows(layout)
         self._counters.fill(0)
         step.forward(plan.numbers, self.threads)
-        return torch.from_numpy(self._state[step.NORMED][:count])
+        hidden: Floats = self._state[step.NORMED][:count]
+        return hidden
 
-    def logits(self, hidden: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits."""
+    def likeliest(self, hidden: Floats) -> npt.NDArray[np.float64]:
+        """Of the logits of each row of hidden [n, C] the largest and the first place that has it, [n, 2].
+
+        Not-a-number and any place where one is that.
+        """
+        peaks = np.empty((len(hidden), 2))
+        self.logits(hidden, peaks=peaks)
+        return peaks
+
+    def logits(
+        self,
+        hidden: Floats,
+        ids: npt.NDArray[np.int64] | None = None,
+        peaks: npt.NDArray[np.float64] = NO_PEAKS,
+    ) -> Floats:
+        """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits.
+
+        All logits are valid until the next call, and may be changed. `peaks`: see `likeliest`.
+        """
         head = self.weights.head if ids is None else columns(self.weights.head, ids)
         count, channels = hidden.shape
-        out = torch.empty((count, len(head.data) * WIDTH))
+        out = self._room_for_logits(count, len(head.data) * WIDTH)
         plan = self._head_plan
-        plan.put(step.HEAD_IN, hidden.contiguous().numpy())
-        plan.put(step.HEAD_OUT, out.numpy())
+        plan.put(step.HEAD_IN, np.ascontiguousarray(hidden))
+        plan.put(step.HEAD_OUT, out)
         for i, array in enumerate(_rounded(count, channels)):
-            plan.put(step.HEAD_ROUNDED + i, array)
-        plan.put(step.HEAD_WEIGHT, head.data.numpy())
+            plan.put(step.HEAD_ROUNDED + i, array, count)
+        if not self._is_wide(count):
+            plan.numbers[step.HEAD_ROUNDED + step.WIDE, 1] = 0
+        plan.put(step.HEAD_WEIGHT, head.data)
         plan.put(step.HEAD_COUNTERS, self._counters)
+        plan.put(step.HEAD_PEAKS, peaks)
         self._counters.fill(0)
-        step.project(plan.numbers, head.bits, self.threads)
-        return out[:, : head.outputs]
+        step.project(plan.numbers, head.bits, head.outputs, self.threads)
+        found: Floats = out[:, : head.outputs]
+        return found
 
-    def _put_rows(self, layout: AttentionLayout) -> None:
-        plan, q_starts = self._plan, layout.q_starts.numpy()
-        plan.put(step.POSITIONS, layout.positions.numpy())
+    def _room_for_logits(self, count: int, width: int) -> Floats:
+        """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search.
+
+        Products in bfloat16 write as many rows as fill matrix registers.
+        """
+        if count > KEPT_ROWS:
+            return aligned((_filled(count), width), np.float32)[:count]
+        if width != self._logits.shape[1] or count > len(self._logits):
+            self._logits = aligned((_filled(count), width), np.float32)
+        return self._logits[:count]
+
+    def _is_wide(self, count: int) -> bool:
+        return self._wide_from is not None and count >= self._wide_from
+
+    def _put_rows(self, layout: Ragged) -> None:
+        plan, q_starts = self._plan, layout.q_starts
+        plan.put(step.POSITIONS, layout.positions)
         plan.put(step.Q_STARTS, q_starts)
-        plan.put(step.KV_STARTS, layout.kv_starts.numpy())
-        plan.put(step.FIRST_PAGES, layout.first_pages.numpy())
-        plan.put(step.PAGES, layout.kv_pages.numpy())
-        plan.put(step.WRITES, layout.write_pages.numpy())
+        plan.put(step.KV_STARTS, layout.kv_starts)
+        plan.put(step.FIRST_PAGES, layout.first_pages)
+        plan.put(step.PAGES, layout.kv_pages)
+        plan.put(step.WRITES, layout.write_pages)
         most = int(q_starts[-1]) + len(q_starts)  # segments, and tiles
         plan.put(step.TILES, np.empty(most, np.int32))
         plan.put(step.SEGMENTS, np.empty(cpu_share.SEGMENT * most, np.int32))
@@ -139,10 +198,10 @@ class CpuDecoder:
             self._tile_tokens,
         )
         plan.put(step.LAYERS, np.array([_columns(layer) for layer in weights.layers], dtype=np.int64))
-        plan.put(step.LAST_NORM, weights.norm.numpy())
-        plan.put(step.EMBEDDING, weights.embedding.data.numpy())
+        plan.put(step.LAST_NORM, weights.norm)
+        plan.put(step.EMBEDDING, weights.embedding.data)
         for entry, i in ((step.COS, 0), (step.SIN, 1)):
-            plan.put(entry, torch.stack([pair[i] for pair in weights.rotations]).contiguous().numpy())
+            plan.put(entry, np.stack([pair[i] for pair in weights.rotations]))
         plan.put(step.SETTINGS, self._settings)
         for entry, value in (
             (step.EMBEDDING_SCALE, weights.embedding_scale),
@@ -152,19 +211,20 @@ class CpuDecoder:
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
         if cpu_amx.available():
-            widest = max(weights.layers[0].down.inputs, weights.layers[0].output.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, widest)
+            first = weights.layers[0]
+            widest = max(first.down.inputs, first.output.inputs, 2 * first.gated.inputs, weights.head.inputs)
+            scratch = cpu_amx.scratch(self.threads, cpu_panel.panel_bytes(widest))
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
         plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))
-        plan.put(step.GATES, np.zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
+        plan.put(step.GATES, _zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
 
     def _make_state(self, count: int) -> None:
         first, heads = self.weights.layers[0], self.weights.heads
         channels, wide = first.qkv.inputs, first.down.inputs
         self._state = {
-            entry: np.zeros((count, width), np.float32)
+            entry: _zeros((_filled(count), width), np.float32)
             for entry, width in (
                 (step.X, channels),
                 (step.Y, channels),
@@ -180,17 +240,28 @@ class CpuDecoder:
         self._room_for = count
 
 
+def _filled(rows: int) -> int:
+    """So many rows as fill matrix registers."""
+    return rows + -rows % cpu_amx.ROWS
+
+
 def _rounded(rows: int, channels: int) -> Rounded:
-    blocks = channels // 32
-    return Rounded(
-        np.zeros((rows, channels), np.int8),
-        np.zeros((rows, blocks), np.float32),
-        np.zeros((rows, blocks), np.float32),
-    )
+    """Room for one of the two forms; numbers lie where the wide ones do."""
+    rows = _filled(rows)
+    wide = _zeros((rows, channels), np.uint16)
+    numbers = wide.reshape(-1)[: wide.size // 2].view(np.int8).reshape(rows, channels)
+    scales, sums = (_zeros((rows, channels // 32), np.float32) for _ in range(2))
+    return Rounded(numbers, scales, sums, wide)
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    array = aligned(shape, dtype)
+    array.fill(0)
+    return array
+
+
+def _address(array: npt.NDArray[Any] | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
 
 
 def _columns(layer: LayerWeights) -> list[int]:

@@ -61,6 +61,14 @@ def call(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
 
 
+def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None:
+    """Asks for the cache line `offset` bytes on, which need not be there to be had."""
+    place = at(b, address, I8, offset)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+    b.call(function, [place, I32(int(write)), I32(3), I32(1)])
+
+
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
 

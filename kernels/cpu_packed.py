@@ -11,10 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
+from plait.kernels.cpu_plan import aligned
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH, block_bytes
+
+Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.float16]
 
 # format -> (bits we keep, bytes of a block before the numbers, middle that is taken off)
 EXACT = {"Q4_0": (4, 8), "Q4_1": (4, 0), "Q5_0": (8, 16), "Q5_1": (8, 0), "Q8_0": (8, 128)}
@@ -27,88 +33,86 @@ class Blocks:
     `numbers` uint8 [O, C / 32, 32]; `scales` and `minima` float16 [O, C / 32].
     """
 
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    minima: torch.Tensor
+    numbers: Bytes
+    scales: Halves
+    minima: Halves
     bits: int
 
-    def rows(self, ids: torch.Tensor) -> Blocks:
-        """Some of its rows."""
-        return Blocks(self.numbers[ids], self.scales[ids], self.minima[ids], self.bits)
-
-    def dense(self) -> torch.Tensor:
+    def dense(self) -> npt.NDArray[np.float32]:
         """[O, C] float32."""
-        wide = self.numbers.float() * self.scales.float()[..., None] + self.minima.float()[..., None]
-        return wide.flatten(1)
+        scales, minima = (each.astype(np.float32)[..., None] for each in (self.scales, self.minima))
+        return (self.numbers.astype(np.float32) * scales + minima).reshape(len(self.numbers), -1)
 
 
 @dataclass(frozen=True)
 class Packed:
     """A weight as `cpu_tile` describes it; `outputs` of its rows are real, the last tile is filled up with zeros."""
 
-    data: torch.Tensor  # uint8 [tiles, blocks, block_bytes]
+    data: Bytes  # [tiles, blocks, block_bytes]
     bits: int
     outputs: int
 
     @property
     def address(self) -> int:
-        return self.data.data_ptr()
+        return int(self.data.ctypes.data)
 
     @property
     def inputs(self) -> int:
-        return self.data.shape[1] * BLOCK
+        return int(self.data.shape[1]) * BLOCK
 
 
-def from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> Blocks | None:
+def from_gguf(raw: Bytes, quantization: str, shape: tuple[int, ...]) -> Blocks | None:
     """The stored numbers of a matrix, raw uint8 [O, bytes of a row]; None where they do not fit the form exactly."""
     if quantization not in EXACT or len(shape) != 2 or shape[1] % BLOCK:
         return None
     bits, middle = EXACT[quantization]
     blocks = raw.reshape(shape[0], shape[1] // BLOCK, -1)
     scales, has_minimum = _half(blocks, 0), quantization.endswith("1")
-    minima = _half(blocks, 2) if has_minimum else -middle * scales
+    with np.errstate(over="ignore"):
+        minima = _half(blocks, 2) if has_minimum else (-middle * scales.astype(np.float32)).astype(np.float16)
     at = 4 if has_minimum else 2
-    if not bool(minima.isfinite().all()):
+    if not np.isfinite(minima).all():
         return None  # the middle times the scale is beyond float16
     if quantization == "Q8_0":
-        numbers = blocks[..., at:] ^ 128  # from signed to 128 more
+        numbers = blocks[..., at:] ^ np.uint8(128)  # from signed to 128 more
     else:
         low = blocks[..., at + 4 * (bits == 8) :]
-        numbers = torch.cat([low & 15, low >> 4], dim=-1)
+        numbers = np.concatenate([low & 15, low >> 4], axis=-1)
         if bits == 8:
-            fifth = (blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-            numbers |= fifth.flatten(-2) << 4
-    return Blocks(numbers, scales.contiguous(), minima.contiguous(), bits)
+            fifth = np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little")
+            numbers |= fifth << 4
+    return Blocks(numbers, scales, minima, bits)
 
 
-def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+def _half(blocks: Bytes, at: int) -> Halves:
     """The float16 at byte `at` of each block."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+    found: Halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
+    return found
 
 
-def rounded(weight: torch.Tensor, bits: int) -> Blocks:
+def rounded(weight: npt.NDArray[np.float32], bits: int) -> Blocks:
     """A float weight [O, C] in 4 or 8 bits. ValueError unless C is a multiple of 32."""
     if weight.shape[1] % BLOCK:
         raise ValueError(f"rows of {weight.shape[1]} are no multiple of {BLOCK}")
-    blocks = weight.float().reshape(len(weight), -1, BLOCK)
+    blocks = weight.reshape(len(weight), -1, BLOCK)
     if bits == 8:
-        largest = blocks.abs().amax(-1)
-        scales = (largest / 127).half()
-        minima = -128 * scales
+        scales = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float16)
+        minima = np.float16(-128) * scales
     else:
-        lowest, highest = blocks.amin(-1), blocks.amax(-1)
-        scales, minima = ((highest - lowest) / 15).half(), lowest.half()
-    steps = scales.float()[..., None]
-    numbers = torch.where(steps > 0, (blocks - minima.float()[..., None]) / steps.clamp_min(1e-30), 0.0)
-    return Blocks(numbers.round().clamp(0, 2**bits - 1).to(torch.uint8), scales, minima, bits)
+        lowest, highest = blocks.min(-1), blocks.max(-1)
+        scales, minima = ((highest - lowest) / np.float32(15)).astype(np.float16), lowest.astype(np.float16)
+    steps = scales.astype(np.float32)[..., None]
+    above = blocks - minima.astype(np.float32)[..., None]
+    numbers = np.divide(above, steps, out=np.zeros_like(blocks), where=steps > 0)
+    return Blocks(np.rint(numbers).clip(0, 2**bits - 1).astype(np.uint8), scales, minima, bits)
 
 
 def stacked(parts: Sequence[Blocks]) -> Blocks:
     """Weights with the same inputs as one, their outputs one after the other; 4 bits beside 8 become 8."""
     return Blocks(
-        torch.cat([part.numbers for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat([part.minima for part in parts]),
+        np.concatenate([part.numbers for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        np.concatenate([part.minima for part in parts]),
         max(part.bits for part in parts),
     )
 
@@ -123,43 +127,50 @@ def alternating(first: Blocks, second: Blocks) -> Blocks:
     )
 
 
-def _alternate(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _alternate(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> npt.NDArray[Any]:
     shape = (-1, 1, WIDTH, *first.shape[1:])
-    return torch.cat([first.reshape(shape), second.reshape(shape)], 1).flatten(0, 2)
+    both = np.concatenate([first.reshape(shape), second.reshape(shape)], axis=1)
+    return both.reshape(-1, *first.shape[1:])
 
 
 def pack(weight: Blocks) -> Packed:
     """The tiles of `cpu_tile`."""
     outputs, blocks, _ = weight.numbers.shape
     # [tiles, blocks, half, output, four inputs each, input] -> [tiles, blocks, half, four inputs each, output, input]
-    numbers = _tiled(weight.numbers).reshape(-1, blocks, 2, HALF, 8, 4).transpose(3, 4)
+    numbers = _tiled(weight.numbers).reshape(-1, blocks, 2, HALF, 8, 4).swapaxes(3, 4)
     if weight.bits == 4:
         numbers = numbers[:, :, :, 0::2] | numbers[:, :, :, 1::2] << 4
-    ends = [_tiled(each).contiguous().view(torch.uint8) for each in (weight.scales, weight.minima)]
-    data = torch.cat([numbers.reshape(len(numbers), blocks, -1), *ends], dim=-1)
-    assert data.shape[-1] == block_bytes(weight.bits)
-    return Packed(data.contiguous(), weight.bits, outputs)
+    ends = [np.ascontiguousarray(_tiled(each)).view(np.uint8) for each in (weight.scales, weight.minima)]
+    return _laid_out([numbers.reshape(len(numbers), blocks, -1), *ends], weight.bits, outputs)
 
 
-def columns(weight: Packed, ids: torch.Tensor) -> Packed:
+def _laid_out(parts: Sequence[Bytes], bits: int, outputs: int) -> Packed:
+    """Blocks whose bytes are those of the parts, one after the other, from a cache line on."""
+    data = aligned((*parts[0].shape[:2], block_bytes(bits)), np.uint8)
+    np.concatenate(parts, axis=-1, out=data)
+    return Packed(data, bits, outputs)
+
+
+def columns(weight: Packed, ids: npt.NDArray[np.int64]) -> Packed:
     """The weight of some outputs [k] only, in that order: products with it have the same bits."""
     bits, blocks = weight.bits, weight.data.shape[1]
     tile, lane = ids // WIDTH, ids % WIDTH
-    place = lane % HALF
-    halves = weight.data[..., : -4 * WIDTH].view(-1, blocks, 2, bits, HALF, 4)
-    numbers = halves[tile, :, lane // HALF, :, place]  # [k, blocks, bits, 4]
-    pairs = weight.data[..., -4 * WIDTH :].view(-1, blocks, 2, WIDTH, 2)[tile, :, :, lane]  # [k, blocks, 2, 2]
-    parts = _filled(numbers).reshape(-1, 2, HALF, blocks, bits, 4).permute(0, 3, 1, 4, 2, 5)
-    ends = _filled(pairs).reshape(-1, WIDTH, blocks, 2, 2).permute(0, 2, 3, 1, 4)
-    data = torch.cat([parts.reshape(len(parts), blocks, -1), ends.reshape(len(parts), blocks, -1)], dim=-1)
-    return Packed(data.contiguous(), bits, len(ids))
+    halves = weight.data[..., : -4 * WIDTH].reshape(-1, blocks, 2, bits, HALF, 4)
+    numbers = halves[tile, :, lane // HALF, :, lane % HALF]  # [k, blocks, bits, 4]
+    ends_of = weight.data[..., -4 * WIDTH :].reshape(-1, blocks, 2, WIDTH, 2)
+    pairs = ends_of[tile, :, :, lane]  # [k, blocks, 2, 2]
+    parts = _filled(numbers).reshape(-1, 2, HALF, blocks, bits, 4).transpose(0, 3, 1, 4, 2, 5)
+    ends = _filled(pairs).reshape(-1, WIDTH, blocks, 2, 2).transpose(0, 2, 3, 1, 4)
+    count = len(parts)
+    return _laid_out([parts.reshape(count, blocks, -1), ends.reshape(count, blocks, -1)], bits, len(ids))
 
 
-def _filled(x: torch.Tensor) -> torch.Tensor:
+def _filled(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Outputs along the first axis, filled up with zeros to whole tiles."""
-    return torch.cat([x, x.new_zeros(-len(x) % WIDTH, *x.shape[1:])])
+    missing = -len(x) % WIDTH
+    return np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)]) if missing else x
 
 
-def _tiled(x: torch.Tensor) -> torch.Tensor:
+def _tiled(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """[O, blocks, ...] to [tiles, blocks, 32, ...]"""
-    return _filled(x).reshape(-1, WIDTH, *x.shape[1:]).transpose(1, 2)
+    return _filled(x).reshape(-1, WIDTH, *x.shape[1:]).swapaxes(1, 2)

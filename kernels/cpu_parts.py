@@ -1,4 +1,4 @@
-"""The phases of a decoder's step on a CPU: each is a number of items that the step's threads share out.
+"""The phases of a decoder's step on a CPU, products apart: each is a number of items that the step's threads share out.
 
 A phase's items may be done in any order by anybody, and what an item computes for a token does not depend on the
 other tokens: so a token has the same bits alone, in any batch, in any chunk of its prompt.
@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from plait.kernels import cpu_amx, cpu_rows
+from plait.kernels import cpu_rows
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
-from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
 
 LANES = 96  # (token, head) pairs that share the reading of keys and values
-BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
 
 class Team(NamedTuple):
@@ -32,11 +30,16 @@ class Team(NamedTuple):
 
 
 class Rounded(NamedTuple):
-    """Activations in 8 bits: numbers [T, C] int8, scales and sums [T, C / 32] float32."""
+    """Activations [T, C] as products read them: 8 bits in blocks of 32, or, where `wide` has rows, bfloat16.
+
+    `numbers` int8 [T, C], `scales` and `sums` float32 [T, C / 32]; `wide` uint16 [T, C] or [0, C], with room for
+    multiples of 16 rows, which lie in the tiles that matrix registers hold: [T / 16, C / 32, 16, 32].
+    """
 
     numbers: Any
     scales: Any
     sums: Any
+    wide: Any
 
 
 class Rows(NamedTuple):
@@ -64,159 +67,18 @@ class Heads(NamedTuple):
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def multiply(
-    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int, scratch: int
-) -> Any:
-    """One tile of 32 outputs for any number of rows, as many at a time as registers hold."""
-    if scratch and rows >= cpu_amx.MANY:
-        _multiply_sixteens(bits, weight, x, steps, scales, sums, blocks, out, rows, scratch)
-        return
-    row = 0
-    while row < rows:
-        left = rows - row
-        x_at, scales_at, sums_at, out_at = (
-            x + row * steps[0],
-            scales + row * steps[1],
-            sums + row * steps[1],
-            out + row * steps[2],
-        )
-        if bits == 4:
-            if left >= 6:
-                tile(4, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-                row += 6
-            elif left >= 4:
-                tile(4, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-                row += 4
-            elif left >= 2:
-                tile(4, 2, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-                row += 2
-            else:
-                tile(4, 1, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-                row += 1
-        elif left >= 6:
-            tile(8, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-            row += 6
-        elif left >= 4:
-            tile(8, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-            row += 4
-        elif left >= 2:
-            tile(8, 2, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-            row += 2
-        else:
-            tile(8, 1, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-            row += 1
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _multiply_sixteens(
-    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int, scratch: int
-) -> None:
-    """`multiply` by AMX, for 16 rows or more; some of the last 16 are computed again, to the same bits."""
-    numbers, tile_step, half_step = weight, np.int64(BYTES_8), np.int64(cpu_amx.HALF_BYTES)
-    ends, end_step = weight + BYTES_8 - 4 * WIDTH, np.int64(BYTES_8)
-    if bits == 4:
-        numbers, tile_step, half_step = scratch + cpu_amx.NUMBERS_AT, half_step, blocks * half_step
-        ends, end_step = weight + BYTES_4 - 4 * WIDTH, np.int64(BYTES_4)
-        cpu_amx.widen(weight, blocks, numbers)
-    for first in range(0, rows, cpu_amx.ROWS):
-        row = min(first, rows - cpu_amx.ROWS)
-        for half in range(2):
-            cpu_amx.half_tile(
-                numbers + half * half_step,
-                ends + WIDTH * half,
-                (tile_step, end_step),
-                x + row * steps[0],
-                steps,
-                scales + row * steps[1],
-                sums + row * steps[1],
-                blocks,
-                out + row * steps[2] + 2 * WIDTH * half,
-                scratch,
-            )
-
-
-@numba.njit  # type: ignore[untyped-decorator]
 def portion(items: int, team: Team) -> int:
     """How many items to claim at once."""
     return max(1, items // (4 * team.size))
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any) -> None:
-    """out [T, O] = x times the packed weight [O, C]."""
-    rows, blocks = x.scales.shape
-    items = out.shape[1] // WIDTH
-    count = portion(items, team)
-    tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
-    steps = (np.int64(x.numbers.shape[1]), np.int64(4 * blocks), np.int64(4 * out.shape[1]))
-    while True:
-        first = claim(team.counters, phase, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for item in range(first, last):
-            multiply(
-                bits,
-                weight + item * tile_bytes,
-                address_of(x.numbers),
-                steps,
-                address_of(x.scales),
-                address_of(x.sums),
-                blocks,
-                address_of(out) + 4 * WIDTH * item,
-                rows,
-                team.scratch,
-            )
-        finish(team.counters, phase, last - first)
-    wait(team.counters, phase, items)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def gated_product(
-    team: Team, phase: int, weight: int, bits: int, gate: int, x: Rounded, out: Rounded, gates: Any
-) -> None:
-    """out [T, F] = gate(g) * u, with g and u from the packed weight whose tiles alternate between the two."""
-    rows, blocks = x.scales.shape
-    items = out.numbers.shape[1] // WIDTH
-    count = portion(items, team)
-    tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
-    few, wide = len(gates), np.int64(x.numbers.shape[1])
-    steps = (wide, np.int64(4 * blocks), np.int64(8 * WIDTH))
-    while True:
-        first = claim(team.counters, phase, count)
-        if first >= items:
-            break
-        last = min(items, first + count)
-        for item in range(first, last):
-            tiles = weight + 2 * item * tile_bytes
-            for begin in range(0, rows, few):
-                here = min(few, rows - begin)
-                numbers = address_of(x.numbers) + begin * wide
-                scales, sums = address_of(x.scales) + 4 * begin * blocks, address_of(x.sums) + 4 * begin * blocks
-                for part in range(2):
-                    place = address_of(gates) + 4 * WIDTH * part
-                    tile_at = tiles + part * tile_bytes
-                    multiply(bits, tile_at, numbers, steps, scales, sums, blocks, place, here, team.scratch)
-                for row in range(here):
-                    _gate(gate, address_of(gates) + 8 * WIDTH * row, out, begin + row, item)
-        finish(team.counters, phase, last - first)
-    wait(team.counters, phase, items)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _gate(gate: int, pair: int, out: Rounded, row: int, block: int) -> None:
-    blocks = out.scales.shape[1]
-    place = row * blocks + block
-    numbers, scale = address_of(out.numbers) + WIDTH * place, address_of(out.scales) + 4 * place
-    if gate == cpu_rows.SILU:
-        cpu_rows.gate_block(0, pair, pair + 4 * WIDTH, numbers, scale, address_of(out.sums) + 4 * place)
-    else:
-        cpu_rows.gate_block(1, pair, pair + 4 * WIDTH, numbers, scale, address_of(out.sums) + 4 * place)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
 def round_blocks(x: int, out: Rounded, first: int, count: int) -> None:
     """32 * count float32 at x into `out`, whose blocks are counted through all rows, from block `first` on."""
+    if len(out.wide):
+        for place in range(first, first + count):
+            cpu_rows.to_bfloat16(x + 128 * (place - first), wide_block(out, place), 2)
+        return
     for place in range(first, first + count):
         cpu_rows.round_block(
             x + 128 * (place - first),
@@ -224,6 +86,14 @@ def round_blocks(x: int, out: Rounded, first: int, count: int) -> None:
             address_of(out.scales) + 4 * place,
             address_of(out.sums) + 4 * place,
         )
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def wide_block(x: Rounded, place: int) -> Any:
+    """Where block `place` of `wide` lies, the blocks being counted row after row."""
+    blocks = x.scales.shape[1]
+    row, block = place // blocks, place % blocks
+    return address_of(x.wide) + 64 * (16 * (row // 16 * blocks + block) + row % 16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

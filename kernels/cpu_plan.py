@@ -8,6 +8,7 @@ Knows: addresses and shapes. Must not know: what the arrays mean.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numba
@@ -18,6 +19,16 @@ from numba.extending import intrinsic
 from plait.kernels import cpu_ir as v
 
 ENTRY = 3  # int64 of an array: its address, its rows, what a row holds
+LINE = 64  # bytes of a cache line, and of a vector
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """An array that begins at a cache line, so that no vector of it lies in two; what is in it is not set."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + LINE, np.uint8)
+    start = -memory.ctypes.data % LINE
+    found: np.ndarray[Any, Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return found
 
 
 class Plan:
@@ -30,10 +41,12 @@ class Plan:
     def put(self, entry: int, array: np.ndarray[Any, Any], rows: int | None = None) -> None:
         """The array, C-contiguous, or its first `rows` rows, as a matrix."""
         assert array.flags.c_contiguous
-        count = len(array) if rows is None else rows
-        self._held[entry] = array
-        width = array.size // len(array) if len(array) else 1
-        self.numbers[entry] = array.ctypes.data, count, width
+        length = len(array)
+        if self._held[entry] is not array:  # an array's address takes a while to ask for
+            self._held[entry] = array
+            self.numbers[entry, 0] = array.ctypes.data
+        self.numbers[entry, 1] = length if rows is None else rows
+        self.numbers[entry, 2] = array.size // length if length else 1
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -53,9 +66,21 @@ def floats(plan: Any, entry: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def doubles(plan: Any, entry: int) -> Any:
+    """[rows, width] float64"""
+    return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.float64)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def bytes_(plan: Any, entry: int) -> Any:
     """[rows, width] int8"""
     return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.int8)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def halves(plan: Any, entry: int) -> Any:
+    """[rows, width] uint16"""
+    return numba.carray(pointer(plan[entry, 0]), (plan[entry, 1], plan[entry, 2]), np.uint16)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

@@ -84,14 +84,32 @@ def gate_block(context: Any, kind: Any, gate: Any, up: Any, numbers: Any, scale:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, gate, up, *places = values
-        found = []
-        for i in range(2):
-            g, u = (v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up))
-            found.append(b.fmul(b.fmul(g, _sigmoid(b, _argument(b, kind.literal_value, g))), u))
-        _round(b, found, *places)
+        _round(b, _gated(b, kind.literal_value, gate, up), *places)
         return context.get_dummy_value()
 
     return types.void(kind, *([types.int64] * 5)), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def gate_wide(context: Any, kind: Any, gate: Any, up: Any, out: Any) -> Any:
+    """32 of gate(g) * u to bfloat16, as by `to_bfloat16`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _, gate, up, out = values
+        for i, found in enumerate(_gated(b, kind.literal_value, gate, up)):
+            v.store(b, v.nearest_bfloat16(b, found), out, 32 * i)
+        return context.get_dummy_value()
+
+    return types.void(kind, *([types.int64] * 3)), generate
+
+
+def _gated(b: Any, kind: int, gate: Any, up: Any) -> list[Any]:
+    """32 of gate(g) * u, two vectors."""
+    found = []
+    for i in range(2):
+        g, u = (v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up))
+        found.append(b.fmul(b.fmul(g, _sigmoid(b, _argument(b, kind, g))), u))
+    return found
 
 
 def _argument(b: Any, kind: int, g: Any) -> Any:

@@ -19,19 +19,19 @@ from plait.kernels.cpu_parts import (
     Rows,
     Team,
     add_and_norm,
-    gated_product,
     portion,
-    product,
     round_blocks,
     turn_and_keep,
 )
-from plait.kernels.cpu_plan import bytes_, floats, ints, number, table
+from plait.kernels.cpu_peaks import search
+from plait.kernels.cpu_plan import bytes_, doubles, floats, halves, ints, number, table
+from plait.kernels.cpu_products import gated_product, product
 from plait.kernels.cpu_rows import address_of, half_to_float
 from plait.kernels.cpu_share import share_out
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
 
-GATE_ROWS = 32  # rows of gate and up that are held before they are multiplied
+GATE_ROWS = 2 * cpu_amx.ROWS  # rows of gate and up that are held before they are multiplied
 
 # Columns of `Model.layers`: addresses (0: there is none), bits, and numbers of one layer.
 QKV, QKV_BITS, OUTPUT, OUTPUT_BITS, GATED, GATED_BITS, DOWN, DOWN_BITS = range(8)
@@ -43,12 +43,13 @@ PHASES = 8  # of one layer
 # Entries of the plan. A step's own:
 TOKENS, POSITIONS, Q_STARTS, KV_STARTS, FIRST_PAGES, PAGES, WRITES, TILES, SEGMENTS = range(9)
 X, Y, NORMED, QKV_OUT = range(9, 13)
-HIDDEN, ATTENDED, INNER = 13, 16, 19  # of three entries each: numbers, scales, sums
+HIDDEN, ATTENDED, INNER = 13, 17, 21  # of four entries each: numbers, scales, sums, wide
+WIDE = 3  # the last of the four
 # The model's:
-LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(22, 31)
+LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(25, 34)
 # The threads', each array's row being one thread's:
-ATTENTION, GATES, COUNTERS, SCRATCH = range(31, 35)
-ENTRIES = 35
+ATTENTION, GATES, COUNTERS, SCRATCH = range(34, 38)
+ENTRIES = 38
 # Columns of SETTINGS:
 EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP, NUM_TILES = range(10)
 NUM_SETTINGS = 10
@@ -74,7 +75,7 @@ def _team(me: int, threads: int, plan: Any, counters: int, scratch: int) -> Team
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _rounded(plan: Any, entry: int) -> Any:
-    return Rounded(bytes_(plan, entry), floats(plan, entry + 1), floats(plan, entry + 2))
+    return Rounded(bytes_(plan, entry), floats(plan, entry + 1), floats(plan, entry + 2), halves(plan, entry + WIDE))
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -177,14 +178,14 @@ def read_row(packed: Any, bits: int, row: int, out: Any) -> None:
     size = block_bytes_of(bits)
     tile = (row // WIDTH) * blocks * size
     half, place = lane // HALF, lane % HALF
-    halves = size - 4 * WIDTH
+    numbers = size - 4 * WIDTH
     for block in range(blocks):
         here = tile + block * size
-        at = here + halves + 2 * lane
+        at = here + numbers + 2 * lane
         scale = half_to_float(np.uint16(np.uint8(packed[at])) | np.uint16(np.uint8(packed[at + 1])) << np.uint16(8))
         at += 2 * WIDTH
         minimum = half_to_float(np.uint16(np.uint8(packed[at])) | np.uint16(np.uint8(packed[at + 1])) << np.uint16(8))
-        here += half * (halves // 2) + 4 * place
+        here += half * (numbers // 2) + 4 * place
         for i in range(BLOCK):
             if bits == 8:
                 value = np.uint8(packed[here + 64 * (i // 4) + i % 4])
@@ -199,12 +200,12 @@ def block_bytes_of(bits: int) -> int:
 
 
 # Entries of the head's plan:
-HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH = 0, 1, 2, 5, 6, 7
-HEAD_ENTRIES = 8
+HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH, HEAD_PEAKS = 0, 1, 2, 6, 7, 8, 9
+HEAD_ENTRIES = 10
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _project(team: Team, plan: Any, bits: int) -> None:
+def _project(team: Team, plan: Any, bits: int, outputs: int) -> None:
     hidden, rounded = floats(plan, HEAD_IN), _rounded(plan, HEAD_ROUNDED)
     items, channels = hidden.shape
     while True:
@@ -216,6 +217,23 @@ def _project(team: Team, plan: Any, bits: int) -> None:
         finish(team.counters, 0, 1)
     wait(team.counters, 0, items)
     product(team, 1, plan[HEAD_WEIGHT, 0], bits, rounded, floats(plan, HEAD_OUT))
+    _find_peaks(team, plan, outputs)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _find_peaks(team: Team, plan: Any, outputs: int) -> None:
+    """Of as many rows as there is room for in HEAD_PEAKS: the largest of their logits, and its place."""
+    logits, peaks = floats(plan, HEAD_OUT), doubles(plan, HEAD_PEAKS)
+    items = len(peaks)
+    while True:
+        row = claim(team.counters, 2, 1)
+        if row >= items:
+            break
+        highest, place = search(logits[row, :outputs])
+        peaks[row, 0] = highest
+        peaks[row, 1] = place
+        finish(team.counters, 2, 1)
+    wait(team.counters, 2, items)
 
 
 def _kept(stamp: int) -> tuple[Any, Any]:
@@ -235,14 +253,15 @@ def _kept(stamp: int) -> tuple[Any, Any]:
                 cpu_amx.end()
 
     @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
-    def project(plan: Any, bits: int, threads: int) -> None:
-        """Float32 [n, C] times a packed weight, rounded to 8 bits as everywhere."""
+    def project(plan: Any, bits: int, outputs: int, threads: int) -> None:
+        """Float32 [n, C] times a packed weight, in the form that HEAD_ROUNDED has room for; and the peaks of its real
+        outputs."""
         _ = stamp
         for me in numba.prange(threads):
             team = _team(me, threads, plan, HEAD_COUNTERS, HEAD_SCRATCH)
             if team.scratch:
                 cpu_amx.begin(team.scratch)
-            _project(team, plan, bits)
+            _project(team, plan, bits, outputs)
             if team.scratch:
                 cpu_amx.end()
 

@@ -14,7 +14,7 @@ import torch
 
 from plait.kernels import reference, reference_sampling
 from plait.kernels.kv_cache import LayerCache
-from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.layout import AttentionLayout, AttentionShape, Sharing
 from plait.kernels.sampling_inputs import LogitShaping, SamplingInputs
 
 
@@ -46,12 +46,14 @@ Sample = Callable[[torch.Tensor, SamplingInputs, LogitShaping, torch.Tensor], to
 @dataclass(frozen=True)
 class FusedOperators:
     """`with_plans` readies a layout for these kinds of layers; `make_sampler(rows, vocab, device)` gives a sampler
-    with the memory it needs; `kv_dtypes`: which settings of `kv_dtype` there are beside "auto"."""
+    with the memory it needs; `kv_dtypes`: which settings of `kv_dtype` there are beside "auto"; `sharing(shape, most)`:
+    when to give `attend` shared prefixes, for rows of up to `most` new tokens (None: they would be read row by row)."""
 
     attend: Attend
     with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]
     make_sampler: Callable[[int, int, torch.device], Sample]
     kv_dtypes: frozenset[str]
+    sharing: Callable[[AttentionShape, int], Sharing] | None = None
 
 
 def head_weights(

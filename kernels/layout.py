@@ -17,20 +17,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 SHARED_ALIGN = 128  # shared prefixes are counted in blocks of so many tokens, whole blocks of every kernel
+
+
+class Sharing(NamedTuple):
+    """When prefixes that rows share are worth reading once for all of them; numbers of tokens, of one layer's KV."""
+
+    align: int  # what is shared is counted in multiples of it
+    cost: int  # what each group costs
+    least: int  # what all groups of a step must spare together
+    widest: int  # rows that bring more new tokens read for themselves
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
     """Groups of rows whose first tokens lie in the same pages, to be read once for all of them.
 
-    All int32; R rows, N groups (some may be empty), S new tokens of their members together.
+    All int32; R rows, N groups (some may be empty), S new tokens of their members together, or more.
     """
 
     lengths: torch.Tensor  # [R] leading tokens that a row shares with its group, a multiple of SHARED_ALIGN; 0: none
+    places: torch.Tensor  # [R] where in `tokens` a member's own begin
     starts: torch.Tensor  # [N + 1] group n's members bring the new tokens tokens[starts[n]:starts[n + 1]]
     tokens: torch.Tensor  # [S]
     leaders: torch.Tensor  # [N] a member, whose pages are read
@@ -44,27 +57,37 @@ class SharedPrefixes:
         Rows with more than `max_q_len` new tokens stay out: theirs is arithmetic, not reading. Lengths are rounded
         down to SHARED_ALIGN; None if no group of two rows or more is left.
         """
-        firsts, lengths = _exclusive_sums(q_lens), [0] * len(q_lens)
-        starts: list[int] = [0]
-        tokens: list[int] = []
-        leaders: list[int] = []
+        seen: set[int] = set()
+        found: list[tuple[list[int], int]] = []
         for rows, shared in groups:
             narrow = [row for row in rows if 0 < q_lens[row] <= max_q_len]
             aligned = shared // SHARED_ALIGN * SHARED_ALIGN
             if len(narrow) < 2 or not aligned:
                 continue
-            for row in narrow:
-                if lengths[row]:
-                    raise ValueError(f"row {row} is in two groups")
-                lengths[row] = aligned
-                tokens.extend(range(firsts[row], firsts[row] + q_lens[row]))
-            starts.append(len(tokens))
-            leaders.append(narrow[0])
-        if not leaders:
+            if len(seen.union(narrow)) < len(seen) + len(narrow):
+                raise ValueError(f"a row of {narrow} is in two groups")
+            seen.update(narrow)
+            found.append((narrow, aligned))
+        if not found:
             return None
-        return SharedPrefixes(
-            *(torch.tensor(x, dtype=torch.int32).to(device) for x in (lengths, starts, tokens, leaders))
-        )
+        return SharedPrefixes(*(torch.from_numpy(part).to(device) for part in shared_arrays(found, q_lens)))
+
+
+def shared_arrays(
+    groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int] | npt.NDArray[np.int32]
+) -> list[npt.NDArray[np.int32]]:
+    """The fields of SharedPrefixes for disjoint groups of rows that have new tokens; lengths are aligned already."""
+    counts = np.array(q_lens, dtype=np.int32)
+    firsts, rows = np.cumsum(counts) - counts, [np.array(members, dtype=np.int32) for members, _ in groups]
+    lengths, places, order = np.zeros_like(counts), np.zeros_like(counts), np.concatenate(rows)
+    lengths[order] = np.repeat([shared for _, shared in groups], [len(each) for each in rows])
+    mine = counts[order]
+    places[order] = np.cumsum(mine) - mine
+    tokens = np.repeat(firsts[order] - places[order], mine) + np.arange(mine.sum())
+    starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([counts[each].sum() for each in rows], out=starts[1:])
+    leaders = np.array([each[0] for each in rows], dtype=np.int32)
+    return [lengths, places, starts, tokens.astype(np.int32), leaders]
 
 
 @dataclass(frozen=True)
@@ -91,8 +114,8 @@ class AttentionPlan:
     row_items: torch.Tensor  # [R + 1] int32: row r's pieces are items row_items[r] .. row_items[r + 1]
     partial_out: torch.Tensor  # [W, G, block_rows, D] float32
     partial_lse: torch.Tensor  # [W, G, block_rows] float32, base 2
-    prefix_out: torch.Tensor | None = None  # [pieces, T, H, D] float32
-    prefix_lse: torch.Tensor | None = None  # [pieces, T, H] float32, base 2
+    prefix_out: torch.Tensor | None = None  # [pieces, S, H, D] float32, see SharedPrefixes.tokens
+    prefix_lse: torch.Tensor | None = None  # [pieces, S, H] float32, base 2
 
 
 @dataclass(frozen=True)
@@ -137,11 +160,3 @@ class AttentionLayout:
         first = int(self.first_pages[row])
         at = torch.arange(length, device=self.kv_pages.device)
         return self.kv_pages[first + at // self.page_size].long() * self.page_size + at % self.page_size
-
-
-def _exclusive_sums(lengths: Sequence[int]) -> list[int]:
-    sums, at = [], 0
-    for length in lengths:
-        sums.append(at)
-        at += length
-    return sums

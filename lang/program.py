@@ -278,7 +278,7 @@ class Program:
         unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
         takes_any = any(each.kind is each.VAR_KEYWORD for each in self._signature.parameters.values())
         if unknown and not takes_any:
-            self._check_arguments(f"program {self.name!r}", (), arguments)
+            self._check_arguments(f"bind of program {self.name!r}", (), arguments, partly=True)
         return Program(self._body, {**self._bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

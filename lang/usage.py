@@ -21,8 +21,9 @@ class ProgramUsage:
     through the model. `recomputed_tokens` went through it again, because the pool was full.
     `completion_tokens == sampled_tokens + forced_tokens`: a constraint left no choice about the latter.
     `queue_s`: seconds that calls waited to be admitted, added up; `wall_s`: from the first call's beginning to the
-    last one's end. `failed_calls` (aborted ones too) have no usage and count for nothing else. `by_variable`: the same
-    for the calls of each variable, branches and samples together.
+    last one's end. `failed_calls` (aborted ones too, as the losers of a race) tell no usage and count for nothing else
+    but `lost_tokens`, which they had generated before they ended. `by_variable`: the same for the calls of each
+    variable, branches and samples together.
 
     >>> state.usage.cached_tokens / state.usage.prompt_tokens       # doctest: +SKIP
     >>> state.usage.by_variable["answer"].sampled_tokens            # doctest: +SKIP
@@ -37,6 +38,7 @@ class ProgramUsage:
     completion_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
+    lost_tokens: int = 0
     queue_s: float = 0.0
     wall_s: float = 0.0
     by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict)
@@ -67,6 +69,7 @@ def _sum(answers: list[Answer], by_variable: Mapping[str, ProgramUsage]) -> Prog
         completion_tokens=completion,
         sampled_tokens=completion - forced,
         forced_tokens=forced,
+        lost_tokens=sum(answer.call.num_tokens for answer in answers if answer.failure() is not None),
         queue_s=sum(usage.queue_s for usage in done),
         wall_s=max((a.ended_s for a in finished), default=0.0) - min((a.began_s for a in finished), default=0.0),
         by_variable=by_variable,

@@ -55,12 +55,9 @@ def _described(path: Path) -> dict[str, str]:
 
 def _weights(path: Path, form: WeightForm | None) -> str:
     """In which form they run here, and why. InputError for a form that cannot be had."""
-    from plait.runtime.config import EngineConfig
-    from plait.runtime.model_runner import choose_device, choose_dtype
-    from plait.runtime.models.forms import choose_form
+    from plait.runtime.config import engine_config
+    from plait.runtime.placing import chosen_form
     from plait.runtime.weights.checkpoint import open_checkpoint
 
-    device, weights = choose_device("auto"), open_checkpoint(path)
-    wanted = form or EngineConfig().weights
-    chosen = choose_form(weights.config, weights, choose_dtype("auto", device), device, wanted)
+    chosen = chosen_form(engine_config(weights=form), open_checkpoint(path))
     return f"{chosen.form} ({chosen.why})"

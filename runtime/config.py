@@ -26,7 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the CPU can; "int8" and "int4" round what has more bits, "bf16" widens what has fewer to `dtype`. kv_dtype: how
     keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
     kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
-    cuda_graphs: replay captured decode steps, on a GPU. deterministic: a call's tokens do not depend on its
+    cuda_graphs: replay captured decode steps, on a GPU. prefix_groups: attention reads a prefix that rows of a step
+    share once for all of them, where the operators can and it pays. deterministic: a call's tokens do not depend on its
     neighbours, on cache hits, chunking or retraction. order: who goes first, "fair" to tenants and programs or
     "first-come". prompt_lookup: several tokens that the text itself suggests are verified in one step, where steps
     are not captured graphs; no token changes. check_integrity: verify the page accounting after every step (slow).
@@ -45,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_sessions: int = 65536
     max_waiting_calls: int = 16384
     cuda_graphs: bool = True
+    prefix_groups: bool = True
     deterministic: bool = False
     compile_deadline_s: float = 2.0
     order: Order = "fair"

@@ -10,14 +10,10 @@ device takes them from there. Knows: the order. Must not know: sessions, how a d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from plait.runtime.sampler import Mask, Sampled, Sampler
+from plait.runtime.running import Runner
+from plait.runtime.sampler import Mask, Sampled, Sampler, asks_for_likeliest, take_likeliest
 from plait.runtime.scheduler.rows import Batch
 
 
@@ -39,16 +35,6 @@ class Flight(Protocol):
         """What the step gave. Once, after `sample`."""
 
 
-class Runner(Protocol):
-    """What computes a batch, one call after the other; see ModelRunner."""
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states."""
-
-    def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
-        """Logits of hidden states."""
-
-
 class DeviceSteps(Protocol):
     """Steps that the device does on its own."""
 
@@ -66,6 +52,9 @@ class PlainFlight:
         self._sampled = Sampled()
 
     def sample(self, mask: Mask | None) -> None:
+        if mask is None and asks_for_likeliest(self._batch):
+            self._sampled = take_likeliest(*self._runner.likeliest(self._hidden), self._batch)
+            return
         logits = self._runner.logits(self._hidden, mask.narrow if mask else {})
         self._sampled = self._sampler.sample(logits, self._batch, mask)
 

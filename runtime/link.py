@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from plait.runtime.messages import MAX_FRAME_BYTES, Failed, Reply, Request, decode_request, encode
+from plait.runtime.messages import MAX_FRAME_BYTES, Failed, Reply, Request, decode_request, encode, frame_of
 
 CLIENT_ID_BYTES = 16
 FRAMES, LIFELINE = "frames", "lifeline"
@@ -31,8 +31,8 @@ MAX_FRAMES_PER_RECEIVE = 4096
 class ZmqLink:
     """The ROUTER and its clients' lifelines. `owner_fd` is a pipe whose end means that the owner is gone.
 
-    What is sent goes out at the next `receive`, all of a client's replies as the parts of one message: a step answers
-    many calls, and its client wakes once for them.
+    What is sent goes out at the next `receive`, all of a client's replies as one frame: a step answers many calls, and
+    its client wakes once for them.
     """
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
@@ -115,7 +115,7 @@ class ZmqLink:
     def _flush(self) -> None:
         for client, replies in self._outbox.items():
             if client in self._clients:
-                self._router.send_multipart([client, *replies])
+                self._router.send_multipart([client, frame_of(replies)])
         self._outbox.clear()
 
     def _frames(self) -> list[tuple[bytes, Request]]:

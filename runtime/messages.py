@@ -3,6 +3,8 @@
 Client to scheduler: Hello Open Append Generate Select Fork Close Abort Inspect FlushCache.
 Scheduler to client: Welcome Tokens Finished Failed Status.
 
+A request is a frame. Replies travel as lists: a frame holds all that one step has for a client.
+
 Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
 another's. Every call (Generate, Select, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
 
@@ -18,7 +20,7 @@ import msgspec
 from plait.constrained.specs import Spec
 from plait.runtime.sampling import SamplingParams
 
-PROTOCOL = 2  # counts up whenever a frame changes its shape
+PROTOCOL = 3  # counts up whenever a frame changes its shape
 MAX_FRAME_BYTES = 64 << 20
 MAX_CHOICES = 1024
 MAX_FORK = 4096
@@ -197,7 +199,8 @@ class Failed(Message, frozen=True):
 class Status(Message, frozen=True):
     """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV).
 
-    From `steps` on the counts only grow: see `scheduler.totals` for the last four.
+    From `steps` on the counts only grow: see `scheduler.totals` for the four from `prompt_tokens` on. `spared_tokens`:
+    tokens of cached KV that attention did not read again, because rows that share them read them once.
     """
 
     call: int
@@ -217,10 +220,20 @@ class Status(Message, frozen=True):
     cached_tokens: int = 0
     sampled_tokens: int = 0
     forced_tokens: int = 0
+    spared_tokens: int = 0
 
 
 Reply = Welcome | Tokens | Finished | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+decode_replies = msgspec.msgpack.Decoder(list[Reply]).decode
+
+
+def frame_of(replies: list[bytes]) -> bytes:
+    """The frame of replies that are encoded already: a list in MessagePack is a header, then one after the other.
+
+    >>> decode_replies(frame_of([encode(Tokens(1, [2])), encode(Tokens(3, [4]))]))[1].call
+    3
+    """
+    return b"\xdd" + len(replies).to_bytes(4, "big") + b"".join(replies)

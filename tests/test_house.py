@@ -92,3 +92,11 @@ def test_import_plait_is_light() -> None:
     assert out.returncode == 0, out.stderr
     heavy = {"torch", "numba", "transformers", "triton", "zmq", "tokenizers", "fastapi", "jinja2"}
     assert not heavy & set(out.stdout.split())
+
+
+def test_packed_weights_go_without_torch() -> None:
+    """It takes a second to load and 180 MB, more than all else in the runtime process together."""
+    code = "import sys, plait.runtime.build, plait.runtime.packed_runner; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert not {"torch", "transformers", "scipy", "pydantic", "sympy"} & set(out.stdout.split())

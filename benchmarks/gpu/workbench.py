@@ -21,6 +21,7 @@ from plait.kernels.fused import REFERENCE
 from plait.kernels.select import select_kernels
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
+from plait.runtime.gpu.logit_operations import TorchOperations
 from plait.runtime.gpu.steps import GpuSteps, gpu_steps
 from plait.runtime.gpu.stream import Direct
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
@@ -175,7 +176,7 @@ def workbench(shape: str, device: str, **settings: Any) -> Workbench:
         steps = GpuSteps(runner, config.max_batch_rows, Direct(runner.device))
         steps.graphs.capture_decode() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
-    made = (Sampler(runner.device), vocabulary, compiler, inbox, steps)
+    made = (Sampler(TorchOperations(runner.device)), vocabulary, compiler, inbox, steps)
     return Workbench(runner, Scheduler(config, welcome, runner, *made), inbox, steps)
 
 

@@ -7,6 +7,10 @@ Knows: `/v1/completions` of plait and of vLLM. Must not know: workloads, clocks.
 
 from __future__ import annotations
 
+import json
+import re
+import secrets
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,28 +23,35 @@ from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
+_HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
+
 
 class FreshRequests(RemoteClient):
-    """`base_url` ends in /v1. `dialect`: how constraints are said, "plait" or "vllm". `usage` adds up what was told."""
+    """`url`: the server's, without /v1. How it takes constraints follows from who it says owns its models."""
 
-    def __init__(self, base_url: str, tokenizer: Tokenizer, dialect: str) -> None:
-        self._http, self._own, self._dialect = Http(base_url, {}), tokenizer, dialect
-        self._model = self._http.get("/models")["data"][0]["id"]
+    def __init__(self, url: str, tokenizer: Tokenizer) -> None:
+        self._root, self._own = Http(url, {}), tokenizer
+        told = self._root.get("/v1/models")["data"][0]
+        self._model, self.is_vllm = told["id"], told.get("owned_by") == "vllm"
+        self._salt: dict[str, str] = {}
         super().__init__(RemoteModel(self._model), tokenizer.chat_template, 64)
 
-    def flush_cache(self) -> bool:
-        """Whether the server's cache could be emptied."""
-        root = Http(self._http.base_url.removesuffix("/v1"), {})
-        for path in ("/flush_cache", "/reset_prefix_cache"):
-            try:
-                root._open("POST", path, None, 30.0).close()
-                return True
-            except CallFailed:
-                continue
-        return False
+    def flush_cache(self) -> None:
+        """From now on nothing of before is found in the server's cache: vLLM is given a new salt."""
+        if self.is_vllm:
+            self._salt = {"cache_salt": secrets.token_hex(8)}
+        else:
+            self._root.post("/flush_cache", None)
+
+    def cached_tokens_told(self) -> int | None:
+        """Prompt tokens that vLLM has found in its cache since it began; None where answers tell their own."""
+        if not self.is_vllm:
+            return None
+        with urllib.request.urlopen(f"{self._root.base_url}/metrics", timeout=30) as answer:
+            return round(sum(float(found) for found in _HITS.findall(answer.read().decode())))
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        _constraint(constraint, self._dialect)
+        _constraint(constraint, self.is_vllm)
 
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
         return
@@ -51,7 +62,7 @@ class FreshRequests(RemoteClient):
         said: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature}
         said |= {"stop": list(params.stop)} if params.stop else {}
         said |= {"seed": params.seed} if params.seed is not None else {}
-        text, reason, usage = self._ask(parts, said | _constraint(constraint, self._dialect))
+        text, reason, usage = self._ask(parts, said | _constraint(constraint, self.is_vllm))
         call.on_text(text, usage.completion_tokens)
         call.on_result(reason, usage, None, None)
 
@@ -64,33 +75,29 @@ class FreshRequests(RemoteClient):
         timeout_s: float | None,
     ) -> None:
         room = max(len(choice.encode()) for choice in choices) + 1
-        said = {"max_tokens": room, "temperature": 0} | _constraint(Choices(tuple(choices)), self._dialect)
+        said = {"max_tokens": room, "temperature": 0} | _constraint(Choices(tuple(choices)), self.is_vllm)
         text, reason, usage = self._ask(parts, said)
         call.on_text(text, usage.completion_tokens)
         call.on_result(reason, usage, None, {"choices": list(choices)})
 
     def _ask(self, parts: Sequence[Part], said: dict[str, Any]) -> tuple[str, Any, Usage]:
         ids = self._own.encode(list(parts), at_start=True)
-        answer = self._http.post("/completions", {"model": self._model, "prompt": ids, **said})
+        answer = self._root.post("/v1/completions", {"model": self._model, "prompt": ids, **said, **self._salt})
         counts, choice = answer["usage"], answer["choices"][0]
         cached = int((counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
         prompt, completion = int(counts["prompt_tokens"]), int(counts["completion_tokens"])
         return choice["text"], choice["finish_reason"], Usage(prompt, cached, prompt - cached, 0, completion)
 
 
-def _constraint(spec: Spec | None, dialect: str) -> dict[str, Any]:
+def _constraint(spec: Spec | None, is_vllm: bool) -> dict[str, Any]:
     match spec:
         case None:
             return {}
         case Regex(pattern):
-            return {"regex": pattern} if dialect == "plait" else {"structured_outputs": {"regex": pattern}}
+            return {"structured_outputs": {"regex": pattern}} if is_vllm else {"regex": pattern}
         case Choices(choices):
-            return (
-                {"choices": list(choices)} if dialect == "plait" else {"structured_outputs": {"choice": list(choices)}}
-            )
+            return {"structured_outputs": {"choice": list(choices)}} if is_vllm else {"choices": list(choices)}
         case JsonSchema():
-            import json
-
             schema = {"name": "value", "schema": json.loads(spec.text), "strict": True}
             return {"response_format": {"type": "json_schema", "json_schema": schema}}
     raise CallFailed(f"no form for {type(spec).__name__}")

@@ -1,10 +1,11 @@
-"""The programs that benchmarks/programs.py runs: those of examples/, each with more work than the example gives it.
+"""The programs that benchmarks/programs.py runs: those of examples/, each for several users at once.
 
 Knows: the examples' programs and their arguments. Must not know: what runs them, clocks.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import runpy
 from collections.abc import Callable
@@ -16,68 +17,91 @@ from plait import gen
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = Path(__file__).parents[2] / "docs"
+ALONE = "nothing shared"
+UNSHARED = ("endings", ALONE)  # of these no two texts begin alike
 Work = Callable[[Any], list[plait.ProgramState]]
-
-
-def workloads(size: int) -> dict[str, Work]:
-    """Name and work; `work(backend)` runs it and gives the states. `size` scales the number of items."""
-    example = {name: runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in _NAMES}
-    batch = _batches(example, size)
-    many: dict[str, Work] = {
-        name: lambda backend, program=program, items=items: program.run_batch(items, temperature=0, backend=backend)
-        for name, (program, items) in batch.items()
-    }
-    return many | {
-        "nothing shared": lambda backend: _alone.run_batch(_unrelated(2 * size), temperature=0, backend=backend)
-    }
-
-
+Items = list[dict[str, Any]]
 _NAMES = (
     *("multiple_choice", "endings", "react", "generative_agents", "tree_of_thought", "skeleton_of_thought"),
     *("judge", "extraction", "conversation", "rag"),
 )
+_HOW = ["stay healthy", "learn to swim", "bake bread", "grow roses", "save money", "fix a bike", "read more", "sleep"]
+_FIRST = ["What is a volcano?", "What is a river?", "What is a desert?", "What is an island?"]
 
 
-def _batches(example: dict[str, dict[str, Any]], size: int) -> dict[str, tuple[plait.Program, list[dict[str, Any]]]]:
-    towns = ["Paris", "Rome", "Berlin"]
-    sums = [(f"What is {a} plus {b}?", [str(a + b + k) for k in range(4)]) for a, b in _pairs(4 * size)]
-    stories = example["endings"]["STORIES"]
-    people = example["generative_agents"]["VILLAGE"]
-    essay, documents = example["judge"]["ESSAY"], example["extraction"]["DOCUMENTS"]
-    pieces = list(example["rag"]["chunks"](DOCS))
-    excerpts = {name: text for name, text in pieces if name.startswith(("tools", "control"))}
-    asked = [(f"{question} ({i})", list(excerpts)) for i in range(size) for question in example["rag"]["QUESTIONS"]]
-    return {
-        "multiple choice": (example["multiple_choice"]["answer"], [{"question": q, "options": o} for q, o in sums]),
-        "endings": (example["endings"]["finish"], [{"context": c, "endings": e} for c, e in stories]),
-        "react": (
-            example["react"]["agent"],
-            [
-                {"question": f"Do more people live in {a} or in {b}?", "max_steps": 1}
-                for a in towns
-                for b in towns
-                if a < b
-            ],
-        ),
-        "agents": (example["generative_agents"]["step"], [{"person": p, "memories": m} for p, m in people.items()]),
-        "tree of thought": (
-            example["tree_of_thought"]["solve"],
-            [{"question": example["tree_of_thought"]["QUESTION"]}],
-        ),
-        "skeleton": (example["skeleton_of_thought"]["answer"], [{"question": f"How do I {what}?"} for what in _HOW]),
-        "judge": (example["judge"]["judge"], [{"essay": f"Essay {i + 1}. {essay}"} for i in range(size // 2)]),
-        "extraction": (example["extraction"]["extract"], [{"document": document} for document in documents]),
-        "chat": (example["conversation"]["talk"], [{"questions": [*example["conversation"]["QUESTIONS"], "Why?"]}]),
-        "rag": (example["rag"]["answer"], [{"excerpts": excerpts, "questions": asked[: 2 * size]}]),
+def workloads(size: int) -> dict[str, Work]:
+    """Name and work; `work(backend)` runs it and gives the states. `size` scales the number of users and items."""
+    example = {name: runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in _NAMES}
+    many: dict[str, tuple[plait.Program, Items]] = {
+        "multiple choice": (example["multiple_choice"]["answer"], _sums(4 * size)),
+        "endings": (example["endings"]["finish"], _stories(example["endings"]["STORIES"], 2 * size)),
+        "react": (example["react"]["agent"], _comparisons(size)),
+        "agents": (example["generative_agents"]["step"], _people(example["generative_agents"]["VILLAGE"], size)),
+        "tree of thought": (example["tree_of_thought"]["write"], _tales(example["tree_of_thought"]["END"], size // 2)),
+        "skeleton": (example["skeleton_of_thought"]["answer"], [{"question": q} for q in _turned(_HOW, size)]),
+        "judge": (example["judge"]["judge"], _essays(example["judge"]["ESSAY"], size)),
+        "extraction": (example["extraction"]["extract"], _invoices(2 * size)),
+        "chat": (example["conversation"]["talk"], _chats(example["conversation"]["QUESTIONS"], size)),
+        "rag": (example["rag"]["answer"], _questions(example["rag"], 2 * size)),
+        ALONE: (_alone, _unrelated(2 * size)),
     }
 
+    def work(program: plait.Program, items: Items) -> Work:
+        return lambda backend: program.run_batch(items, temperature=0, backend=backend)
 
-_HOW = ["stay healthy", "learn to swim", "bake bread"]
+    return {name: work(program, items) for name, (program, items) in many.items()}
 
 
-def _pairs(count: int) -> list[tuple[int, int]]:
+def _sums(count: int) -> Items:
     draw = random.Random(5)
-    return [(draw.randrange(10, 99), draw.randrange(10, 99)) for _ in range(count)]
+    pairs = [(draw.randrange(10, 99), draw.randrange(10, 99)) for _ in range(count)]
+    return [{"question": f"What is {a} plus {b}?", "options": [str(a + b + k) for k in range(4)]} for a, b in pairs]
+
+
+def _stories(stories: list[tuple[str, list[str]]], count: int) -> Items:
+    some = itertools.islice(itertools.cycle(stories), count)
+    return [{"context": f"{number}. {context}", "endings": endings} for number, (context, endings) in enumerate(some)]
+
+
+def _comparisons(count: int) -> Items:
+    pairs = itertools.islice(itertools.cycle(itertools.permutations(["Paris", "Rome", "Berlin"], 2)), count)
+    return [{"question": f"Do more people live in {a} or in {b}?", "max_steps": 2} for a, b in pairs]
+
+
+def _people(village: dict[str, list[str]], count: int) -> Items:
+    some = itertools.islice(itertools.cycle(village.items()), count)
+    return [{"person": who, "memories": [*what, f"counted {n + 3} birds"]} for n, (who, what) in enumerate(some)]
+
+
+def _tales(end: str, count: int) -> Items:
+    some = itertools.islice(itertools.cycle(["a boy who finds an old boat", "a girl and a river", "a storm"]), count)
+    return [{"topic": topic, "end": end} for topic in some]
+
+
+def _turned(what: list[str], count: int) -> list[str]:
+    return [f"How do I {each}?" for each in itertools.islice(itertools.cycle(what), count)]
+
+
+def _essays(essay: str, count: int) -> Items:
+    return [{"essay": f"Essay {number + 1}. {essay}"} for number in range(count)]
+
+
+def _invoices(count: int) -> Items:
+    said = "Invoice {} from Miller & Sons, {} May 2023. {} chairs. Total: 179 euros. Payable within 30 days."
+    return [{"document": said.format(4711 + number, number + 1, number + 2)} for number in range(count)]
+
+
+def _chats(questions: list[str], count: int) -> Items:
+    some = itertools.islice(itertools.cycle(_FIRST), count)
+    return [{"questions": [first, *questions[1:], "Why?"]} for first in some]
+
+
+def _questions(rag: dict[str, Any], count: int) -> Items:
+    """One program whose branches ask about the same excerpts."""
+    excerpts = {name: text for name, text in rag["chunks"](DOCS) if name.startswith(("tools", "control"))}
+    some = itertools.islice(itertools.cycle(rag["QUESTIONS"]), count)
+    asked = [(f"{question} ({number})", list(excerpts)) for number, question in enumerate(some)]
+    return [{"excerpts": excerpts, "questions": asked}]
 
 
 @plait.function
@@ -85,8 +109,8 @@ def _alone(s: plait.ProgramState, text: str) -> None:
     s += text + gen("more", max_tokens=16)
 
 
-def _unrelated(count: int) -> list[dict[str, Any]]:
+def _unrelated(count: int) -> Items:
     """Texts of which no two begin alike."""
     draw = random.Random(7)
     words = ["river", "stone", "cloud", "paper", "green", "seven", "music", "table", "light", "north", "bread", "glass"]
-    return [{"text": f"{i} " + " ".join(draw.choice(words) for _ in range(150))} for i in range(count)]
+    return [{"text": f"{number} " + " ".join(draw.choice(words) for _ in range(150))} for number in range(count)]

@@ -132,6 +132,8 @@ def _names_pattern(names: Schema, document: Document) -> str:
                     low = max(low, int(value))
                 case "maxLength":
                     high = str(int(value)) if not high else str(min(int(high), int(value)))
+                case "type" if "string" not in ([value] if isinstance(value, str) else value):
+                    listed = []  # a name is a text
                 case "type" | "title" | "description" | "$comment" | "$ref" | "allOf" | "examples" | "default":
                     continue
                 case _:

@@ -85,7 +85,7 @@ def _new_plan(layout: AttentionLayout, shape: AttentionShape) -> AttentionPlan:
         layout.num_rows,
         layout.q_starts.device,
         max_q_len=most_tokens(layout),
-        shared_tokens=0 if layout.shared is None else len(layout.positions),
+        shared_tokens=0 if layout.shared is None else len(layout.shared.tokens),
     )
     fill_plan(plan, layout)
     return plan

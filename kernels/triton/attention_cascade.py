@@ -18,11 +18,11 @@ from plait.kernels.triton.attention_config import chip_of, group_size, padded_di
 from plait.kernels.triton.attention_inputs import Inputs
 
 
-@triton.jit(do_not_specialize=["num_groups", "num_tokens", "window"])
+@triton.jit(do_not_specialize=["num_groups", "num_places", "window"])
 def _prefix_kernel(
     q,
-    prefix_out,  # [pieces, T, H, D]
-    prefix_lse,  # [pieces, T, H]
+    prefix_out,  # [pieces, S, H, D]
+    prefix_lse,  # [pieces, S, H]
     k_cache,
     v_cache,
     k_scales,
@@ -35,7 +35,7 @@ def _prefix_kernel(
     shared_tokens,
     leaders,
     num_groups,
-    num_tokens,
+    num_places,
     inner,
     outer,
     window,
@@ -75,6 +75,9 @@ def _prefix_kernel(
     real = (m < BLOCK_Q * GROUP) & (member < count)
     token = tl.load(shared_tokens + start + member, mask=real, other=0)
     at_position = tl.load(positions + token, mask=real, other=0)
+    if WINDOW:  # what lies behind the window of the tile's first token is seen by none; all may, and nothing is left
+        lowest = tl.min(tl.where(real, at_position, 2147483647), 0)
+        lo = tl.maximum(lo, (lowest - window + 1) // BLOCK_N * BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     q_at = token.to(tl.int64) * q_token_stride + heads * q_head_stride
     acc, peak, total = attend(
@@ -107,8 +110,8 @@ def _prefix_kernel(
     )
     acc = acc * (kind_scale(v_scales, CACHE) / tl.where(total > 0, total, 1.0))[:, None]
     # Read again, so that no addresses are kept in registers through the loop.
-    token = tl.load(shared_tokens + start + member, mask=real, other=0, volatile=True)
-    slot = (piece * num_tokens + token) * HEADS + heads
+    start = tl.load(shared_starts + shares, volatile=True)
+    slot = (piece * num_places + start + member) * HEADS + heads
     at = slot.to(tl.int64)[:, None] * D + d[None, :]
     tl.store(prefix_out + at, acc, mask=real[:, None] & (d < D)[None, :])
     tl.store(prefix_lse + slot, tl.where(total > 0, peak + tl.log2(tl.maximum(total, 1e-30)), float("-inf")), mask=real)
@@ -116,13 +119,13 @@ def _prefix_kernel(
 
 def attend_prefixes(inputs: Inputs, layout: AttentionLayout, shared: SharedPrefixes, plan: AttentionPlan) -> None:
     """Fills the plan's prefix_out and prefix_lse for the members of the groups."""
-    shape, num_tokens = plan.shape, len(inputs.q)
+    shape, num_places = plan.shape, len(shared.tokens)
     group = group_size(shape)
-    blocks = prefix_blocks(chip_of(inputs.q.device), shape, num_tokens)
-    if plan.prefix_out is None or plan.prefix_out.shape[1] != num_tokens:
-        raise ValueError(f"the plan has no room for the shared prefixes of {num_tokens} tokens")
+    blocks = prefix_blocks(chip_of(inputs.q.device), shape, num_places)
+    if plan.prefix_out is None or plan.prefix_out.shape[1] != num_places:
+        raise ValueError(f"the plan has no room for the shared prefixes of {num_places} tokens")
     num_groups = len(shared.leaders)
-    tiles = len(shared.tokens) // (blocks.rows // group) + num_groups
+    tiles = num_places // (blocks.rows // group) + num_groups
     _prefix_kernel[(tiles, shape.num_kv_heads, len(plan.prefix_out))](
         inputs.q,
         plan.prefix_out,
@@ -136,7 +139,7 @@ def attend_prefixes(inputs: Inputs, layout: AttentionLayout, shared: SharedPrefi
         shared.tokens,
         shared.leaders,
         num_groups,
-        num_tokens,
+        num_places,
         *inputs.factors,
         shape.window or 0,
         *inputs.q.stride()[:2],

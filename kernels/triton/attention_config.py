@@ -11,9 +11,11 @@ from functools import cache
 
 import torch
 
-from plait.kernels.layout import AttentionShape
+from plait.kernels.layout import SHARED_ALIGN, AttentionShape, Sharing
 
 MAX_GROUP = 16  # query heads of one KV head
+CASCADE_BYTES = 32 << 20  # of one layer's KV: what a GPU reads in the time that two more passes take, 7 us of an H200
+GROUP_BYTES = 4 << 20  # and that one more group takes of them
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,14 @@ def prefix_pieces(chip: Chip, shape: AttentionShape, num_tokens: int) -> int:
     return max(1, min(32, -(-2 * chip.num_sms // tiles)))
 
 
-def cascade_pays(num_rows: int, shared_tokens: int) -> bool:
-    """Whether a group is worth two more kernels: it must spare a few thousand tokens of reading.
+def sharing(shape: AttentionShape, max_q_len: int) -> Sharing:
+    """When reading shared prefixes once is worth its passes, in a batch whose rows bring `max_q_len` tokens at most.
 
-    A token's KV of one layer is about 4 KB, which an H200 reads in 1 ns; the passes cost some microseconds.
+    Rows too wide for the decode kernel read for themselves: their tiles are full, so arithmetic is what takes the time.
     """
-    return num_rows >= 2 and (num_rows - 1) * shared_tokens >= 8192
+    token = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
+    widest = decode_rows(shape, max_q_len) // group_size(shape)
+    return Sharing(SHARED_ALIGN, -(-GROUP_BYTES // token), -(-CASCADE_BYTES // token), widest)
 
 
 def _power_of_two(number: int) -> int:

@@ -112,7 +112,7 @@ def _decode_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "max_pieces"])
+@triton.jit(do_not_specialize=["num_places", "max_pieces"])
 def _merge_kernel(
     out,
     partial_out,
@@ -120,9 +120,10 @@ def _merge_kernel(
     prefix_out,
     prefix_lse,
     shared_lens,
+    shared_places,
     items,
     row_items,
-    num_tokens,
+    num_places,
     max_pieces,
     out_token_stride,
     out_head_stride,
@@ -161,10 +162,11 @@ def _merge_kernel(
         acc, peak, total = _join(acc, peak, total, sums, lse)
     if SHARED:
         shared = tl.load(shared_lens + row)
+        place = tl.load(shared_places + row) + token
         step = prefix_step(shared, max_pieces, ALIGN)
         for base in range(0, tl.cdiv(shared, step), PIECES):
             real = (base + p) * step < shared
-            slot = ((base + p) * num_tokens + q_start + token) * HEADS + query_head
+            slot = ((base + p) * num_places + place) * HEADS + query_head
             lse = tl.load(prefix_lse + slot, mask=real, other=float("-inf"))
             sums = tl.load(
                 prefix_out + slot.to(tl.int64)[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0
@@ -231,9 +233,10 @@ def _merge(layout: AttentionLayout, plan: AttentionPlan, out: torch.Tensor) -> N
         plan.partial_out if plan.prefix_out is None else plan.prefix_out,
         plan.partial_lse if plan.prefix_lse is None else plan.prefix_lse,
         plan.row_items if shared is None else shared.lengths,
+        plan.row_items if shared is None else shared.places,
         plan.items,
         plan.row_items,
-        len(out),
+        0 if shared is None else len(shared.tokens),
         1 if plan.prefix_out is None else len(plan.prefix_out),
         *out.stride()[:2],
         GROUP=group,

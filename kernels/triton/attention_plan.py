@@ -29,6 +29,7 @@ from plait.kernels.triton.attention_config import (
 )
 
 MAX_ROWS = 4096
+FEWEST_ROWS = 64  # of the planning program: below, each power of two would be one more to compile
 
 
 @triton.jit(do_not_specialize=["num_rows", "spare", "narrow", "window"])
@@ -96,8 +97,8 @@ def allocate_plan(
 ) -> AttentionPlan:
     """Room for batches of exactly `num_rows` rows (pad with empty ones), to be filled by `fill_plan`.
 
-    `max_q_len`: the most new tokens of a row. `shared_tokens`: the batch's number of new tokens, if it may have
-    shared prefixes; 0 if it has none. ValueError beyond MAX_ROWS rows.
+    `max_q_len`: the most new tokens of a row. `shared_tokens`: how many new tokens of rows that share prefixes there
+    is room for (the length of SharedPrefixes.tokens); 0 if none do. ValueError beyond MAX_ROWS rows.
     """
     if not 1 <= num_rows <= MAX_ROWS:
         raise ValueError(f"a batch has 1 to {MAX_ROWS} rows, not {num_rows}")
@@ -139,7 +140,7 @@ def fill_plan(plan: AttentionPlan, layout: AttentionLayout) -> None:
         len(plan.items) - layout.num_rows,
         plan.block_rows // group_size(shape),
         shape.window or 0,
-        BLOCK_R=triton.next_power_of_2(layout.num_rows),
+        BLOCK_R=max(FEWEST_ROWS, triton.next_power_of_2(layout.num_rows)),
         BLOCK_N=decode_blocks(chip, shape, plan.block_rows).keys,
         SHARED=layout.shared is not None,
         WINDOW=shape.window is not None,

@@ -20,6 +20,7 @@ from plait.kernels.triton import grouped_matmul as grouped
 from plait.kernels.triton import sampling
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply
 from plait.kernels.triton.attention import paged_attention, with_plans
+from plait.kernels.triton.attention_config import sharing
 from plait.kernels.triton.kv_write import rotary_write_kv
 from plait.kernels.triton.norm import rms_norm
 
@@ -51,6 +52,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             with_plans=planned,
             make_sampler=make_sampler,
             kv_dtypes=frozenset({"fp8", "int8"}),
+            sharing=sharing,
         ),
     )
 

@@ -1,12 +1,14 @@
 """`RuntimeEndpoint(url)`: a server that speaks SGLang's protocol, SGLang's own or plait's.
 
-Knows: `/generate`, `/get_model_info`, `/flush_cache`. Must not know: states, threads.
+Knows: `/generate`, `/get_model_info`, `/server_info`, `/flush_cache`, and other versions' names of them. Must not know:
+states, threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from plait.lang.backends.http import Http
 from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.scoring import scores_of
 from plait.lang.backends.session import Part, RemoteCall
-from plait.runtime.errors import CallFailed, ConstraintFailed, InputError
+from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -70,7 +72,7 @@ class RuntimeEndpoint(RemoteClient):
             )
         self._http = Http(base_url, {"authorization": f"Bearer {api_key}"} if api_key else {})
         self.name = f"the server at {self._http.base_url}"
-        info = self._http.get("/get_model_info")
+        info = self._first("/get_model_info", "/model_info")
         if not isinstance(info, dict) or not isinstance(info.get("model_path"), str):
             raise InputError(f"{self.name} does not speak SGLang's protocol: /get_model_info has no model_path")
         self._own = _tokenizer(info["model_path"], tokenizer)
@@ -79,13 +81,30 @@ class RuntimeEndpoint(RemoteClient):
         if chat_template is not None:
             template = ChatTemplate(chat_template, "", "")
         super().__init__(model, template, max_concurrency)
+        self._sends_deltas = self._is_incremental()
+
+    def _first(self, *paths: str) -> Any:
+        """The JSON at the first of some paths that this server's version has."""
+        for path in paths[:-1]:
+            with contextlib.suppress(CallRejected):
+                return self._http.get(path)
+        return self._http.get(paths[-1])
+
+    def _is_incremental(self) -> bool:
+        """Whether a stream's events hold what is new, not the text so far: SGLang's --incremental-streaming-output,
+        which was --stream-output. A server that keeps its settings to itself is taken to have the default."""
+        try:
+            told = self.server_info()
+        except CallFailed:
+            return False
+        return any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
 
     def flush_cache(self) -> Any:
         return self._http.post("/flush_cache", None)
 
     def server_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = self._http.get("/server_info")
-        return info
+        info = self._first("/server_info", "/get_server_info")
+        return info if isinstance(info, dict) else {}
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
         _constraint(constraint)
@@ -102,7 +121,9 @@ class RuntimeEndpoint(RemoteClient):
         sampling = {name: value for name, value in sampling.items() if value is not None and value != []}
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
-        body = {**self._prompt(parts), "sampling_params": sampling, "stream": True, **asked_logprobs(params)}
+        logprobs = asked_logprobs(params)
+        stream = not (self._sends_deltas and logprobs)  # are they what is new, too? The whole answer leaves no doubt
+        body = {**self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
         meta, cut = self._stream(call, body, params)
         if call.done():
             return
@@ -116,21 +137,28 @@ class RuntimeEndpoint(RemoteClient):
     def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
         """Gives the text to `call` as it comes: the last meta info, and the pattern that cut the text here. SGLang's
         own server leaves the match of a stop_regex in the text."""
-        given, num_tokens = Given(params.stop_regex), 0
+        given, num_tokens, text = Given(params.stop_regex), 0, ""
         meta: dict[str, Any] = {}
-        with closing(self._http.events("/generate", body, params.timeout_s, call.done)) as events:
+        with closing(self._events(call, body, params.timeout_s)) as events:
             for event in events:
                 if "error" in event:
                     raise CallFailed(f"{self.name}: {str(event['error'])[:300]}")
                 meta = event.get("meta_info") or {}
                 fresh = max(0, int(meta.get("completion_tokens", 0)) - num_tokens)
                 num_tokens += fresh
-                piece = given.more(event["text"], is_end=meta.get("finish_reason") is not None)
+                text = text + event["text"] if self._sends_deltas else event["text"]
+                piece = given.more(text, is_end=meta.get("finish_reason") is not None)
                 if piece or fresh:
                     call.on_text(piece, fresh)
                 if given.matched is not None:
                     break
         return meta, given.matched
+
+    def _events(self, call: RemoteCall, body: dict[str, Any], timeout_s: float | None) -> Generator[Any, None, None]:
+        if body["stream"]:
+            yield from self._http.events("/generate", body, timeout_s, call.done)
+        else:
+            yield self._http.post("/generate", body, timeout_s)
 
     def select(
         self,

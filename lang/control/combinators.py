@@ -5,6 +5,7 @@ Knows: states and groups as any program does. Must not know: calls, sessions.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -25,10 +26,11 @@ def best_of(s: ProgramState, n: int, expr: str | Expr, by: Callable[[ProgramStat
 
     >>> best_of(s, 4, gen("proof"), by=lambda b: len(b["proof"]))       # doctest: +SKIP
     """
-    branches = _sampled(s, n, expr)
+    _check_function("best_of", "by", by)
+    branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
     asked: list[Any] = [by(judge) for judge in judges]
-    scores = [float(each() if callable(each) else each) for each in asked]
+    scores = [_score(each() if callable(each) else each) for each in asked]
     branches.adopt(max(range(n), key=scores.__getitem__))
     return scores
 
@@ -41,7 +43,7 @@ def vote(s: ProgramState, n: int, expr: str | Expr, name: str) -> Any:
     >>> vote(s, 5, "Think: " + gen("why") + " Answer: " + gen("answer", type=int), "answer")     # doctest: +SKIP
     42
     """
-    branches = _sampled(s, n, expr)
+    branches = _sampled("vote", s, n, expr)
     texts = [branch.text_of(name).strip() for branch in branches]
     winner = texts.index(Counter(texts).most_common(1)[0][0])
     branches.adopt(winner)
@@ -55,7 +57,12 @@ def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, I
 
     >>> plait.map(s, chapters, lambda b, text: b.user(text) or b.assistant(gen("summary")))      # doctest: +SKIP
     """
+    _check_function("map", "write", write)
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise InputError(f"map takes a list of items, one for each branch, not {items!r:.80}")
     given: Sequence[Item] = list(items)
+    if not given:
+        raise InputError("map has no items to make branches of: ask whether there are any before it")
     branches = s.fork(len(given))
     for branch, item in zip(branches, given, strict=True):
         write(branch, item)
@@ -63,9 +70,23 @@ def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, I
     return branches
 
 
-def _sampled(s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup:
+def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup:
     if not isinstance(s, ProgramState):
-        raise InputError(f"this pattern takes the state of a plain program, not {type(s).__name__}; write it with fork")
+        raise InputError(f"{where} takes the state of a plain program, not {type(s).__name__}; write it with fork")
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InputError(f"{where}: the number of branches must be at least 1, not {n!r:.40}")
     branches = s.fork(n)
     branches += expr
     return branches
+
+
+def _check_function(where: str, name: str, given: object) -> None:
+    if not callable(given):
+        raise InputError(f"{where}: {name} must be a function, not {given!r:.80}")
+
+
+def _score(given: Any) -> float:
+    with contextlib.suppress(TypeError):
+        if not isinstance(given, str):
+            return float(given)
+    raise InputError(f"best_of: by must give a number for each branch, not {given!r:.80}; of text int(...) makes one")

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from plait.lang.tools.docstring import read_docstring
 from plait.lang.typed.form import json_form
+from plait.lang.typed.shaping import as_told
 from plait.runtime.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -33,7 +34,7 @@ class Tool:
 
     def as_json(self) -> dict[str, Any]:
         """The tool as chat templates and OpenAI's API name it."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {"name": self.name, "description": self.description, "parameters": as_told(self.parameters)}
         return {"type": "function", "function": function}
 
 
@@ -55,7 +56,7 @@ def tool_of(where: str, function: Any) -> Tool:
     arguments = _arguments_class(where, name, function)
     try:
         schema, read = json_form(arguments)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NameError) as error:
         raise InputError(f"{where}: the tool {name!r} cannot be described as a JSON schema: {error}") from None
     names = [each.name for each in dataclasses.fields(arguments)]
 

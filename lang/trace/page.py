@@ -10,10 +10,11 @@ from html import escape
 
 from plait.lang.trace.spans import Span, Trace, lane_name
 
-_WIDTH, _LEFT, _ROW, _BAR, _TOP = 1100, 110, 34, 24, 24
+_WIDTH, _LEFT, _RIGHT, _ROW, _BAR, _TOP = 1100, 110, 30, 34, 24, 24
 _MIN_BAR = 2.0  # pixels
 _COLOURS = {
     "queue": ("#c9c9c9", "waiting to be admitted"),
+    "compile": ("#c8b6dd", "waiting for its constraint to be compiled"),
     "cached": ("#9fc5e8", "prompt tokens from the cache"),
     "computed": ("#3d6fb4", "prompt tokens computed"),
     "sampled": ("#6aa84f", "tokens sampled"),
@@ -49,7 +50,7 @@ def _section(trace: Trace) -> str:
 
 
 def _chart(trace: Trace) -> str:
-    per_second = (_WIDTH - _LEFT - 10) / max(trace.seconds, 1e-6)
+    per_second = (_WIDTH - _LEFT - _RIGHT) / max(trace.seconds, 1e-6)
     height = _TOP + _ROW * len(trace.lanes) + 6
     parts = [f'<svg width="{_WIDTH}" height="{height}" role="img">', *_axis(trace.seconds, per_second, height)]
     for lane in range(len(trace.lanes)):
@@ -92,7 +93,9 @@ def _shares(span: Span) -> list[tuple[str, float]]:
     answer = 1.0 - queue - prefill
     if not span.sampled_tokens + span.forced_tokens:  # as of a select: all is prompt
         prefill, answer = prefill + answer, 0.0
-    parts = [("queue", queue), *_split(prefill, cached=span.cached_tokens, computed=span.computed_tokens)]
+    compiling = min(queue, span.compile_s / whole)
+    parts = [("compile", compiling), ("queue", queue - compiling)]
+    parts += [*_split(prefill, cached=span.cached_tokens, computed=span.computed_tokens)]
     parts += _split(answer, sampled=span.sampled_tokens, forced=span.forced_tokens)
     return [(kind, share) for kind, share in parts if share > 0]
 
@@ -104,6 +107,7 @@ def _split(share: float, **tokens: int) -> list[tuple[str, float]]:
 
 def _details(span: Span) -> str:
     times = f"{span.start_s:.3f} s to {span.end_s:.3f} s, {span.queue_s:.3f} s of it waiting"
+    times += f" ({span.compile_s:.3f} s for its constraint)" if span.compile_s else ""
     if span.error is not None:
         return f"{span.kind} {span.name}\n{times}\n{span.error}"
     tokens = f"prompt: {span.computed_tokens} computed, {span.cached_tokens} cached"

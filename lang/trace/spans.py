@@ -5,7 +5,7 @@ Knows: answers and their usage. Must not know: how spans are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,9 @@ from plait.runtime.errors import PlaitError
 
 @dataclass(frozen=True)
 class Span:
-    """One call. Seconds are from the start of the run; `queue_s` and `prefill_s` are parts of it from its start on."""
+    """One call. Seconds are from the start of the run. `start_s`: when nothing ahead of it in its text was left to do.
+    `queue_s` and then `prefill_s` are parts of it from its start on; `compile_s` is the part of `queue_s` in which it
+    waited for its own constraint to be compiled."""
 
     lane: int
     name: str
@@ -28,6 +30,7 @@ class Span:
     prefill_s: float
     text: str
     error: str | None
+    compile_s: float = 0.0
     cached_tokens: int = 0
     computed_tokens: int = 0
     sampled_tokens: int = 0
@@ -69,7 +72,7 @@ def lane_name(trace: Trace, lane: int) -> str:
 def trace_of(run: Run) -> Trace:
     """What the run did, once all its calls are done: waits for them."""
     answers = run.answers()
-    spans = tuple(_span(answer, run.started_s) for answer in answers)
+    spans = _spans(answers, run)
     error = None if run.error is None else str(run.error)
     return Trace(run.program, tuple(run.lanes), spans, max((each.end_s for each in spans), default=0.0), error)
 
@@ -86,27 +89,46 @@ def recording() -> Iterator[list[Run]]:
         on_start.remove(listener)
 
 
-def _span(answer: Answer, origin_s: float) -> Span:
+def _spans(answers: Sequence[Answer], run: Run) -> tuple[Span, ...]:
+    """A call is sent before the one ahead of it in the text is done: it begins when that has ended."""
+    spans: list[Span] = []
+    ended: dict[int, float] = {}
+    for answer in answers:
+        began_s, ahead = answer.began_s - run.started_s, ended.get(answer.lane)
+        if ahead is None and (parent := run.lanes[answer.lane]) is not None:
+            began_s = max(began_s, min(ended.get(parent, 0.0), _served_s(answer, run.started_s)))
+        spans.append(_span(answer, max(began_s, ahead or 0.0), run.started_s))
+        ended[answer.lane] = spans[-1].end_s
+    return tuple(spans)
+
+
+def _served_s(answer: Answer, origin_s: float) -> float:
+    """When the runtime came to the call, as far as it says."""
+    usage = None if answer.failure() is not None else answer.call.result().usage
+    return answer.ended_s - origin_s - usage.wall_s if usage is not None and usage.wall_s else 0.0
+
+
+def _span(answer: Answer, start_s: float, origin_s: float) -> Span:
     failure = answer.failure()
     kind = "select" if isinstance(answer, Chosen) else "gen"
     end_s = answer.ended_s - origin_s
-    began_s = min(end_s, answer.began_s - origin_s)
+    start_s = min(start_s, end_s)
     name = answer.name or kind
     if failure is not None:
-        return Span(answer.lane, name, kind, began_s, end_s, 0.0, 0.0, "", str(failure))
+        return Span(answer.lane, name, kind, start_s, end_s, 0.0, 0.0, "", str(failure))
     usage = answer.call.result().usage
-    # a call is sent before the one ahead of it in the text is done: it runs for its last wall_s
-    start_s = max(began_s, end_s - usage.wall_s) if usage.wall_s else began_s
+    waited_s = max(0.0, _served_s(answer, origin_s) - start_s)  # for a step under way to end, say
     return Span(
         answer.lane,
         name,
         kind,
         start_s,
         end_s,
-        usage.queue_s,
+        min(end_s - start_s, waited_s + usage.queue_s),
         max(0.0, usage.ttft_s - usage.queue_s),
         _text(answer),
         None,
+        usage.compile_s,
         usage.cached_tokens,
         usage.computed_tokens,
         usage.completion_tokens - usage.forced_tokens,

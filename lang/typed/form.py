@@ -8,8 +8,8 @@ Knows: which types have which form. Must not know: states, calls.
 from __future__ import annotations
 
 import enum
+import importlib.util
 import json
-import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,9 @@ from uuid import UUID
 
 from plait.constrained.specs import Choices, GrammarError, JsonSchema, Regex, Spec
 from plait.lang.typed import patterns
-from plait.lang.typed.schema import closed, decoder_of, schema_of
+from plait.lang.typed.marks import has_meta, is_pydantics
+from plait.lang.typed.schema import decoder_of, schema_of
+from plait.lang.typed.shaping import closed
 from plait.runtime.errors import InputError
 
 
@@ -48,6 +50,7 @@ _PATTERNS: dict[type, str] = {
     timedelta: patterns.DURATION,
     UUID: patterns.UUID,
 }
+_NO_FORM = (bytes, bytearray, memoryview, complex)  # Pydantic's schema of these says too little to be read back
 
 
 def form_of(where: str, type_: Any) -> Form:
@@ -56,9 +59,11 @@ def form_of(where: str, type_: Any) -> Form:
     >>> form_of("gen", int).read("42")
     42
     """
+    if isinstance(type_, str):
+        raise InputError(f"{where}: type takes a type, such as int or a dataclass, not the text {type_!r:.80}")
     try:
         return _known_form(type_)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError, NameError) as error:
         raise InputError(f"{where}: values of type {_said(type_)} cannot be generated: {error}") from None
 
 
@@ -87,29 +92,29 @@ def json_form(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
     msgspec reads dataclasses, TypedDicts, containers and its own structs; Pydantic reads what msgspec does not
     know, where it is installed: its models, and unions of several classes.
     """
+    if is_pydantics(type_):
+        if has_meta(type_):
+            raise TypeError("it holds bounds of msgspec.Meta and of Pydantic's; write all of one kind")
+        return _by_pydantic(type_)
     try:
         return schema_of(type_), decoder_of(type_)
     except TypeError as error:
-        adapter = _pydantic_adapter(type_)
-        if adapter is None:
-            raise TypeError(str(error).splitlines()[0]) from None
-        return closed(adapter.json_schema()), adapter.validate_json
-
-
-def _pydantic_adapter(type_: Any) -> Any:
-    """Pydantic's view of the type, or None where it is not installed or does not know the type either."""
-    if "pydantic" not in sys.modules:
-        try:
-            import pydantic  # noqa: F401
-        except ImportError:
-            return None
-    from pydantic import PydanticUserError, TypeAdapter
-    from pydantic.errors import PydanticSchemaGenerationError
-
+        why = str(error).splitlines()[0]
+    if has_meta(type_):
+        raise TypeError(f"{why} (says msgspec, whose Meta it holds; with Pydantic's Field instead it may do)")
+    if type_ in _NO_FORM or importlib.util.find_spec("pydantic") is None:
+        raise TypeError(why)
     try:
-        return TypeAdapter(type_)
-    except (PydanticSchemaGenerationError, PydanticUserError):
-        return None
+        return _by_pydantic(type_)
+    except TypeError:
+        raise TypeError(why) from None
+
+
+def _by_pydantic(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
+    from plait.lang.typed.by_pydantic import schema_and_reader  # a package that few programs need
+
+    schema, read = schema_and_reader(type_)
+    return closed(schema), read
 
 
 def _one_of(said: str, values: dict[str, Any], count: int | None = None) -> Form:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from plait.lang.typed import patterns
+from plait.lang.typed.shaping import UnknownType, finite
 
 _TEXTS = {
     inspect.DateType: patterns.DATE,
@@ -31,10 +32,6 @@ _NUMBER_KEYWORDS = {
     "lt": "exclusiveMaximum",
     "multiple_of": "multipleOf",
 }
-
-
-class UnknownType(TypeError):
-    """A type without a JSON schema."""
 
 
 def schema_of(type_: Any) -> dict[str, Any]:
@@ -77,11 +74,11 @@ class _Writer:
 
     @_write.register
     def _(self, node: inspect.IntType) -> dict[str, Any]:
-        return {"type": "integer"} | _bounds(node)
+        return finite({"type": "integer"} | _bounds(node))
 
     @_write.register
     def _(self, node: inspect.FloatType) -> dict[str, Any]:
-        return _finite({"type": "number"} | _bounds(node))
+        return finite({"type": "number"} | _bounds(node))
 
     @_write.register
     def _(self, node: inspect.StrType) -> dict[str, Any]:
@@ -120,10 +117,26 @@ class _Writer:
     @_write.register
     def _(self, node: inspect.DictType) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "object", "additionalProperties": self.write(node.value_type)}
-        key = self.write(node.key_type)
+        key = self._key(node.key_type)
         if key != {"type": "string"}:
             schema["propertyNames"] = key
         return schema
+
+    def _key(self, node: inspect.Type) -> dict[str, Any]:
+        """Names of an object are texts: numbers are written as such, and read back."""
+        match node:
+            case inspect.IntType() | inspect.FloatType():
+                if _bounds(node):
+                    raise UnknownType("keys of a dict that are numbers with bounds have no JSON form here")
+                is_int = isinstance(node, inspect.IntType)
+                return patterns.text_schema(patterns.INTEGER if is_int else patterns.NUMBER)
+            case inspect.EnumType() | inspect.LiteralType():
+                return {"enum": [str(value) for value in self.write(node)["enum"]]}
+            case inspect.StrType():
+                return self.write(node)
+        if type(node) in _TEXTS:
+            return self.write(node)
+        raise UnknownType(f"keys of a dict are texts or numbers, not {type(node).__name__.removesuffix('Type')} values")
 
     @_write.register(inspect.DataclassType)
     @_write.register(inspect.TypedDictType)
@@ -158,38 +171,6 @@ class _Writer:
             self.definitions[name] = {}
             self.definitions[name] = write()
         return {"$ref": f"#/$defs/{self._names[node.cls]}"}
-
-
-def closed(schema: Any) -> Any:
-    """A foreign schema, such as Pydantic's, with objects closed, our patterns for formats, finite numbers, and no
-    `discriminator` (OpenAPI's hint, which constrains nothing)."""
-    if isinstance(schema, list):
-        return [closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    fresh = {keyword: _closed_under(keyword, each) for keyword, each in schema.items() if keyword != "discriminator"}
-    if schema.get("type") == "object" and "properties" in schema:
-        fresh.setdefault("additionalProperties", False)
-    pattern = patterns.FORMATS.get(str(schema.get("format")))
-    if pattern is not None and schema.get("type") == "string":
-        del fresh["format"]
-        fresh |= patterns.text_schema(pattern)
-    return _finite(fresh) if schema.get("type") == "number" else fresh
-
-
-def _closed_under(keyword: str, value: Any) -> Any:
-    if keyword in ("default", "enum", "const", "examples"):
-        return value
-    if keyword in ("properties", "$defs", "patternProperties") and isinstance(value, dict):
-        return {name: closed(each) for name, each in value.items()}
-    return closed(value)
-
-
-def _finite(schema: dict[str, Any]) -> dict[str, Any]:
-    """A number's schema with a bound on each side: 1e999 is JSON, but no float."""
-    low = {} if {"minimum", "exclusiveMinimum"} & schema.keys() else {"minimum": -1e15}
-    high = {} if {"maximum", "exclusiveMaximum"} & schema.keys() else {"maximum": 1e15}
-    return schema | low | high
 
 
 def _array(items: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,9 +10,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import weakref
-from typing import ClassVar
+from collections import deque
+from typing import ClassVar, Protocol
+
+
+class Settable(Protocol):
+    """A `Signal` or an `asyncio.Event`."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
+    async def wait(self) -> object: ...
+
+
+class Signal:
+    """An event that one task waits for. It costs a third of what `asyncio.Event` does, which may have many."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    async def wait(self) -> None:
+        """Returns at once where it is set."""
+        if self._is_set:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
 
 
 class Bell:
@@ -22,8 +61,9 @@ class Bell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
-        self._lock = threading.Lock()
-        self._events: set[asyncio.Event] = set()
+        self._rung: deque[Settable] = deque()
+        self._urgent: deque[Settable] = deque()
+        self._is_called = False
 
     @classmethod
     def here(cls) -> Bell:
@@ -34,24 +74,29 @@ class Bell:
             bell = cls._of_loop[loop] = cls(loop)
         return bell
 
-    def ring(self, event: asyncio.Event) -> None:
-        """Sets `event` in the loop's own thread, soon."""
-        with self._lock:
-            is_first = not self._events
-            self._events.add(event)
-        loop = self._loop()
-        if is_first and loop is not None:
+    def ring(self, event: Settable, *, is_urgent: bool = False) -> None:
+        """Sets `event` in the loop's own thread, soon; an urgent one a turn of the loop before what is not."""
+        (self._urgent if is_urgent else self._rung).append(event)  # before the look: whoever finds the call made
+        loop = self._loop()  #                                        has left its event where it will be found
+        if not self._is_called and loop is not None:
+            self._is_called = True
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:
-        with self._lock:
-            events, self._events = self._events, set()
-        for event in events:
-            event.set()
+        self._is_called = False  # before the look, for the same reason
+        if self._urgent:
+            while self._urgent:
+                self._urgent.popleft().set()
+            if self._rung and not self._is_called:
+                self._is_called = True
+                asyncio.get_running_loop().call_soon(self._set)
+            return
+        while self._rung:
+            self._rung.popleft().set()
 
 
-async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
+async def wait_for_event(event: Settable, seconds: float | None) -> bool:
     """Waits, without a task of its own, until `event` is set; False when `seconds` passed before."""
     if seconds is None:
         await event.wait()

@@ -75,7 +75,8 @@ class Call:
         self._cancel = cancel
         self._checked_by = checked_by
         self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
@@ -87,7 +88,7 @@ class Call:
     # -- what the channel's side calls ------------------------------------------------------------
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
-        with self._changed:
+        with self._lock:
             self._token_ids.extend(token_ids)
             self._arrivals.append((time.monotonic(), len(token_ids)))
             if logprobs:
@@ -99,7 +100,7 @@ class Call:
             self._notify()
 
     def on_finished(self, message: Finished) -> None:
-        with self._changed:
+        with self._lock:
             self._result = CallResult(
                 text="".join(self._pieces),
                 finish_reason=message.reason,
@@ -114,7 +115,7 @@ class Call:
             self._notify()
 
     def on_failed(self, error: CallFailed) -> None:
-        with self._changed:
+        with self._lock:
             if self._result is None and self._error is None:
                 self._error = error
                 self._notify()
@@ -128,16 +129,21 @@ class Call:
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Has `listener` called, in the channel's thread, whenever something is new."""
-        with self._changed:
+        with self._lock:
             self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        with self._changed:
+        with self._lock:
             self._listeners.remove(listener)
+
+    def raise_failure(self) -> None:
+        """Raises the CallFailed of a call that failed; nothing for another."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)
 
     def news(self, since: Place) -> tuple[Progress, Place]:
         """What came after `since`, and the place after it."""
-        with self._changed:
+        with self._lock:
             text, token_ids = "".join(self._pieces[since.pieces :]), self._token_ids[since.tokens :]
             logprobs = self._logprobs or []
             here = Place(len(self._pieces), len(self._token_ids), len(logprobs))
@@ -223,7 +229,6 @@ class Call:
         self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))
 
     def _value(self) -> CallResult:
-        if self._error is not None:
-            raise self._error.with_traceback(None)
+        self.raise_failure()
         assert self._result is not None
         return self._result

@@ -33,7 +33,7 @@ from plait.runtime.messages import (
     Reply,
     Request,
     Welcome,
-    decode_reply,
+    decode_replies,
     encode,
 )
 
@@ -134,15 +134,15 @@ class ZmqChannel:
     def _deliver(self, on_reply: Callable[[Reply], None]) -> None:
         while frames := self._received():
             for frame in frames:
-                on_reply(decode_reply(frame))
+                for reply in decode_replies(frame):
+                    on_reply(reply)
 
     def _received(self) -> list[bytes]:
-        """All that has come. A step's replies are the parts of one message, and those who wait for them are woken when
-        all of them are here."""
+        """All that has come: a frame holds a step's replies, so those who wait are woken when all of them are here."""
         frames: list[bytes] = []
         with contextlib.suppress(zmq.Again):
             while len(frames) < MAX_FRAMES:
-                frames += self._dealer.recv_multipart(zmq.NOBLOCK)
+                frames.append(self._dealer.recv(zmq.NOBLOCK))
         return frames
 
     def _wake(self) -> None:
@@ -163,8 +163,8 @@ class ZmqChannel:
         while time.monotonic() < deadline:
             if self._dealer.poll(100):
                 try:
-                    reply = decode_reply(self._dealer.recv_multipart()[0])
-                except msgspec.DecodeError as error:
+                    reply = decode_replies(self._dealer.recv())[0]
+                except (msgspec.DecodeError, IndexError) as error:
                     raise RuntimeGone(f"the runtime speaks another version of the protocol: {error}") from None
                 if isinstance(reply, Welcome) and reply.protocol == PROTOCOL:
                     return reply

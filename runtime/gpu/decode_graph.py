@@ -1,8 +1,9 @@
 """Decode steps as captured graphs: one for each size of a ladder, padded with empty rows, replayed with new inputs.
 
 A step of R rows and T tokens runs in the graph of the next size n: n tokens in min(n, max_rows) rows. Rows bring one
-token each (decode), or up to WIDEST (forced tokens); the two kinds have graphs of their own. A graph is two: the
-forward, which can run while the host still fills masks, and the sampler behind it.
+token each (decode), or up to WIDEST (forced tokens); the two kinds have graphs of their own, and so have steps in which
+rows share prefixes that are read once. A graph is two: the forward, which can run while the host still fills masks, and
+the sampler behind it.
 
 Knows: the model's forward, static buffers. Must not know: how capture works, sessions.
 """
@@ -19,11 +20,13 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.layout import AttentionLayout
+from plait.runtime.gpu import static_groups
 from plait.runtime.gpu.buffers import TwinBuffers
 from plait.runtime.gpu.device_sampling import DeviceSampling
 from plait.runtime.gpu.page_table import PageTable
 from plait.runtime.gpu.stream import Stream, Work
 from plait.runtime.model_runner import ModelRunner
+from plait.runtime.scheduler.prefix_groups import PrefixGroup
 from plait.runtime.scheduler.rows import Batch, BatchRow
 
 Values = npt.NDArray[Any] | list[int]
@@ -35,6 +38,7 @@ class Size(NamedTuple):
 
     tokens: int
     q_len: int  # the most new tokens of a row: 1 or WIDEST
+    is_shared: bool = False  # whether rows may share prefixes
 
 
 @dataclass
@@ -67,7 +71,8 @@ class DecodeGraphs:
         self.buffers = TwinBuffers(
             dict.fromkeys(("token_ids", "positions", "write_pages"), (torch.int32, tokens))
             | {"q_starts": (torch.int32, rows + 1), "kv_starts": (torch.int32, rows + 1)}
-            | {"page_starts": (torch.int32, rows), "wanted": (torch.int64, rows), "places": (torch.int64, tokens)},
+            | {"page_starts": (torch.int32, rows), "wanted": (torch.int64, rows), "places": (torch.int64, tokens)}
+            | {name: (torch.int32, count) for name, count in static_groups.lengths(rows, tokens).items()},
             stream,
         )
         self.graphs: dict[Size, Graph] = {}
@@ -80,11 +85,17 @@ class DecodeGraphs:
         q_len = 1 if most == 1 else WIDEST
         sizes = self.sizes[q_len]
         at = bisect.bisect_left(sizes, batch.num_tokens)
-        return Size(sizes[at], q_len) if at < len(sizes) else None
+        return Size(sizes[at], q_len, bool(self._groups(batch, q_len))) if at < len(sizes) else None
+
+    def _groups(self, batch: Batch, q_len: int) -> list[PrefixGroup]:
+        sharing = self.runner.sharing
+        if sharing is None or len(batch.rows) < 2:
+            return []
+        return sharing.groups(batch.rows, q_len)[: static_groups.most_groups(len(batch.rows))]
 
     def forward(self, batch: Batch, size: Size) -> Work:
         """Starts the batch's forward and gives what samples from it, to be called once the masks are set."""
-        self._fill(batch)
+        self._fill(batch, size)
         graph = self.graphs.get(size)
         if graph is None:
             graph = self._capture(size)  # which computes this batch's logits, or leaves inputs as they are
@@ -92,14 +103,15 @@ class DecodeGraphs:
         return graph.sample
 
     def capture_decode(self, progress: Callable[[float], None] = lambda share: None) -> None:
-        """Captures all sizes of plain decoding, the largest first: the pool need not grow then."""
-        self._fill(Batch(0))
-        todo = self.sizes[1][::-1]
-        for i, tokens in enumerate(todo):
-            self._capture(Size(tokens, 1))
+        """Captures all sizes of decoding, the largest first: the pool need not grow then."""
+        self._fill(Batch(0), Size(self.max_rows, 1))
+        kinds = (False,) if self.runner.sharing is None else (False, True)
+        todo = [Size(n, 1, shared) for n in self.sizes[1][::-1] for shared in kinds if n > 1 or not shared]
+        for i, size in enumerate(todo):
+            self._capture(size)
             progress((i + 1) / len(todo))
 
-    def _fill(self, batch: Batch) -> None:
+    def _fill(self, batch: Batch, size: Size) -> None:
         """The batch's inputs, padded, on their way to the device."""
         self.buffers.begin()
         host, rows = self.buffers.host, batch.rows
@@ -125,6 +137,10 @@ class DecodeGraphs:
         _fill(host["write_pages"], write_pages, -1)
         _fill(host["token_ids"], token_ids, 0)
         _fill(host["places"], positions + np.repeat(np.array(firsts, dtype=np.int64), counts), self.table.spare_at)
+        groups = self._groups(batch, size.q_len) if size.is_shared else []
+        static_groups.fill(host, groups, counts)
+        if self.runner.sharing is not None:
+            self.runner.sharing.count(groups)
         self.buffers.upload()
 
     def _capture(self, size: Size) -> Graph:
@@ -141,6 +157,7 @@ class DecodeGraphs:
             page_starts=device["page_starts"][:rows],
             min_q_len=1,
             max_q_len=size.q_len,
+            shared=static_groups.view(device, rows, tokens) if size.is_shared else None,
         )
         logits: list[torch.Tensor] = []  # kept, so that nothing else comes to lie in their place
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.gguf_config import Keys, TensorFacts
 from plait.runtime.models.shapes import LayerShapes
 
@@ -26,7 +25,6 @@ class Family:
     name: str
     hf: str
     gguf: str | None
-    model: type[Decoder]
     read_hf: Callable[[Mapping[str, Any]], ModelConfig]
     read_gguf: Callable[[Keys, TensorFacts], ModelConfig] | None
     layer_shapes: LayerShapes

@@ -8,20 +8,12 @@ Knows: which families, dtypes and processors have packed weights. Must not know:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import torch
-
-from plait.kernels.select import Kernels
 from plait.runtime.config import WeightForm
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
-from plait.runtime.models.registry import MODELS
 from plait.runtime.models.source import Checkpoint
-
-if TYPE_CHECKING:
-    from plait.kernels.cpu_decoder import CpuDecoder
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROUNDED = ("int8", "int4")
@@ -36,23 +28,20 @@ class Chosen(NamedTuple):
     why: str
 
 
-def choose_form(
-    config: ModelConfig, weights: Checkpoint, dtype: torch.dtype, device: torch.device, form: WeightForm
-) -> Chosen:
+def choose_form(weights: Checkpoint, dtype: str, device: str, form: WeightForm) -> Chosen:
     """What `form` comes to with this model on this machine; InputError for int8 and int4 that cannot be had.
 
-    Reads headers alone. "as-stored" falls back to plain numbers, with the reason.
+    Reads headers alone. "as-stored" falls back to plain numbers, with the reason. `dtype` and `device` are names.
     """
-    plain = str(dtype).removeprefix("torch.")
     if form == "bf16":
-        return Chosen("bf16", False, f"{plain}, multiplied by torch")
-    reason = why_not(config, dtype, device)
+        return Chosen("bf16", False, f"{dtype}, multiplied by torch")
+    reason = why_not(weights.config, dtype, device)
     if reason is not None and form in ROUNDED:
         raise InputError(f"weights cannot be {form}: {reason}")
     if reason is None and form == "as-stored":
         reason = stored_otherwise(weights)
     if reason is not None:
-        return Chosen("bf16", False, f"{plain}, multiplied by torch: {reason}")
+        return Chosen("bf16", False, f"{dtype}, multiplied by torch: {reason}")
     if form == "as-stored":
         return Chosen(form, True, f"the file's own 4- and 8-bit numbers, packed: numba, {_instructions()}")
     return Chosen(form, True, f"what has more bits is rounded to {form}, packed: numba, {_instructions()}")
@@ -64,34 +53,14 @@ def _instructions() -> str:
     return "AVX-512 VNNI and AMX" if available() else "AVX-512 VNNI"
 
 
-def load_model(
-    config: ModelConfig,
-    weights: Checkpoint,
-    kernels: Kernels,
-    dtype: torch.dtype,
-    device: torch.device,
-    form: WeightForm,
-    progress: Progress = lambda share: None,
-) -> Decoder | CpuDecoder:
-    """The model in the form that `choose_form` chooses. Raises InputError as it does."""
-    if choose_form(config, weights, dtype, device, form).packed:
-        from plait.runtime.models.packed import NotStored, packed_decoder
-
-        try:
-            return packed_decoder(config, weights, form, progress)
-        except NotStored:
-            pass  # "as-stored" alone raises it: a block whose minimum float16 cannot hold, which no header tells
-    return MODELS[config.architecture](config, weights, kernels, dtype, device, progress)
-
-
-def why_not(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+def why_not(config: ModelConfig, dtype: str, device: str) -> str | None:
     """Why this model has no packed form here; None if it has."""
-    if device.type != "cpu":
+    if device != "cpu":
         return f"packed weights are for CPUs, not for {device}"
     if (machine := _machine_lacks()) is not None:
         return machine
-    if dtype != torch.bfloat16:
-        return f"packed weights go with bfloat16, not with {str(dtype).removeprefix('torch.')}"
+    if dtype != "bfloat16":
+        return f"packed weights go with bfloat16, not with {dtype}"
     if config.architecture not in FAMILIES:
         return f"models of the family {config.architecture} have no packed form"
     if config.output_bias or config.mlp_bias:

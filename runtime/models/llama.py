@@ -11,13 +11,8 @@ from typing import Any
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checks import flag
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import decoder_shapes
-
-
-class LlamaModel(Decoder):
-    """The plain decoder."""
 
 
 def read_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -44,7 +39,6 @@ FAMILY = Family(
     name="llama",
     hf="LlamaForCausalLM",
     gguf="llama",
-    model=LlamaModel,
     read_hf=read_hf,
     read_gguf=read_gguf,
     layer_shapes=decoder_shapes,

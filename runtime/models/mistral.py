@@ -10,7 +10,6 @@ from typing import Any
 
 from plait.runtime.models import hf_config
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import decoder_shapes
 
@@ -27,7 +26,6 @@ FAMILY = Family(
     name="mistral",
     hf="MistralForCausalLM",
     gguf=None,
-    model=Decoder,
     read_hf=read_hf,
     read_gguf=None,
     layer_shapes=decoder_shapes,

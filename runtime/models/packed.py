@@ -5,20 +5,21 @@ Knows: names of weights. Must not know: how products are computed, or whether th
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from plait.kernels import cpu_packed
-from plait.kernels.cpu_decoder import CpuDecoder, DecoderWeights, LayerWeights
+from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu_packed import Blocks, Packed
 from plait.kernels.cpu_parts import Heads
 from plait.kernels.cpu_rows import SILU
 from plait.runtime.config import WeightForm
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import rotary_tables
 from plait.runtime.models.forms import Progress
 from plait.runtime.models.source import Checkpoint
 
 BITS = {"int8": 8, "int4": 4}
+Floats = npt.NDArray[np.float32]
 
 
 class NotStored(Exception):
@@ -36,7 +37,7 @@ class Builder:
         """NotStored if the form is "as-stored" and the file has another."""
         if self.weights.container == "gguf":
             quantization, raw, shape = self.weights.raw(name)
-            exact = cpu_packed.from_gguf(torch.from_numpy(raw.copy()), quantization, shape)
+            exact = cpu_packed.from_gguf(raw, quantization, shape)
             if exact is not None and (self.form == "as-stored" or exact.bits <= BITS[self.form]):
                 return exact
             found = quantization
@@ -50,8 +51,8 @@ class Builder:
         """The named weights as one, their outputs one after the other."""
         return cpu_packed.pack(cpu_packed.stacked([self.blocks(f"{name}.weight") for name in names]))
 
-    def floats(self, name: str) -> torch.Tensor:
-        return self.weights.tensor(name, torch.float32, "cpu").contiguous()
+    def floats(self, name: str) -> Floats:
+        return self.weights.floats(name)
 
     def layer(self, index: int) -> LayerWeights:
         config, prefix = self.config, f"model.layers.{index}"
@@ -62,7 +63,7 @@ class Builder:
         return LayerWeights(
             norm=self.floats(f"{prefix}.input_layernorm.weight"),
             qkv=self.packed(*parts),
-            bias=torch.cat(biases) if biases else None,
+            bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.packed(f"{attention}.o_proj"),
             post_norm=None,
@@ -74,17 +75,25 @@ class Builder:
             rotation=int(config.is_local(index) and config.local_rope_theta is not None),
         )
 
-    def _head_norms(self, prefix: str) -> torch.Tensor | None:
+    def _head_norms(self, prefix: str) -> Floats | None:
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
         query, key = (self.floats(f"{prefix}.{part}_norm.weight") for part in "qk")
-        return torch.cat([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
+        return np.concatenate([query] * self.config.num_heads + [key] * self.config.num_kv_heads)
 
 
 def packed_decoder(
-    config: ModelConfig, weights: Checkpoint, form: WeightForm, progress: Progress = lambda share: None
+    config: ModelConfig,
+    weights: Checkpoint,
+    form: WeightForm,
+    threads: int,
+    deterministic: bool = False,
+    progress: Progress = lambda share: None,
 ) -> CpuDecoder:
-    """The model with packed weights. NotStored as in `Builder.blocks`."""
+    """The model with packed weights. NotStored as in `Builder.blocks`.
+
+    `deterministic`: one form of products, so that a token's bits do not depend on how many share its step.
+    """
     builder = Builder(config, weights, form)
     embedding = builder.packed("model.embed_tokens")
     layers = []
@@ -98,11 +107,21 @@ def packed_decoder(
             layers=layers,
             norm=builder.floats("model.norm.weight"),
             head=embedding if config.tie_word_embeddings else builder.packed("lm_head"),
-            rotations=rotary_tables(config, torch.device("cpu")),
+            rotations=rotary_tables(config),
             heads=Heads(
                 config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.score_scale
             ),
             eps=config.rms_norm_eps,
             gate=SILU,
-        )
+        ),
+        threads,
+        None if deterministic else WIDE_FROM,
     )
+
+
+def rotary_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
+    """cos and sin [context, D / 2] of the model; the families that are packed have one table and turn whole heads."""
+    positions = np.arange(config.context_length, dtype=np.float32)
+    angles = np.outer(positions, np.array(config.inverse_frequencies(), np.float32))
+    magnitude = np.float32(config.rope_scaling.magnitude if config.rope_scaling else 1.0)
+    return [(np.cos(angles) * magnitude, np.sin(angles) * magnitude)]

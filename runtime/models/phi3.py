@@ -3,7 +3,7 @@
 Phi-4-mini turns only the leading part of each head. Attention scores do not change when the dimensions of queries
 and keys are put in another order, so they are: every pair that turns stands where the plain operator looks for it,
 and the dimensions that stand still make pairs of angle 0.
-Knows: its config's fields and how it fuses. Must not know: files, batching.
+Knows: its config's fields and the order of pairs. Must not know: files, tensors; see phi3_decoder.
 """
 
 from __future__ import annotations
@@ -11,36 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checks import real
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import MLP, Decoder, Experts, Projection
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import linear, norm_shapes
 from plait.runtime.models.source import Shapes
-
-
-class Phi3Model(Decoder):
-    """The plain decoder with two fused matrices."""
-
-    def load_qkv(self, prefix: str) -> Projection:
-        config = self.config
-        weight, bias = self.load_projection(f"{prefix}.qkv_proj")
-        if config.num_rotary == config.head_dim:
-            return weight, bias
-        heads = weight.view(-1, config.head_dim, weight.shape[1])  # [H + 2 G, D, C]
-        order = torch.tensor(pairs_apart(config.num_rotary, config.head_dim), device=weight.device)
-        turning = config.num_heads + config.num_kv_heads
-        return torch.cat([heads[:turning, order], heads[turning:]]).view_as(weight), bias
-
-    def load_mlp(self, index: int, prefix: str) -> MLP | Experts:
-        return MLP(
-            gate_up=self.load_projection(f"{prefix}.mlp.gate_up_proj"),
-            down=self.load_projection(f"{prefix}.mlp.down_proj"),
-        )
 
 
 def pairs_apart(rotary: int, size: int) -> list[int]:
@@ -93,7 +70,6 @@ FAMILY = Family(
     name="phi3",
     hf="Phi3ForCausalLM",
     gguf="phi3",
-    model=Phi3Model,
     read_hf=read_hf,
     read_gguf=read_gguf,
     layer_shapes=layer_shapes,

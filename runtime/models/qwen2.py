@@ -10,7 +10,6 @@ from typing import Any
 
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import decoder_shapes
 
@@ -33,7 +32,6 @@ FAMILY = Family(
     name="qwen2",
     hf="Qwen2ForCausalLM",
     gguf="qwen2",
-    model=Decoder,
     read_hf=read_hf,
     read_gguf=read_gguf,
     layer_shapes=decoder_shapes,

@@ -11,7 +11,6 @@ from typing import Any
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checks import flag
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import normed_decoder_shapes
 
@@ -35,7 +34,6 @@ FAMILY = Family(
     name="qwen3",
     hf="Qwen3ForCausalLM",
     gguf="qwen3",
-    model=Decoder,
     read_hf=read_hf,
     read_gguf=read_gguf,
     layer_shapes=normed_decoder_shapes,

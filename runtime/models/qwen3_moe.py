@@ -1,6 +1,6 @@
 """Qwen 3 with a mixture of experts instead of the MLP, in all layers or in some (arXiv:2505.09388).
 
-Knows: its config's fields and how experts are stored. Must not know: files, batching.
+Knows: its config's fields. Must not know: files, tensors; see qwen3_moe_decoder.
 """
 
 from __future__ import annotations
@@ -8,31 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models import gguf_config, hf_config
 from plait.runtime.models.checks import MOST, flag, whole
 from plait.runtime.models.config import ExpertsConfig, ModelConfig
-from plait.runtime.models.decoder import MLP, Decoder, Experts
 from plait.runtime.models.family import Family
 from plait.runtime.models.shapes import attention_shapes, head_norm_shapes, mlp_shapes, norm_shapes
 from plait.runtime.models.source import Shapes
-
-
-class Qwen3MoeModel(Decoder):
-    """Layers that have experts load those; the others are Qwen 3's."""
-
-    def load_mlp(self, index: int, prefix: str) -> MLP | Experts:
-        settings = self.config.experts
-        if settings is None or not settings.layers[index]:
-            return super().load_mlp(index, prefix)
-        gate_up = [self.get(f"{prefix}.mlp.experts.{name}_proj.weight") for name in ("gate", "up")]
-        return Experts(
-            router=self.get(f"{prefix}.mlp.gate.weight"),
-            gate_up=torch.cat(gate_up, dim=1),
-            down=self.get(f"{prefix}.mlp.experts.down_proj.weight"),
-        )
 
 
 def read_hf(config: Mapping[str, Any]) -> ModelConfig:
@@ -98,7 +80,6 @@ FAMILY = Family(
     name="qwen3_moe",
     hf="Qwen3MoeForCausalLM",
     gguf="qwen3moe",
-    model=Qwen3MoeModel,
     read_hf=read_hf,
     read_gguf=read_gguf,
     layer_shapes=layer_shapes,

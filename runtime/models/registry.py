@@ -1,6 +1,6 @@
 """Which families plait runs: one line each, and how a file's config finds its own.
 
-Knows: names. Must not know: what a family does.
+Knows: names. Must not know: what a family does; which decoder runs it, `decoders` says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models import gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoder import Decoder
 from plait.runtime.models.family import Family
 from plait.runtime.models.gguf_config import Keys, TensorFacts
 
@@ -26,7 +25,6 @@ FAMILIES = (
 )
 
 BY_NAME: dict[str, Family] = {family.name: family for family in FAMILIES}
-MODELS: dict[str, type[Decoder]] = {family.name: family.model for family in FAMILIES}
 _BY_HF = {family.hf: family for family in FAMILIES}
 _BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 

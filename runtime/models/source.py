@@ -5,13 +5,15 @@ Knows: the interface. Must not know: files, or which model asks.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from plait.runtime.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -35,6 +37,9 @@ class Checkpoint(Protocol):
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         """The weight, row-major as transformers has it. Raises CorruptModel or UnsupportedModel."""
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        """`tensor` in float32 on the host; torch is loaded only for what is stored in few bits."""
 
     def stored_as(self, name: str) -> str:
         """How a file keeps the weight ("Q4_1", "BF16", ...), from its header."""

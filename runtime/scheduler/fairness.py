@@ -40,6 +40,11 @@ class Account:
     def level(self) -> int:
         return (self.served // LEVEL_TOKENS).bit_length()
 
+    def is_starving(self, now: float, arrived: float) -> bool:
+        """Whether a row that came at `arrived` has waited longer than what the program was served allows."""
+        waited = now - max(self.last, arrived)
+        return waited > STARVING_S and waited > STARVING_S * (1 + self.level)
+
 
 class Fairness:
     """The accounts of all tenants and programs with rows or sessions."""
@@ -80,13 +85,15 @@ class Fairness:
 
     def charge(self, row: Row, num_tokens: int, now: float) -> None:
         """Tokens of the row go through the model at time `now`."""
-        self._tenant_served[row.session.opened.tenant] += num_tokens
-        starved = self.is_starving(row, now)
-        account = self._programs.setdefault(row.session.program, Account())
+        session = row.session
+        self._tenant_served[session.opened.tenant] += num_tokens
+        account = self._programs.get(session.program)
+        if account is None:
+            account = self._programs[session.program] = Account()
+        if account.is_starving(now, row.meter.arrived):
+            account.protected_until = now + STARVING_S
         account.served += num_tokens
         account.last = now
-        if starved:
-            account.protected_until = now + STARVING_S
 
     # -- who goes first ---------------------------------------------------------------------------
 
@@ -101,8 +108,7 @@ class Fairness:
 
     def is_starving(self, row: Row, now: float) -> bool:
         """Whether the row's program has waited so long that what it was served counts no more."""
-        account = self._account(row)
-        return now - max(account.last, row.meter.arrived) > STARVING_S * (1 + account.level)
+        return self._account(row).is_starving(now, row.meter.arrived)
 
     def tier(self, row: Row, now: float) -> int:
         """0 for a row that no other may go before once it runs: what its program was served is little, or it has

@@ -64,7 +64,10 @@ class Generating:
         if gen.matcher is not None and not gen.matcher.accept(token):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
         del gen.ahead[:1]
-        return self._ending_token(gen, token) or self._extend(gen, [token])
+        ending = self._ending_token(gen, token)
+        if ending is not None:
+            return ending
+        return self._add(gen, token, is_last=True) if gen.matcher is None else self._extend(gen, [token])
 
     def _extend(self, gen: Generation, sampled: list[int]) -> Ending | None:
         """The sampled token, if there is one, and those that it leaves no choice about, become text."""

@@ -28,9 +28,13 @@ class PagePool:
         """`count` free pages, int32, ascending. The caller makes sure that there are as many."""
         assert 0 <= count <= self.num_free, (count, self.num_free)
         self.num_free -= count
-        if count == 1:
-            return self._free[self.num_free : self.num_free + 1].copy()
         return np.sort(self._free[self.num_free : self.num_free + count])
+
+    def take(self) -> int:
+        """One free page; the caller makes sure that there is one."""
+        assert self.num_free
+        self.num_free -= 1
+        return int(self._free[self.num_free])
 
     def release(self, pages: IntArray) -> None:
         """Gives pages back."""

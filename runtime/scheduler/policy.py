@@ -79,10 +79,14 @@ class Policy:
         self._now = time.monotonic()
         chosen: set[Row] = set()
         self._make_way()
-        decoding = [row for row in self.running if row.num_pending <= 1]
-        prompts = [row for row in self.running if row.num_pending > 1]
+        decoding: list[Row] = []
+        prompts: list[Row] = []
+        for row in self.running:
+            (prompts if row.num_pending > 1 else decoding).append(row)
+        retracted = self.num_retractions
         for row in decoding:
-            if batch.budget and row in self.running:  # an earlier one may have retracted it
+            was_retracted = self.num_retractions > retracted and row not in self.running  # by an earlier one
+            if batch.budget and not was_retracted:
                 self._schedule(batch, row, chosen)
         for row in sorted(prompts, key=self._tier):
             if self._tier(row):

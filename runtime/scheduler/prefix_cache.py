@@ -83,9 +83,12 @@ class PrefixCache:
 
     def allocate(self, seq: Sequence, count: int) -> bool:
         """`count` more private pages for the sequence, evicting cache if need be; False when there are not as many."""
-        if not self._make_room(count):
+        if count > self.pool.num_free and not self._make_room(count):
             return False
-        seq.pages.extend(self.pool.allocate(count))
+        if count == 1:
+            seq.pages.push(self.pool.take())
+        else:
+            seq.pages.extend(self.pool.allocate(count))
         self.num_private += count
         return True
 
@@ -104,7 +107,7 @@ class PrefixCache:
         """A page for a token that a sequence may get; None when there is none. `keep` or `give_back` follows."""
         if not self._make_room(1):
             return None
-        page = int(self.pool.allocate(1)[0])
+        page = self.pool.take()
         self.lent.add(page)
         return page
 
@@ -112,7 +115,7 @@ class PrefixCache:
         """The lent page's token has come: it is the sequence's first one without a page."""
         assert seq.is_locked and seq.num_computed < len(seq)
         self.lent.remove(page)
-        seq.pages.extend([page])
+        seq.pages.push(page)
         self.num_private += 1
 
     def give_back(self, page: int) -> None:

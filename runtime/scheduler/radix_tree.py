@@ -36,15 +36,17 @@ class Pin(Protocol):
 
 
 class Node:
-    """One edge of the tree: `key[i]` is a token, `pages[i]` holds its KV. `lock_count` includes descendants' locks."""
+    """One edge of the tree: `key[i]` is a token, `pages[i]` holds its KV. `lock_count` includes descendants' locks;
+    `end` is the number of tokens from the root to its end, which no split changes."""
 
-    __slots__ = ("children", "key", "last_used", "lock_count", "pages", "parent", "pins", "space")
+    __slots__ = ("children", "end", "key", "last_used", "lock_count", "pages", "parent", "pins", "space")
 
     def __init__(self, key: IntArray, pages: IntArray, parent: Node | None, space: Space) -> None:
         self.key = key
         self.pages = pages
         self.parent = parent
         self.space = space
+        self.end: int = len(key) + (parent.end if parent is not None else 0)
         self.children: dict[int, Node] = {}
         self.lock_count = 0
         self.last_used = 0
@@ -243,6 +245,7 @@ class RadixTree:
         for node in self.nodes():
             assert len(node.key) == len(node.pages)
             assert (node.parent is None) == (len(node.key) == 0), "only a root has an empty key"
+            assert node.end == len(node.key) + (node.parent.end if node.parent is not None else 0)
             assert node.lock_count >= sum(child.lock_count for child in node.children.values())
             for token, child in node.children.items():
                 assert child.parent is node and child.space == node.space and int(child.key[0]) == token

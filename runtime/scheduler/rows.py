@@ -39,15 +39,17 @@ class Meter:
 
     def count_cached(self, num_computed: int) -> None:
         """Notes that [0, num_computed) did not need the model, unless this row computed it before."""
-        self._high_water = max(self._high_water, num_computed)
+        if num_computed > self._high_water:
+            self._high_water = num_computed
 
     def count_computed(self, start: int, end: int) -> None:
         """Notes that tokens [start, end) go through the model now."""
-        again = max(0, min(end, self._high_water) - start)
-        fresh_start = start + again
-        self.recomputed += again
-        self.computed += max(0, min(end, self.num_prompt) - fresh_start)
-        self._high_water = max(self._high_water, end)
+        fresh_start = min(max(start, self._high_water), end)
+        self.recomputed += fresh_start - start
+        if fresh_start < self.num_prompt:
+            self.computed += min(end, self.num_prompt) - fresh_start
+        if end > self._high_water:
+            self._high_water = end
 
     def computed_below(self, end: int) -> int:
         """Prompt tokens before `end` that went through the model, the repeated last one aside."""
@@ -89,7 +91,7 @@ class Row:
 
     @property
     def num_pending(self) -> int:
-        return len(self.seq) - self.seq.num_computed
+        return self.seq.tokens.size - self.seq.pages.size
 
     def draft(self, most: int) -> None:
         """Adds at most `most` guesses to `seq`, for a row that can verify them."""
@@ -142,7 +144,7 @@ class Generation(Row):
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Adds a sampled token to the text."""
-        self.seq.tokens.extend([token])
+        self.seq.tokens.push(token)
         self.byte_ends.append((self.byte_ends[-1] if self.byte_ends else 0) + len(token_bytes))
         self.output_counts[token] = self.output_counts.get(token, 0) + 1
         self.logits_from = len(self.seq) - 1
@@ -225,7 +227,7 @@ class Ahead(NamedTuple):
     page: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: sixteen of them are made for every step, and that takes twice as long
 class BatchRow:
     """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them.
 
@@ -250,6 +252,10 @@ class BatchRow:
         if self.ahead is not None:
             return np.array([-1 - self.ahead.slot], dtype=np.int32)
         return self.row.seq.tokens.view()[self.start : self.start + self.count]
+
+    def only_token(self) -> int:
+        """`token_ids` of a row that brings one."""
+        return self.row.seq.tokens.at(self.start) if self.ahead is None else -1 - self.ahead.slot
 
     def pages(self) -> IntArray:
         """[start + count] int32: where the KV of all tokens up to the last new one is, or will be."""
@@ -303,4 +309,6 @@ class Batch:
 
     def token_ids(self) -> IntArray:
         """[num_tokens] int32: the new tokens of every row, one row after the other; see BatchRow."""
+        if self.num_tokens == len(self.rows):  # nearly every step: spare the arrays
+            return np.array([each.only_token() for each in self.rows], dtype=np.int32)
         return np.concatenate([each.token_ids() for each in self.rows])

@@ -31,7 +31,7 @@ from plait.runtime.messages import (
     TokenLogprob,
     Welcome,
 )
-from plait.runtime.model_runner import ModelRunner
+from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
@@ -70,7 +70,7 @@ class Scheduler:
         self,
         config: EngineConfig,
         welcome: Welcome,
-        model_runner: ModelRunner,
+        model_runner: Runner,
         sampler: Sampler,
         vocabulary: Vocabulary,
         compiler: CompilePool,
@@ -143,9 +143,12 @@ class Scheduler:
         except Exception as error:
             self._fail_steps(error, *([] if later is None else [later]), step)
             return
-        expecting = step.expecting(self.welcome.context_length)
+        may_be_followed = step.flight.can_be_followed
+        expecting = step.expecting(self.welcome.context_length) if may_be_followed else []
         step.end(self.cache)
         self.commit(step.batch, sampled)
+        if not expecting and later is None:
+            return
         running = set(self.policy.running)
         self.foresight.learn(len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting))
         if later is not None:
@@ -222,6 +225,7 @@ class Scheduler:
             computed_tokens=self.num_computed_tokens,
             retractions=self.policy.num_retractions,
             bad_frames=self.link.num_bad_frames,
+            spared_tokens=self.model_runner.num_spared_tokens,
             **msgspec.structs.asdict(totals),
         )
 
@@ -266,14 +270,7 @@ class Scheduler:
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
         if isinstance(row, Scoring):
-            scores = sampled.scores.get(row, {})
-            if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
-                self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
-                return
-            row.logprobs.update(scores)
-            row.top.update(sampled.tops.get(row, {}))
-            if not row.num_pending:
-                self.sessions.finish_row(row)
+            self._commit_scores(row, sampled)
         elif isinstance(row, Generation):
             if row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
@@ -283,6 +280,16 @@ class Scheduler:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
             elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
+
+    def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
+        scores = sampled.scores.get(row, {})
+        if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
+            self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
+            return
+        row.logprobs.update(scores)
+        row.top.update(sampled.tops.get(row, {}))
+        if not row.num_pending:
+            self.sessions.finish_row(row)
 
     def _commit_drafted(self, gen: Generation, num_draft: int, tokens: list[int]) -> None:
         """Takes the tokens that the model chose, up to the first that was not guessed."""

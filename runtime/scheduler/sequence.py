@@ -16,35 +16,50 @@ from plait.runtime.scheduler.radix_tree import Node, Space
 
 
 class IntBuffer:
-    """A growing int32 array whose live part is a numpy view. `version` changes with every change but growth."""
+    """A growing int32 array whose live part, `size` long, is a numpy view. `version` changes with all but growth."""
 
-    __slots__ = ("_data", "_size", "version")
+    __slots__ = ("_data", "size", "version")
 
     def __init__(self, values: IntArray | list[int] | None = None) -> None:
         self._data = np.array(values if values is not None else [], dtype=np.int32)
-        self._size = len(self._data)
+        self.size = len(self._data)
         self.version = 0
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def view(self) -> IntArray:
         """[len] int32, valid until the next change."""
-        return self._data[: self._size]
+        return self._data[: self.size]
 
     def extend(self, values: IntArray | list[int]) -> None:
-        need = self._size + len(values)
+        need = self.size + len(values)
         if need > len(self._data):
-            grown = np.empty(max(need, 2 * len(self._data), 64), dtype=np.int32)
-            grown[: self._size] = self.view()
-            self._data = grown
-        self._data[self._size : need] = values
-        self._size = need
+            self._grow(need)
+        self._data[self.size : need] = values
+        self.size = need
+
+    def push(self, value: int) -> None:
+        """`extend` by one: a step does it twice for every row."""
+        if self.size == len(self._data):
+            self._grow(self.size + 1)
+        self._data[self.size] = value
+        self.size += 1
+
+    def at(self, index: int) -> int:
+        """The value at one place."""
+        assert index < self.size
+        return int(self._data[index])
+
+    def _grow(self, need: int) -> None:
+        grown = np.empty(max(need, 2 * len(self._data), 64), dtype=np.int32)
+        grown[: self.size] = self.view()
+        self._data = grown
 
     def truncate(self, size: int) -> None:
-        assert 0 <= size <= self._size
-        self.version += size < self._size
-        self._size = size
+        assert 0 <= size <= self.size
+        self.version += size < self.size
+        self.size = size
 
     def touch(self) -> None:
         """Counts as a change: whoever keeps a copy that runs ahead of this one has to forget it."""
@@ -53,7 +68,7 @@ class IntBuffer:
     def replace(self, start: int, values: IntArray) -> None:
         """Writes values over [start, start + len(values))."""
         end = start + len(values)
-        assert 0 <= start <= end <= self._size
+        assert 0 <= start <= end <= self.size
         self.version += not np.array_equal(self._data[start:end], values)
         self._data[start:end] = values
 
@@ -72,11 +87,11 @@ class Sequence:
         self.is_locked = False
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self.tokens.size
 
     @property
     def num_computed(self) -> int:
-        return len(self.pages)
+        return self.pages.size
 
     def on_evicted(self, num_tokens: int, parent: Node) -> None:
         assert not self.is_locked

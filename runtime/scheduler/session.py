@@ -13,6 +13,7 @@ from plait.runtime.scheduler.rows import Generation, Selection
 from plait.runtime.scheduler.sequence import Sequence
 
 ClientId = bytes
+ProgramId = tuple[ClientId, int]
 Instruction = Append | Generate | Select | Fork | Close
 
 
@@ -41,8 +42,4 @@ class Session:
         self.queue: deque[Instruction] = deque()
         self.active: Generation | Selection | None = None
         self.broken: Broken | None = None
-
-    @property
-    def program(self) -> tuple[ClientId, int]:
-        """The fairness account: sessions of one program share it."""
-        return (self.key.client, self.opened.program)
+        self.program: ProgramId = (key.client, opened.program)  # the fairness account: sessions of one program share it

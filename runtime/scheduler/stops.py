@@ -39,7 +39,8 @@ class StopScanner:
 
     @property
     def num_safe(self) -> int:
-        return min(self._strings.num_safe, self._patterns.num_safe if self._patterns else self._strings.num_safe)
+        safe = self._strings.num_safe
+        return safe if self._patterns is None else min(safe, self._patterns.num_safe)
 
     def push(self, data: bytes) -> StopHit | None:
         """The first one completed by `data`, the one that begins first where several end together; else None."""
@@ -62,7 +63,7 @@ class _Strings:
 
     @property
     def num_safe(self) -> int:
-        return self.length - max(self._matched, default=0)
+        return self.length - max(self._matched) if self._matched else self.length
 
     def push(self, data: bytes) -> StopHit | None:
         """The first stop string completed by `data`, the longest where several end together; else None."""

@@ -35,27 +35,32 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     The request's body must have been read: what comes after it is the disconnect.
     """
-    return await _race(request.receive, work)
+    async with _Listening(request.receive):
+        return await work
 
 
-async def _race(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        for each in (task, gone):
-            if not each.done():
-                each.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await each
+class _Listening:
+    """A block that ends with ClientGone when the client hangs up: what it waits for is cancelled, as by a timeout."""
 
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self._is_gone = receive, False
 
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._inside = task
+        self._listener = asyncio.ensure_future(self._listen())
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        self._listener.cancel()
+        if self._is_gone and self._inside.uncancel() <= 0 and kind is asyncio.CancelledError:
+            raise ClientGone from error
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True  # set in the same turn as the cancel, which is thrown where the block waits
+        self._inside.cancel()
 
 
 async def stream_answer(
@@ -84,7 +89,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self._head()})
         with contextlib.suppress(ClientGone):
-            await _race(receive, self._pump(send))
+            async with _Listening(receive):
+                await self._pump(send)
 
     def _head(self) -> list[tuple[bytes, bytes]]:
         return [(name, value) for name, value in self.raw_headers if name != b"content-length"]

@@ -22,6 +22,7 @@ from plait.runtime.server import openapi, operations, page_files, tokens
 from plait.runtime.server.admission import Admission
 from plait.runtime.server.answering import ClientGone, json_answer
 from plait.runtime.server.anthropic import messages
+from plait.runtime.server.direct import Direct
 from plait.runtime.server.error_shapes import error_body
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
@@ -40,6 +41,7 @@ ROUTERS = (
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
     *(tokens.router, program_route.router),
 )
+ANSWERED = (ApiError, PlaitError, HTTPException, ClientGone)  # raised by an endpoint, they are its answer
 
 
 class Backend(Protocol):
@@ -67,15 +69,16 @@ def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     for router in routers:
         app.include_router(router)
     paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+    app.add_middleware(Direct, routers=routers, kinds=ANSWERED, on_error=_on_error)
     _add_middleware(app, state, frozenset(path for path in paths if "{" not in path))
-    for kind in (ApiError, PlaitError, HTTPException, ClientGone):
+    for kind in ANSWERED:
         app.add_exception_handler(kind, _on_error)
     openapi.install(app)
     return app
 
 
 def _add_middleware(app: FastAPI, state: State, paths: frozenset[str]) -> None:
-    """The outermost comes last. `paths`: those of routes."""
+    """The outermost comes last; `Direct` is behind them all. `paths`: those of routes."""
     settings = state.settings
     app.add_middleware(Admission, gate=state.gate)
     app.add_middleware(

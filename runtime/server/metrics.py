@@ -119,6 +119,7 @@ _TOKEN_COUNTS = (
     ("computed", "Tokens that went through the model, those computed again included.", "computed_tokens"),
     ("sampled", "Tokens that were sampled.", "sampled_tokens"),
     ("forced", "Tokens that a constraint left no choice about: neither sampled nor waited for.", "forced_tokens"),
+    ("spared", "Tokens of cached KV that attention read once for several rows instead of again.", "spared_tokens"),
 )
 _COUNTS = (
     ("scheduler_steps", "Forward passes.", "steps"),

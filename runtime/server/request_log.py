@@ -26,6 +26,7 @@ def set_up_log(form: LogFormat) -> None:
     """Sends everything from INFO on to standard error in this form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if form == "json" else _Text())
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line says these
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 

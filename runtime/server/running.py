@@ -73,14 +73,9 @@ class Run:
             for work, call in zip(self.works, self.scored, strict=True)
         ]
 
-    async def progress(self) -> AsyncGenerator[list[tuple[int, Progress]], None]:
+    def progress(self) -> AsyncGenerator[list[tuple[int, Progress]], None]:
         """`follow` of all calls; raises a call's failure when it comes to its end."""
-        async with contextlib.aclosing(follow(self.calls)) as batches:
-            async for batch in batches:
-                for index, news in batch:
-                    if news.ended:
-                        self.calls[index].result(0)
-                yield batch
+        return follow(self.calls, raises=True)
 
     def usage(self) -> Usage:
         """Of all calls that are done; a prompt counts once, however many answers it has."""

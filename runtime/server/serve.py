@@ -6,6 +6,7 @@ Knows: sockets, uvicorn, what is started in which order. Must not know: routes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import os
@@ -16,6 +17,7 @@ import msgspec
 import uvicorn
 
 from plait.runtime.errors import InputError
+from plait.runtime.machine import give_back_memory
 from plait.runtime.server.app import create_app
 from plait.runtime.server.connections import patient_protocol
 from plait.runtime.server.draining import DrainingServer
@@ -45,6 +47,8 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
     settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
         runtime = RestartingRuntime(model, **engine)
+        gc.collect()
+        gc.freeze()  # the tokenizer's hundred thousand objects live as long as we do: no collection looks at them again
         try:
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(_serve(runtime, settings, listener))
@@ -54,6 +58,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
 
 async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket) -> int:
     app = create_app(runtime, settings)
+    give_back_memory()  # what making the routes and reading the tokenizer left
     config = uvicorn.Config(
         app,
         http=patient_protocol(settings.idle_timeout_s, settings.write_timeout_s),
@@ -63,6 +68,7 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks whose address a client has
         timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
         timeout_graceful_shutdown=CLOSE_S,
         backlog=BACKLOG,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,13 +54,18 @@ class State:
     @property
     def model_name(self) -> str:
         """What the model is called here."""
-        return self.settings.model_name or Path(self.client.model.model_path).name.removesuffix(".gguf")
+        return self.settings.model_name or _name_of(self.client.model.model_path)
 
     def check_model(self, name: str) -> None:
         """Raises ApiError 404 for a model that is not served here; "default" is whatever is."""
         if name not in (self.model_name, "default"):
             text = f"the model '{name[:100]}' is not served here; '{self.model_name}' is"
             raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
+
+
+@lru_cache(maxsize=8)
+def _name_of(model_path: str) -> str:
+    return Path(model_path).name.removesuffix(".gguf")
 
 
 def state_of(request: Request) -> State:

@@ -50,7 +50,7 @@ class Tracing:
     @contextlib.contextmanager
     def span(self, scope: Scope, headers: dict[str, str], record: Record) -> Iterator[None]:
         """The span of one request, the child of what its `traceparent` names; it ends when the block does."""
-        if self._trace is None:
+        if self._trace is None or self._is_unheard():
             yield
             return
         tracer = self._trace.get_tracer("plait")
@@ -66,6 +66,10 @@ class Tracing:
             if span.is_recording():
                 self._describe(tracer, span, record, began_ns)
             span.end()
+
+    def _is_unheard(self) -> bool:
+        """Whether nobody has set up where spans go: what is told then is made for nothing."""
+        return isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider)
 
     def _describe(self, tracer: Any, span: Any, record: Record, began_ns: int) -> None:
         span.update_name(f"{record.method} {record.route}")

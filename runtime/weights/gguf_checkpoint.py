@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from plait.kernels.dequantize import BLOCK, dequantize
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.gguf_config import TensorFacts
 from plait.runtime.models.registry import BY_NAME, from_gguf
 from plait.runtime.weights.expected import check_shape, expected_shapes, known
 from plait.runtime.weights.gguf import GGUFFile, open_gguf
+
+if TYPE_CHECKING:
+    import torch
 
 _GLOBAL = {
     "model.embed_tokens": "token_embd",
@@ -40,6 +41,9 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+_PLAIN = {"F32": "<f4", "F16": "<f2"}
 
 
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
@@ -84,11 +88,24 @@ class GGUFCheckpoint:
         return info.quantization, rows, shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        import torch
+
+        from plait.kernels.dequantize import BLOCK, dequantize
+
         quantization, rows, shape = self.raw(name)
         if quantization not in BLOCK:
             raise UnsupportedModel(f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(BLOCK)}")
         blocks = torch.from_numpy(rows).to(device)  # the packed form crosses to the device, not the wide one
         return dequantize(blocks, quantization, shape).to(dtype)
+
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        quantization, rows, shape = self.raw(name)
+        if quantization in _PLAIN:
+            return np.ascontiguousarray(rows).view(_PLAIN[quantization]).astype(np.float32).reshape(shape)
+        import torch
+
+        found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
+        return found
 
     def _stored(self, name: str) -> str:
         return gguf_name(name, self._family.gguf_names)

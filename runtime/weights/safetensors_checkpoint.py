@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import SafetensorError, safe_open
 
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
 from plait.runtime.models.json_file import read_json_object
 from plait.runtime.models.registry import from_hf
 from plait.runtime.weights.expected import check_shape, expected_shapes, known
+
+if TYPE_CHECKING:
+    import torch
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _STACK = ".experts."
@@ -55,11 +57,21 @@ class SafetensorsCheckpoint:
         raise InputError("raw blocks exist in GGUF files only; use tensor()")
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        import torch
+
         shape = known(name, self.shapes)
         parts = [self._read(part, device) for part, _ in _parts(name, shape)]
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
+    def floats(self, name: str) -> npt.NDArray[np.float32]:
+        import torch
+
+        found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
+        return found
+
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
+        import torch
+
         file = self.file_of[name]
         try:
             stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)

@@ -317,6 +317,20 @@ def test_a_compiler_that_cannot_start_is_an_error_and_no_loop(
         pool.close()
 
 
+def test_a_pool_that_may_wait_has_no_child_before_the_first_job(small: Vocabulary) -> None:
+    pool = CompilePool(small, at_once=False)
+    pool.start()
+    try:
+        pool.collect()
+        assert not pool._children
+        for pattern in ("a+", "b+"):  # and keeps the one it then has
+            ticket = pool.submit(Regex(pattern))
+            assert not isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
+            assert len(pool._children) == 1
+    finally:
+        pool.close()
+
+
 PARENT = """
 import os, sys
 from plait.constrained import CompilePool, Vocabulary

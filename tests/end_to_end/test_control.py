@@ -23,7 +23,7 @@ def contest(s):
 def test_losers_stop_computing(runtime):
     state = contest.run(backend=runtime, temperature=0)
     assert len(state["story"]) == 1 and state["running"] == 0
-    assert state.usage.completion_tokens == 4 and state.usage.failed_calls == 3
+    assert state.usage.completion_tokens == 4 and state.usage.failed_calls == 3 and state.usage.lost_tokens > 0
 
 
 @plait.function

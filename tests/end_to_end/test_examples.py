@@ -15,16 +15,16 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SAYS = {
     "quickstart": ["capital: ", "tip: ", "came from the prefix cache"],
-    "multiple_choice": [r"\d of 4 right", "came from the cache"],
+    "multiple_choice": [r"What is the capital of France\? Paris", r"\d of 5 right", "came from the cache"],
     "endings": ["he flips the pancake.", "glides across the rink."],
     "react": [r"population\(.*\) -> \d", "forced by the tools' schemas"],
     "extraction": [r"\d+ items, .* (euro|dollar|pound)s", "forced"],
-    "judge": [r"Clarity: [1-5] \(", r"In all: \d\.\d"],
+    "judge": [r"[1-5]: the clarity is .+\.", r"In all: \d\.\d\. .+"],
     "generative_agents": [
         r"Ada, the baker, goes to the (bakery|library|park|market) and is there ",
-        r"memories weigh \[\d, \d\]",
+        r"\d\.\d+ sold all her bread today, \d\.\d+ wants to learn about rye flour",
     ],
-    "tree_of_thought": [r"answer: \d+, scores \(\d, \d\)", "12 calls"],
+    "tree_of_thought": ["And so the old boat sailed again", r"behind each: \(-\d\.\d+, -\d\.\d+\)", "24 calls"],
     "skeleton_of_thought": [r"3\. [A-Z][a-z ]*: ", "on 3 branches side by side"],
     "conversation": ["> What is a volcano\\?", "7 messages", r"\(\d+ prompt tokens computed, [1-9]\d* from the cache"],
     "rag": [r" \[[a-z-]+\.md:\d+\]", r"\d+ of \d+ prompt tokens came from the cache"],

@@ -49,9 +49,18 @@ def test_pieces_fill_the_chip_and_no_more():
     assert config.prefix_pieces(CHIPS[1], llama, 8192) == 1
 
 
-def test_a_group_pays_from_a_few_thousand_tokens_on():
-    assert config.cascade_pays(64, 8192) and config.cascade_pays(2, 8192)
-    assert not config.cascade_pays(1, 100000) and not config.cascade_pays(4, 512)
+def test_sharing_pays_from_a_few_thousand_tokens_on():
+    llama = AttentionShape(32, 8, 128, torch.bfloat16)
+    assert config.sharing(llama, 1) == (128, 1024, 8192, 4)
+    fp8 = AttentionShape(32, 8, 128, torch.float8_e4m3fn)
+    assert config.sharing(fp8, 1) == (128, 2048, 16384, 4)
+
+
+def test_rows_that_share_are_those_that_a_plan_covers():
+    """Else the prefix pass would compute what nobody merges."""
+    for shape, tokens in itertools.product(SHAPES, (1, 2, 5, 8, 9, 4096)):
+        widest = config.sharing(shape, tokens).widest
+        assert widest == config.decode_rows(shape, tokens) // config.group_size(shape) >= 1
 
 
 def test_heads_that_do_not_divide_are_refused():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.kernels import cpu_cache, cpu_step
+from plait.kernels import cpu_cache, cpu_kept, cpu_step
 
 
 @pytest.mark.parametrize("name", ["forward", "project"])
@@ -24,6 +24,22 @@ def test_the_stamp_tells_a_changed_file(tmp_path) -> None:
     changed = tmp_path / "cpu_tile.py"
     changed.write_text(changed.read_text() + "\n")
     assert stamp_of(tmp_path) != cpu_cache.STAMP
+
+
+def test_missing_kernels_are_compiled_by_processes_and_only_once(tmp_path, monkeypatch) -> None:
+    """With their mark elsewhere; the kernels themselves are kept already, so that this is quick."""
+    told: list[str] = []
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    for _ in range(2):
+        cpu_kept.compile_missing(told.append)
+    assert len(told) == 1 and (tmp_path / "mark").exists()
+
+
+def test_kernels_that_do_not_compile_leave_no_mark(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    monkeypatch.setattr(cpu_kept, "KERNELS", {"forward": None, "nothing of that name": None})
+    cpu_kept.compile_missing(lambda doing: None)
+    assert not (tmp_path / "mark").exists()
 
 
 def stamp_of(folder: Path) -> int:

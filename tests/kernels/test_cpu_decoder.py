@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from plait.kernels.cpu_decoder import CpuDecoder, missing_features
-from plait.kernels.kv_cache import LayerCache
+from plait.kernels import cpu_amx, cpu_kept
+from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, missing_features
+from plait.kernels.ragged import Ragged
 from plait.runtime.errors import InputError
 
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=400)
@@ -23,6 +25,7 @@ MODELS = {
     "Qwen 3": (Qwen3ForCausalLM, dict(head_dim=128)),
 }
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 
 
 @pytest.fixture(params=MODELS, scope="module")
@@ -32,24 +35,61 @@ def model(request):
 
 
 @pytest.fixture(scope="module")
-def packed(model, tmp_path_factory):
+def folder(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     model.save_pretrained(folder)
-    found = runner(folder, dtype="bfloat16", weights="int8", max_pages=700)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(folder):
+    found = runner(folder, dtype="bfloat16", weights="int8", max_pages=700, deterministic=True)
     assert isinstance(found.model, CpuDecoder)
     return found
+
+
+@pytest.fixture(scope="module")
+def loose(folder):
+    """Without `deterministic`: where there is AMX, steps of many tokens multiply in bfloat16."""
+    return runner(folder, dtype="bfloat16", weights="int8", max_pages=700)
 
 
 def relative(found, expected):
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def test_eight_bits_stay_nearly_as_near_as_bfloat16(model, packed, tmp_path):
-    model.save_pretrained(tmp_path)
+def test_eight_bits_stay_nearly_as_near_as_bfloat16(model, folder, packed, loose):
     tokens = text(150, 0)
     exact = their_logits(model, tokens)
-    plain = whole_logits(runner(tmp_path, dtype="bfloat16", weights="bf16"), tokens)
-    assert relative(whole_logits(packed, tokens), exact) < 4 * relative(plain, exact)
+    plain = relative(whole_logits(runner(folder, dtype="bfloat16", weights="bf16"), tokens), exact)
+    assert relative(whole_logits(packed, tokens), exact) < 4 * plain
+    assert relative(whole_logits(loose, tokens), exact) < 4 * plain
+
+
+@needs_amx
+def test_many_tokens_are_multiplied_in_bfloat16(packed, loose):
+    """From `wide_from` on; below it the bits are those of 8-bit products, and the switch can be set."""
+    long = text(WIDE_FROM, 3)
+    short = long[: WIDE_FROM - 1]
+    assert torch.equal(whole_logits(loose, short), whole_logits(packed, short))
+    found, exact = whole_logits(loose, long), whole_logits(packed, long)
+    assert not torch.equal(found, exact)
+    assert relative(found, exact) < 0.05
+    never = CpuDecoder(loose.model.weights, threads=2, wide_from=None)
+    hidden = never.forward(np.array(long, np.int32), _layout(WIDE_FROM), np.zeros_like(loose.kv_cache))
+    assert np.array_equal(never.logits(hidden), exact.numpy())
+
+
+@needs_amx
+def test_in_bfloat16_bits_do_not_depend_on_chunks_or_company(loose):
+    tokens = text(200, 1)
+    alone, at, company = whole_logits(loose, tokens), 0, 300
+    for count in (12, 70, 33, 85):
+        rows = [(tokens, range(200), at, count, at)]
+        for i in range(count % 9):
+            rows.append((text(20, i), range(company + 20 * i, company + 20 * i + 20), 0, 20, 0))
+        assert torch.equal(run(loose, rows[::-1])[-1], alone[at : at + count])
+        at += count
 
 
 def test_bits_do_not_depend_on_chunks_or_company(packed):
@@ -72,15 +112,35 @@ def test_a_row_reads_what_its_neighbour_writes_in_the_same_step(packed):
 
 
 def test_columns_have_the_bits_of_all_logits(packed):
-    hidden = packed.model.forward(torch.arange(9), _layout(9), packed.kv_cache).clone()
-    ids = torch.tensor([5, 96, 0, 33, 33, 64])
-    assert torch.equal(packed.model.logits(hidden, ids), packed.model.logits(hidden)[:, ids])
+    hidden = packed.model.forward(np.arange(9, dtype=np.int32), _layout(9), packed.kv_cache).copy()
+    ids = np.array([5, 96, 0, 33, 33, 64])
+    some = packed.model.logits(hidden, ids).copy()
+    assert np.array_equal(some, packed.model.logits(hidden)[:, ids])
+
+
+def test_what_is_compiled_ahead_is_what_a_step_calls(packed):
+    """Types and all; else each kernel would be compiled twice."""
+    for function, types in cpu_kept.KERNELS.values():
+        assert function.signatures == [types]
+
+
+def test_the_likeliest_are_those_of_the_logits(packed):
+    hidden = packed.model.forward(np.arange(9, dtype=np.int32), _layout(9), packed.kv_cache).copy()
+    hidden[3, 5] = np.nan
+    peaks, logits = packed.model.likeliest(hidden), packed.model.logits(hidden)
+    for i in (0, 1, 2, 4, 5, 6, 7, 8):
+        assert peaks[i].tolist() == [logits[i].max(), logits[i].argmax()]
+    assert np.isnan(peaks[3, 0])
+    highest, tokens = packed.likeliest(hidden[:2])
+    assert (highest, tokens) == (logits[:2].max(-1).tolist(), logits[:2].argmax(-1).tolist())
 
 
 def _layout(count):
     from attention_cases import layout_of
 
-    return layout_of([(count, 0)])[0]
+    made = layout_of([(count, 0)])[0]
+    parts = (made.q_starts, made.kv_starts, made.kv_pages, made.positions, made.write_pages)
+    return Ragged(*(part.int().numpy() for part in parts))
 
 
 def test_the_files_own_numbers_are_used(tmp_path):
@@ -98,11 +158,11 @@ def test_the_files_own_numbers_are_used(tmp_path):
 
 def test_threads_do_not_change_bits(packed):
     tokens = text(120, 6)
-    one = CpuDecoder(packed.model.weights, threads=1)
-    both = torch.zeros((len(packed.kv_cache), 2, *packed.kv_cache[0].k.shape), dtype=torch.bfloat16)
-    kv = [LayerCache(k, v) for k, v in both]
-    found = [each.forward(torch.tensor(tokens), _layout(120), kv).clone() for each in (one, packed.model)]
-    assert torch.equal(*found)
+    kv, ids = np.zeros_like(packed.kv_cache), np.array(tokens, np.int32)
+    for wide_from in (None, 1):
+        decoders = [CpuDecoder(packed.model.weights, threads, wide_from) for threads in (1, 2)]
+        found = [each.forward(ids, _layout(120), kv).copy() for each in decoders]
+        assert np.array_equal(*found)
 
 
 def test_forms_that_cannot_be_had_say_why(tmp_path):

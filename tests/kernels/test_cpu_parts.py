@@ -1,4 +1,4 @@
-"""The phases of a CPU's step, each against plain torch: products, gates, norms, rotary pairs, paged attention."""
+"""The phases of a CPU's step, each against plain torch: norms, rotary pairs, paged attention."""
 
 from __future__ import annotations
 
@@ -7,35 +7,17 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import layout_of
+from cpu_activations import counters, dense_wide, empty, near, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_amx, cpu_packed, cpu_parts, cpu_room, cpu_rows, cpu_share, cpu_softmax, reference
+from plait.kernels import cpu_amx, cpu_parts, cpu_room, cpu_share, cpu_softmax, reference
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_decoder import missing_features
-from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team
+from plait.kernels.cpu_parts import Heads, Rows, Team
 from plait.kernels.cpu_rows import address_of
-from plait.kernels.cpu_team import STRIDE
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
-
-
-@numba.njit
-def product(counters, scratch, weight, bits, x, out):
-    if scratch:
-        cpu_amx.begin(scratch)
-    cpu_parts.product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, x, out)
-    if scratch:
-        cpu_amx.end()
-
-
-@numba.njit
-def gated_product(counters, scratch, weight, bits, gate, x, out, gates):
-    if scratch:
-        cpu_amx.begin(scratch)
-    cpu_parts.gated_product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, gate, x, out, gates)
-    if scratch:
-        cpu_amx.end()
 
 
 @numba.njit
@@ -62,80 +44,8 @@ def attention(counters, scratch, qkv, keys, values, heads, window, rows, room, l
         cpu_amx.end()
 
 
-MATRIX = cpu_amx.scratch(1, 4096) if cpu_amx.available() else None
+MATRIX = cpu_amx.scratch(1, 0) if cpu_amx.available() else None
 SCRATCHES = [0] if MATRIX is None else [0, MATRIX.ctypes.data]
-
-
-def counters():
-    return np.zeros((1, 2 * STRIDE), np.int64)
-
-
-def empty(rows, channels):
-    blocks = channels // 32
-    floats = lambda: np.zeros((rows, blocks), np.float32)  # noqa: E731
-    return Rounded(np.zeros((rows, channels), np.int8), floats(), floats())
-
-
-def dense(x: Rounded) -> torch.Tensor:
-    numbers = torch.from_numpy(x.numbers).float().unflatten(1, (-1, 32))
-    return (numbers * torch.from_numpy(x.scales)[..., None]).flatten(1)
-
-
-def activations(rows, channels, seed):
-    """Rounded by torch, as the kernels would."""
-    x = torch.randn(rows, channels // 32, 32, generator=torch.Generator().manual_seed(seed))
-    scales = x.abs().amax(-1) / 127
-    numbers = (x / scales[..., None]).round()
-    return Rounded(
-        numbers.flatten(1).to(torch.int8).numpy(), scales.numpy(), (numbers.sum(-1) * scales).numpy().astype(np.float32)
-    )
-
-
-def part(x: Rounded, rows: slice) -> Rounded:
-    return Rounded(*(np.ascontiguousarray(each[rows]) for each in x))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 3), st.integers(1, 7), st.sampled_from([4, 8]), st.data())
-def test_product_is_right_and_a_rows_bits_are_its_own(rows, tiles, blocks, bits, data):
-    weight = cpu_packed.rounded(torch.randn(32 * tiles, 32 * blocks, generator=torch.Generator().manual_seed(1)), bits)
-    packed, x = cpu_packed.pack(weight), activations(rows, 32 * blocks, rows)
-    out = np.zeros((rows, 32 * tiles), np.float32)
-    product(counters(), SCRATCHES[-1], packed.address, bits, x, out)
-    expected = dense(x).double() @ weight.dense().double().T
-    torch.testing.assert_close(torch.from_numpy(out).double(), expected, atol=1e-4, rtol=1e-4)
-    first = data.draw(st.integers(0, rows - 1))
-    some = slice(first, data.draw(st.integers(first + 1, rows)))
-    again = np.zeros((some.stop - some.start, 32 * tiles), np.float32)
-    product(counters(), SCRATCHES[0], packed.address, bits, part(x, some), again)
-    assert np.array_equal(again, out[some])
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 3), st.sampled_from([4, 8]), st.sampled_from([cpu_rows.SILU, cpu_rows.GELU]))
-def test_gated_product(rows, tiles, bits, gate):
-    generator = torch.Generator().manual_seed(rows)
-    pair = [cpu_packed.rounded(torch.randn(32 * tiles, 64, generator=generator) / 4, bits) for _ in range(2)]
-    packed, x, out = cpu_packed.pack(cpu_packed.alternating(*pair)), activations(rows, 64, 3), empty(rows, 32 * tiles)
-    gated_product(counters(), SCRATCHES[-1], packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
-    both = torch.cat([dense(x) @ weight.dense().T for weight in pair], -1)
-    torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
-    near(out, torchs(both))
-
-
-def near(out: Rounded, expected: torch.Tensor, slack: float = 0.0) -> None:
-    """Within half a step of 8 bits and `slack`, and the sums are those of the rounded numbers."""
-    steps = torch.from_numpy(out.scales)[..., None]
-    off = (dense(out) - expected).unflatten(1, (-1, 32)).abs()
-    assert (off <= 0.501 * steps + 1e-4 + slack).all()
-    assert (
-        (torch.from_numpy(np.abs(out.numbers)).unflatten(1, (-1, 32)).amax(-1) >= 126)
-        .logical_or(steps[..., 0] == 0)
-        .all()
-    )
-    torch.testing.assert_close(
-        torch.from_numpy(out.sums), dense(out).unflatten(1, (-1, 32)).sum(-1), atol=1e-4, rtol=1e-4
-    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -144,25 +54,16 @@ def test_add_and_norm(rows, blocks, with_post):
     channels, generator = 32 * blocks, torch.Generator().manual_seed(rows)
     x, y, weight, post = (torch.randn(n, channels, generator=generator) for n in (rows, rows, 1, 1))
     added = x + (reference.rms_norm(y, post[0], 1e-5) if with_post else y)
-    normed, out = np.zeros((rows, channels), np.float32), empty(rows, channels)
-    found = x.clone()
-    address = post.data_ptr() if with_post else 0
-    add_and_norm(counters(), found.numpy(), y.clone().numpy(), address, weight.data_ptr(), 1e-5, normed, out)
-    torch.testing.assert_close(found, added)
-    torch.testing.assert_close(torch.from_numpy(normed), reference.rms_norm(added, weight[0], 1e-5))
-    near(out, torch.from_numpy(normed))
-
-
-def test_what_is_not_finite_stays_so():
-    for bad in (float("nan"), float("inf"), float("-inf")):
-        x = torch.ones(1, 32)
-        x[0, 5] = bad
-        weight, out = cpu_packed.pack(cpu_packed.rounded(torch.ones(32, 32), 8)), np.zeros((1, 32), np.float32)
-        normed, rounded = np.zeros((1, 32), np.float32), empty(1, 32)
-        ones = torch.ones(32)
-        add_and_norm(counters(), x.numpy(), np.zeros((1, 32), np.float32), 0, ones.data_ptr(), 1e-5, normed, rounded)
-        product(counters(), SCRATCHES[-1], weight.address, 8, rounded, out)
-        assert not np.isfinite(out).any()
+    normed, address = np.zeros((rows, channels), np.float32), post.data_ptr() if with_post else 0
+    for out in (empty(rows, channels), wide(rows, channels)):
+        found = x.clone()
+        add_and_norm(counters(), found.numpy(), y.clone().numpy(), address, weight.data_ptr(), 1e-5, normed, out)
+        torch.testing.assert_close(found, added)
+        torch.testing.assert_close(torch.from_numpy(normed), reference.rms_norm(added, weight[0], 1e-5))
+        if len(out.wide):
+            assert torch.equal(dense_wide(out), torch.from_numpy(normed).bfloat16())
+        else:
+            near(out, torch.from_numpy(normed))
 
 
 def rows_of(layout, tokens, together=True):

@@ -27,6 +27,26 @@ def test_a_rows_bits_are_the_same_alone_and_anywhere_in_a_batch(rows, at, shape,
     torch.testing.assert_close(together, torch.nn.functional.linear(x, weight), atol=3e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("odd", [None, 1, 17, 31])
+def test_blocks_are_filled_where_some_number_of_rows_has_other_bits(odd, monkeypatch):
+    """`odd`: the number of rows for which the library would add up in another order; None: all come out alike."""
+    asked = []
+
+    def product(x, weight, bias):
+        asked.append(len(x))
+        exact = torch.stack([weight.double() @ row.double() for row in x]).float()
+        return exact * (1 + 1e-6) if len(x) == odd else exact
+
+    monkeypatch.setattr(deterministic, "torch_linear", product)
+    monkeypatch.setattr(deterministic, "_fills", {})
+    x, weight = torch.randn(70, 8), torch.randn(3, 8)
+    whole = deterministic.linear(x, weight)
+    asked.clear()
+    for rows in (1, 17, 31, 32, 49):
+        assert torch.equal(deterministic.linear(x[:rows], weight), whole[:rows])
+    assert asked == ([1, 17, 31, 32, 32, 17] if odd is None else [32] * 6)
+
+
 def test_bias_is_added():
     x, weight, bias = torch.randn(5, 8), torch.randn(3, 8), torch.randn(3)
     torch.testing.assert_close(deterministic.linear(x, weight, bias), x @ weight.T + bias)

@@ -83,11 +83,10 @@ def test_mixed_batches_equal_the_reference(rows, page_size, layer, deterministic
     st.booleans(),
 )
 def test_shared_prefixes_equal_the_reference(tails, shared, page_size, layer, others):
-    rows = [(q, cached + shared) for q, cached in tails]
-    groups = [(list(range(len(rows))), shared)]
+    rows, first = [(q, cached + shared) for q, cached in tails], 0
     if others:
-        rows += [(1, 33), (1, 128), (1, 140), (40, 128)]
-        groups.append(([len(rows) - 3, len(rows) - 2, len(rows) - 1], 128))
+        rows, first = [(1, 33), (1, 128), (40, 128), (1, 140), *rows], 4
+    groups = [(list(range(first, len(rows))), shared), ([1, 2, 3], 128)][: 1 + others]
     layout, pages = layout_of(rows, page_size, groups, max_q_len=2)
     assert layout.shared is not None
     check(layer, layout, pages)

@@ -8,6 +8,12 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+PATHS: dict[str, dict[str, str | None]] = {  # of a version: a path that it lacks, or what another is called elsewhere
+    "0.5": {},
+    "before": {"/server_info": None, "/get_server_info": "/server_info"},
+    "to come": {"/get_model_info": None, "/model_info": "/get_model_info"},
+}
+
 
 class FakeServer:
     """`answer(path, body)` gives (status, JSON), or a list of events to stream."""
@@ -62,14 +68,19 @@ class FakeServer:
         self._server.server_close()
 
 
-def sglang(generate: Callable[[str, dict[str, Any]], str]) -> FakeServer:
-    """SGLang's protocol over bytes as tokens. A token's logprob in a prompt: minus a tenth of its byte's last digit."""
+def sglang(generate: Callable[[str, dict[str, Any]], str], deltas: str = "", version: str = "0.5") -> FakeServer:
+    """SGLang's protocol over bytes as tokens. A token's logprob in a prompt: minus a tenth of its byte's last digit;
+    the first one told has none. `deltas`: the setting by which streams hold what is new. `version`: of its paths.
+    """
 
     def answer(path: str, body: Any) -> Any:
+        if path in PATHS[version] and PATHS[version][path] is None:
+            return 404, {"detail": "Not Found"}
+        path = PATHS[version].get(path) or path
         if path == "/get_model_info":
             return 200, {"model_path": "/nowhere/model", "context_length": 4096}
         if path == "/server_info":
-            return 200, {"model_path": "/nowhere/model", "version": "0.5"}
+            return 200, {"model_path": "/nowhere/model", "version": version} | ({deltas: True} if deltas else {})
         if path == "/flush_cache":
             return 200, b"Cache flushed."
         if isinstance(body.get("text"), list):
@@ -87,15 +98,21 @@ def sglang(generate: Callable[[str, dict[str, Any]], str]) -> FakeServer:
         }
         if sampling["max_new_tokens"] == 0:
             start = body.get("logprob_start_len", 0)
-            entries = [[None if i == 0 else -(t % 10) / 10, t, None] for i, t in enumerate(tokens)][start:]
+            entries = [[None if i <= start else -(t % 10) / 10, t, None] for i, t in enumerate(tokens)][start:]
             return 200, {"text": "", "meta_info": meta | {"input_token_logprobs": entries}}
         whole = generate(body["text"], body)
         data = whole[: sampling["max_new_tokens"]]
         reason = {"type": "stop", "matched": None} if data == whole else {"type": "length"}
+        if not body.get("stream"):
+            logprobs = [[-0.5, token, None] for token in data.encode()]
+            told = {"completion_tokens": len(data), "finish_reason": reason, "output_token_logprobs": logprobs}
+            return 200, {"text": data, "meta_info": meta | told}
         events = []
         for at in range(1, len(data) + 1):
-            events.append({"text": data[:at], "meta_info": meta | {"completion_tokens": at, "finish_reason": None}})
-        end = {"text": data, "meta_info": meta | {"completion_tokens": len(data), "finish_reason": reason}}
+            so_far = meta | {"completion_tokens": at, "finish_reason": None}
+            events.append({"text": data[at - 1 if deltas else 0 : at], "meta_info": so_far})
+        whole_meta = meta | {"completion_tokens": len(data), "finish_reason": reason}
+        end = {"text": "" if deltas else data, "meta_info": whole_meta}
         return [*events, end, b"[DONE]"]
 
     return FakeServer(answer)

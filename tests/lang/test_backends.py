@@ -163,6 +163,28 @@ def test_a_match_that_the_server_leaves_in_the_text_is_cut_off():
         server.close()
 
 
+@pytest.mark.parametrize("setting", ["", "incremental_streaming_output", "stream_output"])
+@pytest.mark.parametrize("version", ["0.5", "before", "to come"])
+def test_servers_of_any_version_whose_streams_hold_all_or_what_is_new(setting, version):
+    server = servers.sglang(lambda prompt, body: "one two", setting, version)
+    try:
+        backend = plait.RuntimeEndpoint(server.url)
+
+        @plait.function
+        def counting(s, **keywords):
+            s += "Count:" + gen("x", **keywords)
+
+        state = counting.run(backend=backend, stream=True)
+        assert "".join(state.text_iter("x")) == state["x"] == "one two"
+        told = counting.run(backend=backend, return_logprob=True)
+        if setting:
+            assert [body["stream"] for body in server.bodies("/generate")] == [True, False]
+            assert len(told.get_meta_info("x")["output_token_logprobs"]) == 7
+        assert told["x"] == "one two" and backend.server_info()["version"] == version
+    finally:
+        server.close()
+
+
 def test_what_sglangs_protocol_cannot(sglang):
     backend = plait.RuntimeEndpoint(sglang.url)
     for expr, message in (

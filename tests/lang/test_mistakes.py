@@ -357,6 +357,41 @@ def a_misspelt_variable_outside():
     state.get_var("anwser")  # here
 
 
+@mistake("InputError: map has no items to make branches of")
+def a_map_over_nothing(s):
+    s += "p"
+    plait.map(s, [], lambda branch, item: None)  # here
+
+
+@mistake("InputError: map takes a list of items, one for each branch, not 'abc'")
+def a_map_over_a_text(s):
+    s += "p"
+    plait.map(s, "abc", lambda branch, item: None)  # here
+
+
+@mistake("InputError: vote: the number of branches must be at least 1, not 0")
+def a_vote_of_nobody(s):
+    s += "p"
+    plait.vote(s, 0, gen("x"), "x")  # here
+
+
+@mistake("InputError: best_of: by must give a number for each branch, not ' fine.'")
+def a_score_that_is_no_number(s):
+    s += "p"
+    plait.best_of(s, 2, gen("x"), by=lambda branch: branch["x"])  # here
+
+
+@mistake("InputError: best_of: by must be a function, not 'x'")
+def a_judge_that_is_a_name(s):
+    s += "p"
+    plait.best_of(s, 2, gen("x"), by="x")  # here
+
+
+@mistake(r"type takes a type, such as int or a dataclass, not the text 'int'")
+def a_type_by_its_name(s):
+    s += "p" + gen("x", type="int")  # here
+
+
 @dataclass
 class _Told:
     error: Exception

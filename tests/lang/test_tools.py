@@ -122,6 +122,26 @@ def test_signature_and_docstring_become_name_description_and_schema():
     }
 
 
+def test_the_model_is_told_of_formats_and_bounds_that_the_function_names_and_of_no_others():
+    def book(
+        day: datetime.date,
+        price: float,
+        nights: Annotated[int, pydantic.Field(ge=1)],
+        title: str = "Mr",
+    ) -> None:
+        """Books a room."""
+
+    tool = tool_of("gen", book)
+    assert tool.as_json()["function"]["parameters"]["properties"] == {
+        "day": {"type": "string", "format": "date"},
+        "price": {"type": "number"},
+        "nights": {"type": "integer", "minimum": 1},
+        "title": {"type": "string"},
+    }
+    held = tool.parameters["properties"]
+    assert "pattern" in held["day"] and held["price"]["maximum"] == 1e15 and held["nights"]["maximum"] == 2**53 - 1
+
+
 @pytest.mark.parametrize(
     "text",
     [

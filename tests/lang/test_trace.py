@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from scripted import Gate
@@ -12,9 +13,10 @@ from scripted import Gate
 import plait
 from plait import assistant, gen, select, user
 from plait.cli import main
-from plait.lang.trace.page import page
+from plait.lang.trace.page import _shares, page
 from plait.lang.trace.spans import Span, Trace, recording, trace_of
 from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Usage
 
 
 @plait.function
@@ -71,6 +73,29 @@ def test_times_are_those_of_the_calls(backend):
     assert waited <= span.end_s - span.start_s
 
 
+def answered(lane, began_s, ended_s, **usage):
+    result = SimpleNamespace(usage=Usage(**usage))
+    call = SimpleNamespace(result=lambda: result)
+    fixed = {"name": "x", "failure": lambda: None, "text": lambda: ""}
+    return SimpleNamespace(lane=lane, began_s=began_s, ended_s=ended_s, call=call, **fixed)
+
+
+def test_a_call_begins_when_what_is_ahead_of_it_has_ended_and_all_its_waiting_is_seen():
+    answers = [
+        answered(0, 0.0, 1.0, wall_s=0.8),
+        answered(0, 0.1, 2.0, wall_s=1.1),  # the runtime began it before we heard of the end of the first
+        answered(1, 0.2, 3.0, wall_s=1.5),  # its branch left before the second call
+        answered(0, 2.1, 4.0, wall_s=0.5, queue_s=0.1, compile_s=0.1),  # it waited for 1.4 s to be looked at
+        answered(2, 2.2, 2.4),  # of a service that tells no times
+    ]
+    run = SimpleNamespace(program="p", lanes=[None, 0, 1], started_s=0.0, error=None, answers=lambda: answers)
+    spans = trace_of(run).spans
+    assert [span.start_s for span in spans] == pytest.approx([0.0, 1.0, 1.5, 2.1, 2.2])
+    assert [span.queue_s for span in spans] == pytest.approx([0.2, 0.0, 0.0, 1.5, 0.0])
+    drawn = dict(_shares(spans[3]))
+    assert drawn["compile"] == pytest.approx(0.1 / 1.9) and drawn["queue"] == pytest.approx(1.4 / 1.9)
+
+
 def test_failures_are_spans_too(backend):
     backend.script(default=CallFailed("no <b>room</b>", "overloaded"))
     state = program.run_batch([{}])[0]
@@ -121,8 +146,6 @@ def test_colours_share_the_bar_by_time_and_tokens():
     def span(**said):
         fixed = {"lane": 0, "name": "x", "kind": "gen", "text": "", "error": None}
         return Span(**(fixed | {"start_s": 0.0, "end_s": 10.0, "queue_s": 0.0, "prefill_s": 0.0} | said))
-
-    from plait.lang.trace.page import _shares
 
     whole = span(queue_s=1.0, prefill_s=3.0, cached_tokens=1, computed_tokens=2, sampled_tokens=1, forced_tokens=1)
     assert dict(_shares(whole)) == pytest.approx(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import datetime
 import decimal
@@ -89,6 +90,12 @@ class Model(pydantic.BaseModel):
         return value
 
 
+class Counts(pydantic.BaseModel):
+    by_year: dict[int, int]
+    by_day: dict[datetime.date, int]
+    flags: dict[bool, str]
+
+
 UTC = datetime.UTC
 PERSON = '{"name":"Ada","age":36,"born":"1815-12-10","pets":[{"name":"Tom","kind":"cat"}]}'
 CASES: list[tuple[Any, str, Any]] = [
@@ -112,6 +119,12 @@ CASES: list[tuple[Any, str, Any]] = [
     (tuple[int, str], '[1,"x"]', (1, "x")),
     (dict[str, float], '{"a":1.5}', {"a": 1.5}),
     (dict[Colour, int], '{"red":1}', {Colour.RED: 1}),
+    (dict[int, bool], '{"-3":true}', {-3: True}),
+    (dict[float, int], '{"2.5":1}', {2.5: 1}),
+    (dict[Level, int], '{"2":1}', {Level.HIGH: 1}),
+    (dict[Literal[1, 2], str], '{"2":"x"}', {2: "x"}),
+    (dict[datetime.date, int], '{"2024-02-29":1}', {datetime.date(2024, 2, 29): 1}),
+    (Counts, '{"by_year":{"1999":1},"by_day":{},"flags":{}}', Counts(by_year={1999: 1}, by_day={}, flags={})),
     (Annotated[int, msgspec.Meta(ge=0, le=9)], "7", 7),
     (Person, PERSON, Person("Ada", 36, datetime.date(1815, 12, 10), [Pet("Tom", "cat")])),
     (list[Pet] | None, '[{"name":"T","kind":"dog"}]', [Pet("T", "dog")]),
@@ -179,6 +192,100 @@ def nodes(value):
     yield value
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from nodes(each)
+
+
+@pytest.mark.parametrize(
+    "type_", [dict[int, int], dict[float, int], dict[Level, int], dict[datetime.date, int], Counts]
+)
+def test_keys_that_could_not_be_read_back_are_not_in_the_schema(type_):
+    form = form_of("gen", type_)
+    bad = {"x": 1} if type_ is not Counts else {"by_year": {}, "by_day": {"x": 1}, "flags": {"yes": "y"}}
+    assert not jsonschema.Draft202012Validator(json.loads(form.spec.text)).is_valid(bad)
+    with pytest.raises(ValueError, match=r"key|Input should be|valid"):
+        form.read(json.dumps(bad))
+
+
+def test_integers_have_no_more_digits_than_every_reader_of_json_holds(backend):
+    for type_ in (list[int], Town, Model, Counts):
+        for each in nodes(json.loads(form_of("gen", type_).spec.text)):
+            if isinstance(each, dict) and each.get("type") == "integer":
+                assert -(2**53) < each["minimum"] <= each["maximum"] < 2**53
+
+
+@dataclasses.dataclass
+class ByField:
+    stars: Annotated[int, pydantic.Field(ge=1, le=5)]
+
+
+@dataclasses.dataclass
+class ByMeta:
+    stars: Annotated[int, msgspec.Meta(ge=1, le=5)]
+
+
+@pydantic.dataclasses.dataclass
+class Validated:
+    stars: int = pydantic.Field(ge=1, le=5)
+
+    @pydantic.field_validator("stars")
+    @classmethod
+    def is_odd(cls, value: int) -> int:
+        if value % 2 == 0:
+            raise ValueError("stars are odd")
+        return value
+
+
+@dataclasses.dataclass
+class Mixed:
+    one: ByField
+    other: ByMeta
+
+
+@pytest.mark.parametrize("type_", [ByField, ByMeta, Validated])
+def test_bounds_hold_in_dataclasses_whoever_annotates_them(type_):
+    form = form_of("gen", list[type_])
+    is_valid = jsonschema.Draft202012Validator(json.loads(form.spec.text)).is_valid
+    assert is_valid([{"stars": 5}]) and not is_valid([{"stars": 6}]) and not is_valid([{"stars": 0}])
+    assert form.read('[{"stars":5}]') == [type_(5)]
+    with pytest.raises(ValueError, match="stars"):
+        form.read('[{"stars":6}]')
+
+
+def test_a_validator_of_a_pydantic_dataclass_is_asked():
+    with pytest.raises(ValueError, match="stars are odd"):
+        form_of("gen", Validated).read('{"stars":2}')
+
+
+@dataclasses.dataclass
+class Unresolved:
+    place: Nowhere  # noqa: F821
+
+
+class Wrapped(pydantic.BaseModel):
+    data: bytes
+
+
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        ("int", "type takes a type, such as int or a dataclass, not the text 'int'"),
+        (bytes, "values of type bytes cannot be generated: Bytes values have no JSON form here"),
+        (Wrapped, "bytes have no JSON form here"),
+        (complex, "values of type complex cannot be generated"),
+        (type, "values of type type cannot be generated"),
+        (collections.abc.Callable, "cannot be generated"),
+        (dict[bytes, int], "cannot be generated"),
+        (dict[tuple[int, int], int], "keys of a dict are texts or numbers, not Tuple values"),
+        (dict[Annotated[int, msgspec.Meta(ge=5)], int], "keys of a dict that are numbers with bounds"),
+        (Mixed, "bounds of msgspec.Meta and of Pydantic's; write all of one kind"),
+        (ByMeta | Town, "with Pydantic's Field instead it may do"),
+        (Unresolved, "name 'Nowhere' is not defined"),
+        (Pet("Tom", "cat"), "cannot be generated"),
+    ],
+    ids=str,
+)
+def test_a_type_without_a_form_is_refused_where_it_is_written(type_, why):
+    with pytest.raises(plait.InputError, match=re.escape(why)):
+        gen("x", type=type_)
 
 
 # -- whole values ---------------------------------------------------------------------------------

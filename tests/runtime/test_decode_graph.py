@@ -16,9 +16,9 @@ from device_runs import CPU, MODELS, PAGES, WORDS, arrivals_of, run
 from doubles import EOS, spell
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from leader_reads import LED
 from tiny_models import randomized, runner
 
-from plait.kernels.fused import REFERENCE
 from plait.kernels.select import select_kernels
 from plait.kernels.triton.operators import triton_kernels
 from plait.runtime.config import engine_config
@@ -40,7 +40,7 @@ def model(request, tmp_path_factory):
     randomized(MODELS[request.param]()).save_pretrained(folder)
     config = engine_config(device="cpu", dtype="float32", max_pages=PAGES, max_batch_tokens=24)
     plain = ModelRunner(config, folder)
-    kernels = dataclasses.replace(plain.kernels, fused=REFERENCE)
+    kernels = dataclasses.replace(plain.kernels, fused=LED)
     return SimpleNamespace(plain=plain, fused=ModelRunner(config, folder, kernels=kernels), folder=folder)
 
 

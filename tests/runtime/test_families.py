@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from plait.runtime.errors import InputError
+from plait.runtime.models.decoders import MODELS as DECODERS
 from plait.runtime.models.registry import FAMILIES, from_gguf
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -238,3 +239,4 @@ def test_deterministic_bits_do_not_depend_on_company(name, tmp_path):
 
 def test_every_family_has_its_models_here():
     assert {type(build()).__name__ for build in MODELS.values()} == {family.hf for family in FAMILIES}
+    assert DECODERS.keys() == {family.name for family in FAMILIES}

@@ -22,13 +22,11 @@ from plait.runtime.scheduler.scheduler import Scheduler
 
 @pytest.fixture
 def client():
-    import torch
-
     link, words = LocalLink(), vocabulary()
     welcome = Welcome(PROTOCOL, "", VOCAB, 2000, 0)
     config = engine_config(check_integrity=True)
     runner = ChainRunner(2000, 64)
-    scheduler = Scheduler(config, welcome, runner, Sampler(torch.device("cpu")), words, ReadyCompiler(), link)
+    scheduler = Scheduler(config, welcome, runner, Sampler(), words, ReadyCompiler(), link)
     tokenizer = SimpleNamespace(
         encode=lambda parts, at_start: [t for text, _ in parts for t in words.encode(text)],
         encode_plain=words.encode, add_bos=False, bos_id=None, vocabulary=words,

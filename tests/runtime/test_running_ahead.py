@@ -13,9 +13,9 @@ from device_runs import MODELS, PAGES, WORDS, arrivals_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_device import Behind, LateStream
+from leader_reads import LED
 from tiny_models import randomized
 
-from plait.kernels.fused import REFERENCE
 from plait.runtime.config import engine_config
 from plait.runtime.gpu.steps import GpuSteps
 from plait.runtime.messages import Abort, Append, Close, Failed, Fork, Generate, Open, Select
@@ -36,7 +36,7 @@ def model(tmp_path_factory):
         return ModelRunner(config, folder, kernels=kernels)
 
     plain = runner(PAGES)
-    kernels = dataclasses.replace(plain.kernels, fused=REFERENCE)
+    kernels = dataclasses.replace(plain.kernels, fused=LED)
     return SimpleNamespace(plain=plain, device=runner(PAGES, kernels=kernels), short=runner(70, 12, kernels))
 
 

@@ -97,7 +97,7 @@ def scales_of(case: Case, slots: int) -> dict[str, torch.Tensor]:
 
 def layout_of(case: Case) -> AttentionLayout:
     tokens = case.rows * case.q_len
-    shared = SharedPrefixes(meta(case.rows), meta(3), meta(tokens), meta(2)) if case.shared else None
+    shared = SharedPrefixes(meta(case.rows), meta(case.rows), meta(3), meta(tokens), meta(2)) if case.shared else None
     starts = meta(case.rows + 1)
     return AttentionLayout(
         starts, starts, meta(4096), meta(tokens), meta(tokens), case.page_size, starts, case.q_len, case.q_len, shared

@@ -52,7 +52,7 @@ def chain_engine(tokenizer: Tokenizer, pages: int = 20_000, **settings: Any) -> 
     compiler.start()
     config = engine_config(check_integrity=True, **settings)
     welcome = Welcome(PROTOCOL, "chain", tokenizer.vocab_size, pages, 0)
-    scheduler = Scheduler(config, welcome, runner, Sampler(torch.device("cpu")), tokenizer.vocabulary, compiler, link)
+    scheduler = Scheduler(config, welcome, runner, Sampler(), tokenizer.vocabulary, compiler, link)
     client = Client(LocalChannel(welcome, link, scheduler.step), tokenizer)
     try:
         yield SimpleNamespace(client=client, runner=runner)

@@ -38,7 +38,7 @@ def run(runner, arrivals, steps=None, rows=6, **settings):
     link, config = ListLink(), engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings)
     welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0)
     made = (vocabulary(), ReadyCompiler(GRAMMARS), link, steps)
-    scheduler = Scheduler(config, welcome, runner, Sampler(CPU), *made)
+    scheduler = Scheduler(config, welcome, runner, Sampler(), *made)
     for number in range(2000):
         link.inbox += [(b"c", request) for at, request in arrivals if at == number]
         scheduler.step(timeout_s=0.0)

@@ -63,6 +63,8 @@ def logprob(tokens: list[int], token: int) -> float:
 class ChainRunner:
     """Stands where the ModelRunner does."""
 
+    num_spared_tokens = 0
+
     def __init__(self, num_pages: int, max_batch_tokens: int) -> None:
         self.num_pages, self.max_batch_tokens = num_pages, max_batch_tokens
         self.kv = [-1] * num_pages
@@ -99,6 +101,10 @@ class ChainRunner:
             end = each.start + each.count
             rows += [logits_after(self.kv[int(p)]) for p in pages[end - each.num_logits : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
+
+    def likeliest(self, hidden):
+        highest, tokens = hidden.max(dim=-1)
+        return highest.tolist(), tokens.tolist()
 
     def logits(self, hidden, narrow):
         """The chain's hidden states are its logits; a narrow row sees its own tokens only."""
@@ -169,9 +175,7 @@ def make_scheduler(*, pages=1024, batch_tokens=32, rows=16, context=None, gramma
     link, runner = ListLink(), ChainRunner(pages, batch_tokens)
     welcome = Welcome(PROTOCOL, "", VOCAB, min(pages, context or pages), 0)
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
-    scheduler = Scheduler(
-        config, welcome, runner, Sampler(torch.device("cpu")), vocabulary(), ReadyCompiler(grammars), link
-    )
+    scheduler = Scheduler(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), link)
     return scheduler, link, runner
 
 

@@ -175,6 +175,8 @@ ROWS: list[Row] = [
     ),
     ({"propertyNames": {"const": "a"}}, [{"a": 1}, {}, 3], [{"b": 1}]),
     ({"propertyNames": False}, [{}, 3], [{"b": 1}]),
+    ({"propertyNames": {"type": "integer"}}, [{}, 3], [{"1": 1}]),
+    ({"propertyNames": {"type": ["string", "null"], "maxLength": 1}}, [{"b": 1}, {}], [{"bb": 1}]),
     (
         {"type": "object", "properties": {"a": {}, "B": {}}, "propertyNames": {"pattern": "^[a-z]"}},
         [{"a": 1, "c": 1}],

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from transformers import Gemma3ForCausalLM
 
+from plait.runtime.build import make_runner
 from plait.runtime.config import engine_config
-from plait.runtime.model_runner import ModelRunner
 from plait.runtime.scheduler.rows import Batch, Row
 from plait.runtime.scheduler.sequence import Sequence
 
@@ -28,10 +28,11 @@ def randomized(model):
 
 
 def runner(path, **settings):
-    return ModelRunner(
+    made, _, _ = make_runner(
         engine_config(**{"device": "cpu", "dtype": "float32", "max_pages": 256, "max_batch_tokens": 128} | settings),
         path,
     )
+    return made
 
 
 def run(runner, rows):
@@ -41,7 +42,7 @@ def run(runner, rows):
         seq = Sequence(("", ""), tokens)
         seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
         batch.add(Row(None, seq, 0, logits_from), start, count)
-    logits = runner.logits(runner.forward(batch), {})
+    logits = torch.as_tensor(runner.logits(runner.forward(batch), {})).clone()  # the next call may write over it
     ends = list(itertools.accumulate((each.num_logits for each in batch.rows), initial=0))
     return [logits[a:b] for a, b in itertools.pairwise(ends)]
 

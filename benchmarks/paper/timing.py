@@ -1,0 +1,87 @@
+"""Runs one workload from an empty cache and counts: on our side beside the best possible, on a peer's as it tells.
+
+Knows: states, usages, the two kinds of backend. Must not know: processes, tables, what the programs say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from paper.best import Sent
+from paper.fresh import FreshRequests
+from paper.workloads import Work
+
+
+class Took(NamedTuple):
+    """One run from an empty cache. `said` are tokens of answers: where they differ, so does the time. `best` is what a
+    cache without limits would have served of the prompt tokens, None where it is not known."""
+
+    seconds: float
+    prompt: int
+    computed: int
+    said: int
+    best: int | None = None
+
+    @property
+    def cached(self) -> float:
+        """The share of prompt tokens that were not computed."""
+        return 1 - self.computed / self.prompt if self.prompt else 0.0
+
+    @property
+    def of_best(self) -> float | None:
+        """The hits as a share of the best possible; None where nothing could be hit."""
+        return (self.prompt - self.computed) / self.best if self.best else None
+
+
+def ours(work: Work, client: Any, rounds: int) -> Took:
+    """The median run of `rounds` through plait, after one that compiles grammars and warms kernels."""
+
+    def once() -> Took:
+        client.flush_cache()
+        sent = Sent(client)
+        try:
+            took = _timed(work, client)
+        finally:
+            sent.stop()
+        return took._replace(best=sent.best_cached_tokens())
+
+    return _median(once, rounds)
+
+
+def theirs(work: Work, peer: FreshRequests, rounds: int) -> Took:
+    """The same of fresh requests to a peer."""
+
+    def once() -> Took:
+        peer.flush_cache()
+        before = peer.cached_tokens_told()
+        took = _timed(work, peer)
+        after = peer.cached_tokens_told()
+        return took if before is None or after is None else took._replace(computed=took.prompt - (after - before))
+
+    return _median(once, rounds)
+
+
+def _median(once: Callable[[], Took], rounds: int) -> Took:
+    once()
+    runs = [once() for _ in range(rounds)]
+    middle = statistics.median_low(run.seconds for run in runs)
+    return next(run for run in runs if run.seconds == middle)
+
+
+def _timed(work: Work, backend: Any) -> Took:
+    """Raises the first error of a program."""
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        states: Sequence[Any] = work(backend)
+    wall = time.perf_counter() - start
+    for state in states:
+        if state.error() is not None:
+            raise state.error()
+    usages = [state.usage for state in states]
+    prompt, computed = sum(u.prompt_tokens for u in usages), sum(u.computed_tokens for u in usages)
+    return Took(wall, prompt, computed, sum(u.completion_tokens for u in usages))

@@ -1,0 +1,64 @@
+"""The kernels that are compiled once and kept on disk: whether that was done, and doing it in processes of their own.
+
+    python -m plait.kernels.cpu_kept forward      compiles one kernel, and keeps it
+
+Side by side they take less time, and what a compiler leaves behind in memory goes with its process.
+
+Knows: the names and types of kernels. Must not know: what they compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite.binding
+import numba
+from numba import types
+
+from plait.kernels import cpu_step
+from plait.kernels.cpu_cache import STAMP
+
+PLAN = types.Array(types.int64, 2, "C")
+KERNELS = {
+    "forward": (cpu_step.forward, (PLAN, types.int64)),
+    "project": (cpu_step.project, (PLAN, types.int64, types.int64, types.int64)),
+}
+
+
+def compile_missing(progress: Callable[[str], None]) -> None:
+    """Compiles what was not compiled on this machine before. What fails is left to its first call, which tells why."""
+    mark = _mark()
+    if mark.exists():
+        return
+    progress("compiling kernels for this processor, which takes half a minute once")
+    command = [sys.executable, "-P", "-m", "plait.kernels.cpu_kept"]
+    quiet = subprocess.DEVNULL
+    children = [subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet) for name in KERNELS]
+    codes = [child.wait() for child in children]
+    if not any(codes):
+        with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
+            mark.touch()
+
+
+def _mark() -> Path:
+    """A file beside the kept kernels that is there once all are: of these sources, compilers and this processor."""
+    machine = (llvmlite.binding.get_host_cpu_name(), sorted(llvmlite.binding.get_host_cpu_features().items()))
+    made_by = (STAMP, numba.__version__, sys.implementation.cache_tag, *machine)
+    folder = Path(cpu_step.forward.stats.cache_path)
+    return folder / f"kernels-{zlib.crc32(repr(made_by).encode()):08x}.kept"
+
+
+def main() -> None:
+    """Compiles the kernels that are named as arguments."""
+    for name in sys.argv[1:]:
+        function, signature = KERNELS[name]
+        function.compile(signature)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The products of a decoder's step on a CPU: activations in 8 bits by `cpu_tile`, or in bfloat16 by `cpu_panel`.
+
+An item of a phase is a tile of 32 outputs for all rows, of a gated product two. A row's bits depend on the form its
+activations have, and on nothing else.
+
+Knows: one product at a time. Must not know: the order of phases, which form is chosen when.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from plait.kernels import cpu_amx, cpu_panel, cpu_rows
+from plait.kernels.cpu_parts import Rounded, Team, portion, wide_block
+from plait.kernels.cpu_rows import address_of
+from plait.kernels.cpu_team import claim, finish, wait
+from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
+
+ROWS = cpu_amx.ROWS
+BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any) -> None:
+    """out [T, O] = x times the packed weight [O, C]; in bfloat16 it has room up to a multiple of 16 rows."""
+    rows, blocks = x.scales.shape
+    items = out.shape[1] // WIDTH
+    count = portion(items, team)
+    tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
+    steps = (np.int64(x.numbers.shape[1]), np.int64(4 * blocks), np.int64(4 * out.shape[1]))
+    while True:
+        first = claim(team.counters, phase, count)
+        if first >= items:
+            break
+        last = min(items, first + count)
+        for item in range(first, last):
+            tile_at, out_at = weight + item * tile_bytes, address_of(out) + 4 * WIDTH * item
+            if len(x.wide):
+                panel = team.scratch + cpu_amx.PANELS_AT
+                for row in range(0, rows, 2 * ROWS):
+                    x_at, to = address_of(x.wide) + 64 * row * blocks, out_at + row * steps[2]
+                    multiply_wide(bits, tile_at, blocks, panel, x_at, row, rows, to, steps[2])
+            else:
+                sources = address_of(x.numbers), address_of(x.scales), address_of(x.sums)
+                multiply(bits, tile_at, sources[0], steps, sources[1], sources[2], blocks, out_at, rows)
+        finish(team.counters, phase, last - first)
+    wait(team.counters, phase, items)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def gated_product(
+    team: Team, phase: int, weight: int, bits: int, gate: int, x: Rounded, out: Rounded, gates: Any
+) -> None:
+    """out [T, F] = gate(g) * u, with g and u from the packed weight whose tiles alternate between the two."""
+    blocks = x.scales.shape[1]
+    items = out.numbers.shape[1] // WIDTH
+    count = portion(items, team)
+    tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
+    while True:
+        first = claim(team.counters, phase, count)
+        if first >= items:
+            break
+        last = min(items, first + count)
+        for item in range(first, last):
+            tiles = weight + 2 * item * tile_bytes
+            if len(x.wide):
+                _gated_wide(team.scratch + cpu_amx.PANELS_AT, bits, tiles, tile_bytes, gate, x, out, item, gates)
+            else:
+                _gated_tile(bits, tiles, tile_bytes, gate, x, out, item, gates)
+        finish(team.counters, phase, last - first)
+    wait(team.counters, phase, items)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _gated_tile(
+    bits: int, tiles: int, tile_bytes: int, gate: int, x: Rounded, out: Rounded, item: int, gates: Any
+) -> None:
+    rows, blocks = x.scales.shape
+    few, step = len(gates), np.int64(x.numbers.shape[1])
+    steps = (step, np.int64(4 * blocks), np.int64(8 * WIDTH))
+    for begin in range(0, rows, few):
+        here = min(few, rows - begin)
+        numbers = address_of(x.numbers) + begin * step
+        scales, sums = address_of(x.scales) + 4 * begin * blocks, address_of(x.sums) + 4 * begin * blocks
+        for part in range(2):
+            place, tile_at = address_of(gates) + 4 * WIDTH * part, tiles + part * tile_bytes
+            multiply(bits, tile_at, numbers, steps, scales, sums, blocks, place, here)
+        for row in range(here):
+            _gate(gate, address_of(gates) + 8 * WIDTH * row, out, begin + row, item)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _gated_wide(
+    panel: int, bits: int, tiles: int, tile_bytes: int, gate: int, x: Rounded, out: Rounded, item: int, gates: Any
+) -> None:
+    rows, blocks = x.scales.shape
+    second, step = panel + cpu_panel.PANEL_BYTES * blocks, np.int64(8 * WIDTH)
+    for begin in range(0, rows, 2 * ROWS):
+        x_at, place = address_of(x.wide) + 64 * begin * blocks, address_of(gates)
+        multiply_wide(bits, tiles, blocks, panel, x_at, begin, rows, place, step)
+        multiply_wide(bits, tiles + tile_bytes, blocks, second, x_at, begin, rows, place + 4 * WIDTH, step)
+        for row in range(min(2 * ROWS, rows - begin)):
+            _gate(gate, place + step * row, out, begin + row, item)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def multiply_wide(
+    bits: int, weight: int, blocks: int, panel: int, x: int, first: int, rows: int, out: int, step: int
+) -> None:
+    """Up to 32 of the rows, from `first` on, through a tile's panel, which the first of them make."""
+    two, keep = rows - first > ROWS, cpu_panel.WHOLE if rows > 2 * ROWS else cpu_panel.RING
+    if first:
+        if two:
+            cpu_panel.multiply(2, panel, blocks, x, out, step)
+        else:
+            cpu_panel.multiply(1, panel, blocks, x, out, step)
+    elif bits == 4:
+        if two:
+            cpu_panel.widen_and_multiply(4, 2, weight, blocks, panel, keep, x, out, step)
+        else:
+            cpu_panel.widen_and_multiply(4, 1, weight, blocks, panel, keep, x, out, step)
+    elif two:
+        cpu_panel.widen_and_multiply(8, 2, weight, blocks, panel, keep, x, out, step)
+    else:
+        cpu_panel.widen_and_multiply(8, 1, weight, blocks, panel, keep, x, out, step)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def multiply(
+    bits: int, weight: int, x: int, steps: Any, scales: int, sums: int, blocks: int, out: int, rows: int
+) -> None:
+    """One tile of 32 outputs for any number of rows, as many at a time as registers hold."""
+    row = 0
+    while row < rows:
+        left = rows - row
+        x_at, scales_at, sums_at, out_at = (
+            x + row * steps[0],
+            scales + row * steps[1],
+            sums + row * steps[1],
+            out + row * steps[2],
+        )
+        if bits == 4:
+            if left >= 6:
+                tile(4, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+                row += 6
+            elif left >= 4:
+                tile(4, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+                row += 4
+            elif left >= 2:
+                tile(4, 2, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+                row += 2
+            else:
+                tile(4, 1, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+                row += 1
+        elif left >= 6:
+            tile(8, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+            row += 6
+        elif left >= 4:
+            tile(8, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+            row += 4
+        elif left >= 2:
+            tile(8, 2, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+            row += 2
+        else:
+            tile(8, 1, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+            row += 1
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _gate(gate: int, pair: int, out: Rounded, row: int, block: int) -> None:
+    place = row * out.scales.shape[1] + block
+    if len(out.wide):
+        to = wide_block(out, place)
+        if gate == cpu_rows.SILU:
+            cpu_rows.gate_wide(0, pair, pair + 4 * WIDTH, to)
+        else:
+            cpu_rows.gate_wide(1, pair, pair + 4 * WIDTH, to)
+        return
+    numbers, scale = address_of(out.numbers) + WIDTH * place, address_of(out.scales) + 4 * place
+    if gate == cpu_rows.SILU:
+        cpu_rows.gate_block(0, pair, pair + 4 * WIDTH, numbers, scale, address_of(out.sums) + 4 * place)
+    else:
+        cpu_rows.gate_block(1, pair, pair + 4 * WIDTH, numbers, scale, address_of(out.sums) + 4 * place)

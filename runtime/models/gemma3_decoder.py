@@ -1,0 +1,75 @@
+"""Gemma 3's layers: norms before and after attention and MLP, scaled embeddings, a gate that is a GELU.
+
+Knows: how the layer is put together. Must not know: files, configs' fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.layout import AttentionLayout
+from plait.kernels.select import Kernels
+from plait.runtime.errors import InputError
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.decoder import Decoder, Layer, Rotation
+from plait.runtime.models.gemma3 import LAYER_NORMS
+from plait.runtime.models.source import Checkpoint
+
+
+class Gemma3Model(Decoder):
+    """The decoder with four norms to a layer."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Checkpoint,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[float], None] = lambda share: None,
+    ) -> None:
+        if dtype == torch.float16:
+            raise InputError("Gemma 3's activations do not fit float16; take bfloat16 or float32")
+        super().__init__(config, weights, kernels, dtype, device, progress)
+        # The model was trained with the factor rounded to its dtype.
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(dtype).item()
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.embedding[token_ids] * self.embedding_scale
+
+    def block(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        turned: Sequence[Rotation],
+        cache: LayerCache,
+        layout: AttentionLayout,
+    ) -> torch.Tensor:
+        assert layer.post_attention_norm is not None
+        assert layer.post_mlp_norm is not None
+        attended = self.attend(layer.attention, self.normed(x, layer.attention_norm), turned, cache, layout)
+        x = x + self.normed(attended, layer.post_attention_norm)
+        fed = self.feed(layer.mlp, self.normed(x, layer.mlp_norm))
+        return x + self.normed(fed, layer.post_mlp_norm)
+
+    def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self.kernels.gelu_tanh_and_multiply(gate_up)
+
+    def load_layer(self, index: int, prefix: str) -> Layer:
+        first, second, third, fourth = (self.load_norm(f"{prefix}.{name}.weight") for name in LAYER_NORMS)
+        return Layer(
+            attention_norm=first,
+            attention=self.load_attention(index, prefix),
+            post_attention_norm=second,
+            mlp_norm=third,
+            mlp=self.load_mlp(index, prefix),
+            post_mlp_norm=fourth,
+        )
+
+    def load_norm(self, name: str) -> torch.Tensor:
+        """1 + weight in float32; GGUF files hold the sum already."""
+        weight = self._weights.tensor(name, torch.float32, self.device)
+        return weight if self._weights.container == "gguf" else weight + 1.0

@@ -1,0 +1,56 @@
+"""Whether a model goes to the packed kernels of a CPU, settled before torch is loaded wherever that can be.
+
+Knows: settings, the machine, a model's header. Must not know: how anything is computed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.runtime.config import EngineConfig
+from plait.runtime.machine import may_have_gpu
+from plait.runtime.models.forms import Chosen, choose_form
+from plait.runtime.models.source import Checkpoint
+from plait.runtime.weights.checkpoint import open_checkpoint
+
+
+def packed_checkpoint(config: EngineConfig, model_path: Path) -> Checkpoint | None:
+    """The model's checkpoint if its weights are to be packed, None if torch is to run it. Raises as `choose_form`."""
+    if config.weights == "bf16":
+        return None
+    checkpoint = open_checkpoint(model_path)
+    return checkpoint if chosen_form(config, checkpoint).packed else None
+
+
+def chosen_form(config: EngineConfig, checkpoint: Checkpoint) -> Chosen:
+    """What `config.weights` comes to with this model on this machine. InputError as `choose_form` raises it."""
+    device = device_kind(config.device)
+    return choose_form(checkpoint, dtype_name(config.dtype, device), device, config.weights)
+
+
+def device_kind(name: str) -> str:
+    """ "cpu", "cuda", ... of a device's name. Torch is asked about "auto" only where there may be a GPU."""
+    if name == "auto" and not may_have_gpu():
+        return "cpu"
+    if name == "cpu":
+        return name
+    from plait.runtime.model_runner import choose_device
+
+    return str(choose_device(name).type)
+
+
+def dtype_name(name: str, device: str) -> str:
+    """ "auto" is bfloat16 on GPUs and on CPUs that compute it natively, else float32."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device != "cpu" or _cpu_has_bfloat16() else "float32"
+
+
+def _cpu_has_bfloat16() -> bool:
+    try:
+        from plait.kernels.cpu_decoder import has_bfloat16
+    except ImportError:  # no numba: torch knows
+        from plait.runtime.model_runner import cpu_has_bfloat16
+
+        return cpu_has_bfloat16()
+    return has_bfloat16()

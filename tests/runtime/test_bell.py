@@ -1,0 +1,74 @@
+"""Waking tasks from other threads: nothing rung is lost, and what is urgent comes first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from plait.runtime.client.bell import Bell, Signal
+
+ROUNDS, TASKS = 500, 8
+
+
+@pytest.mark.parametrize("kind", [Signal, asyncio.Event])
+def test_no_ring_is_lost(kind):
+    async def main():
+        bell = Bell.here()
+        counts, signals = [0] * TASKS, [kind() for _ in range(TASKS)]
+
+        def ring(mine):
+            for _ in range(ROUNDS):
+                for index in mine:
+                    counts[index] += 1
+                    bell.ring(signals[index], is_urgent=counts[index] % 7 == 0)
+
+        async def until_all_came(index):
+            while True:
+                signals[index].clear()
+                if counts[index] == ROUNDS:
+                    return
+                await signals[index].wait()
+
+        threads = [threading.Thread(target=ring, args=(range(at, TASKS, 4),)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*map(until_all_came, range(TASKS)))
+        for thread in threads:
+            thread.join()
+
+    asyncio.run(main())
+
+
+def test_what_is_urgent_comes_first():
+    async def main():
+        bell, woken = Bell.here(), []
+
+        async def wait(name, signal):
+            await signal.wait()
+            woken.append(name)
+
+        signals = {name: Signal() for name in "abcd"}
+        tasks = [asyncio.create_task(wait(*each)) for each in signals.items()]
+        await asyncio.sleep(0)
+        for name in "abcd":
+            bell.ring(signals[name], is_urgent=name in "cd")
+        await asyncio.gather(*tasks)
+        assert woken == ["c", "d", "a", "b"]
+
+    asyncio.run(main())
+
+
+def test_a_signal_that_is_set_does_not_wait():
+    async def main():
+        signal = Signal()
+        signal.set()
+        await signal.wait()
+        signal.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await signal.wait()
+
+    asyncio.run(main())

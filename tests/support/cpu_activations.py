@@ -1,0 +1,81 @@
+"""Activations as the CPU's packed products read them, made and read back by torch.
+
+Knows: both forms of `cpu_parts.Rounded`. Must not know: which kernel is tested.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from plait.kernels.cpu_parts import Rounded
+from plait.kernels.cpu_team import STRIDE
+
+
+def counters(phases: int = 1) -> np.ndarray:
+    return np.zeros((phases, 2 * STRIDE), np.int64)
+
+
+def empty(rows: int, channels: int) -> Rounded:
+    """Room for 8 bits."""
+    scales, sums = (np.zeros((rows, channels // 32), np.float32) for _ in range(2))
+    return Rounded(np.zeros((rows, channels), np.int8), scales, sums, np.zeros((0, channels), np.uint16))
+
+
+def wide(rows: int, channels: int) -> Rounded:
+    """Room for bfloat16; what is not written stays not-a-number."""
+    bits = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16).view(torch.uint16).numpy()
+    return empty(rows, channels)._replace(wide=bits[:rows])
+
+
+def dense(x: Rounded) -> torch.Tensor:
+    numbers = torch.from_numpy(x.numbers).float().unflatten(1, (-1, 32))
+    return (numbers * torch.from_numpy(x.scales)[..., None]).flatten(1)
+
+
+def _tiles(x: Rounded) -> torch.Tensor:
+    """[T / 16, C / 32, 16, 32], of the whole memory."""
+    rows, channels = x.wide.shape
+    whole = x.wide.base if len(x.wide.base) > rows else x.wide
+    return torch.from_numpy(whole).view(torch.bfloat16).view(-1, channels // 32, 16, 32)
+
+
+def dense_wide(x: Rounded) -> torch.Tensor:
+    """[T, C] bfloat16"""
+    return _tiles(x).transpose(1, 2).reshape(-1, x.wide.shape[1])[: len(x.wide)]
+
+
+def widened(values: torch.Tensor) -> Rounded:
+    """[T, C] in bfloat16."""
+    rows, channels = values.shape
+    found = wide(rows, channels)
+    filled = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16)
+    filled[:rows] = values
+    _tiles(found).copy_(filled.view(-1, 16, channels // 32, 32).transpose(1, 2))
+    return found
+
+
+def activations(rows: int, channels: int, seed: int) -> Rounded:
+    """Rounded to 8 bits by torch, as the kernels would."""
+    x = torch.randn(rows, channels // 32, 32, generator=torch.Generator().manual_seed(seed))
+    scales = x.abs().amax(-1) / 127
+    numbers = (x / scales[..., None]).round()
+    sums = (numbers.sum(-1) * scales).numpy().astype(np.float32)
+    return empty(rows, channels)._replace(
+        numbers=numbers.flatten(1).to(torch.int8).numpy(), scales=scales.numpy(), sums=sums
+    )
+
+
+def near(out: Rounded, expected: torch.Tensor, slack: float = 0.0) -> None:
+    """Within half a step of 8 bits and `slack`, and the sums are those of the rounded numbers."""
+    steps = torch.from_numpy(out.scales)[..., None]
+    off = (dense(out) - expected).unflatten(1, (-1, 32)).abs()
+    assert (off <= 0.501 * steps + 1e-4 + slack).all()
+    assert (
+        (torch.from_numpy(np.abs(out.numbers)).unflatten(1, (-1, 32)).amax(-1) >= 126)
+        .logical_or(steps[..., 0] == 0)
+        .all()
+    )
+    torch.testing.assert_close(
+        torch.from_numpy(out.sums), dense(out).unflatten(1, (-1, 32)).sum(-1), atol=1e-4, rtol=1e-4
+    )
