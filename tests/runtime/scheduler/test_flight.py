@@ -88,3 +88,19 @@ def test_a_step_that_breaks_when_collected_fails_its_rows_alone():
 
 def _parts(flight):
     return flight._runner, flight._sampler, flight._batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"), [({}, None), ({"logprobs": True}, None), ({"logit_bias": {3: 100.0}}, [3] * 8)]
+)
+def test_greedy_rows_take_the_likeliest_unless_more_is_asked_for(fields, tokens):
+    """Alone without logits, and beside a row that wants them."""
+    plain = sampling_params(max_tokens=8, temperature=0.0, ignore_eos=True)
+    for company in (plain, sampling_params(max_tokens=8, temperature=0.9, seed=1, ignore_eos=True)):
+        scheduler, link, _ = make_scheduler()
+        asked = sampling_params(max_tokens=8, temperature=0.0, ignore_eos=True, **fields)
+        link.inbox += [(b"c", x) for i in (1, 2) for x in (Open(i), Append(i, [1, 2, 3]))]
+        link.inbox += [(b"c", Generate(1, 1, asked)), (b"c", Generate(2, 2, company))]
+        calls = drive(scheduler, link)
+        assert calls[1].tokens == (tokens or greedy([1, 2, 3], 8, ignore_eos=True))
+        assert len(calls[1].logprobs) == (8 if fields.get("logprobs") else 0)
