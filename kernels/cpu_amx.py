@@ -25,7 +25,6 @@ from plait.kernels import cpu_ir as v
 ROWS = 16  # of a matrix register
 ALIGN = 64
 PANELS_AT = ALIGN  # in a thread's scratch
-SUMS, LEFT, RIGHT, *MORE_SUMS = (v.I8(i) for i in range(8))  # matrix registers, as attention uses them
 HAVE = all(llvmlite.binding.get_host_cpu_features().get(name) for name in ("amx-tile", "amx-bf16"))
 _REQUEST, _TILE_DATA, _ARCH_PRCTL = 0x1023, 18, 158  # Linux on x86-64: Documentation/arch/x86/xstate.rst
 

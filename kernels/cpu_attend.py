@@ -10,12 +10,12 @@ Knows: pages and tiles. Must not know: projections, the order of phases.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from plait.kernels import cpu_flash, cpu_lanes, cpu_softmax
+from plait.kernels import cpu_amx, cpu_flash, cpu_lanes, cpu_softmax
 from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team, round_blocks
 from plait.kernels.cpu_room import KEYS, Room, floats, integers, longs, room
 from plait.kernels.cpu_rows import address_of, to_bfloat16
@@ -23,6 +23,16 @@ from plait.kernels.cpu_share import SEGMENT
 from plait.kernels.cpu_team import claim, finish, wait
 
 LANES = cpu_flash.LANES
+
+
+class Source(NamedTuple):
+    """Where a row's keys and values lie: addresses of its page table and, for one key head, of the caches."""
+
+    pages: int
+    shift: int  # a page holds 1 << shift positions
+    step: int  # bytes from one slot to the next
+    keys: int
+    values: int
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -45,6 +55,8 @@ def attend(
     """
     items = rows.num_tiles * heads.groups
     here = room(memory, lanes, heads.size)
+    if team.scratch:
+        cpu_amx.begin(here.shapes)
     while True:
         item = claim(team.counters, phase, 1)
         if item >= items:
@@ -52,6 +64,8 @@ def attend(
         tile, group = item // heads.groups, item % heads.groups
         _attend_tile(team.scratch, tile, group, qkv, k_cache, v_cache, heads, window, rows, here, out)
         finish(team.counters, phase, 1)
+    if team.scratch:
+        cpu_amx.begin(team.scratch)
     wait(team.counters, phase, items)
 
 
@@ -80,7 +94,7 @@ def _attend_tile(
         until = _together(first, last, begin, rows, here)
         _go_down(amx, first, last, begin, block, until, k_cache + offset, v_cache + offset, heads, rows, here)
         if last == first + 1:
-            _hand_out(first, marks[first - begin], group, heads, rows, here, out)
+            _hand_out(amx, first, marks[first - begin], group, heads, rows, here, out)
             continue
         at = first
         for segment in range(first + 1, last + 1):
@@ -171,50 +185,53 @@ def _go_down(
     for i in range(lane, end):
         floor, all_from = min(floor, floors[i]), max(all_from, floors[i])
         all_to, limit = min(all_to, limits[i]), max(limit, limits[i])
-    step = 2 * heads.groups * heads.size
+    pages = address_of(rows.pages) + 4 * np.int64(rows.first_pages[row])
+    source = Source(pages, rows.page_shift, 2 * heads.groups * heads.size, k_cache, v_cache)
+    few, scale = end - lane <= cpu_softmax.FEW, np.float32(heads.scale * cpu_softmax.LOG2_E)
     for at in range(max(block, floor // KEYS), until):
         base = at * KEYS
         count = min(KEYS, limit - base)
         partly = base < all_from or base + KEYS > all_to
+        keys = step = np.int64(0)
         if amx:
-            keys, key_step = _read_pairs(row, base, count, k_cache, v_cache, step, rows, here)
+            keys, step = _read_pairs(base, count, source, here)
         else:
-            _read_floats(row, base, count, k_cache, v_cache, step, rows, here)
+            _read_floats(base, count, source, here)
         if at + 1 < until:  # so that it is on its way while this one is computed
-            _fetch(row, base + KEYS, min(KEYS, limit - base - KEYS), k_cache, v_cache, step, rows, here)
-        if amx:
-            _take_sixteens(lane, end, base, count, partly, keys, key_step, heads, here)
+            _fetch(base + KEYS, min(KEYS, limit - base - KEYS), source, here)
+        if amx and few:
+            _take_few(lane, end, base, count, partly, keys, step, scale, here)
+        elif amx:
+            _take_sixteens(lane, end, base, count, partly, keys, step, scale, here)
         else:
-            _take_threes(lane, end, base, count, heads, here)
+            _take_threes(lane, end, base, count, scale, here)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _slot(row: int, position: int, rows: Rows) -> Any:
-    shift = rows.page_shift
-    page = np.int64(rows.pages[rows.first_pages[row] + (position >> shift)])
-    return (page << shift) + (position & ((1 << shift) - 1))
+def _offset(position: int, source: Source) -> Any:
+    """Where a position's keys and values lie, in bytes."""
+    page = np.int64(integers(source.pages, 1 << 30)[position >> source.shift])
+    return ((page << source.shift) + (position & ((1 << source.shift) - 1))) * source.step
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _fetch(row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room) -> None:
+def _fetch(base: int, count: int, source: Source, here: Room) -> None:
     for j in range(count):
-        offset = step * _slot(row, base + j, rows)
+        offset = _offset(base + j, source)
         for line in range(0, 2 * here.size, 64):
-            cpu_lanes.fetch(k_cache + offset + line)
-            cpu_lanes.fetch(v_cache + offset + line)
+            cpu_lanes.fetch(source.keys + offset + line)
+            cpu_lanes.fetch(source.values + offset + line)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_floats(
-    row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room
-) -> None:
+def _read_floats(base: int, count: int, source: Source, here: Room) -> None:
     """The block's keys, turned, and its values, as float32."""
     size, places = here.size, longs(here.places, KEYS)
     for j in range((count + 15) // 16 * 16):  # keys beyond `count` are the last again
-        offset = step * _slot(row, base + min(j, count - 1), rows)
-        places[j] = k_cache + offset
+        offset = _offset(base + min(j, count - 1), source)
+        places[j] = source.keys + offset
         if j < count:
-            cpu_lanes.widen(v_cache + offset, here.values + 4 * j * size, size // 16)
+            cpu_lanes.widen(source.values + offset, here.values + 4 * j * size, size // 16)
     for j in range(0, count, 16):
         for channel in range(0, size, 32):
             cpu_lanes.turn_keys(here.places + 8 * j, 2 * channel, here.keys + 4 * (channel * KEYS + j))
@@ -223,19 +240,17 @@ def _read_floats(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _read_pairs(row: int, base: int, count: int, k_cache: int, v_cache: int, step: int, rows: Rows, here: Room) -> Any:
+def _read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
     """The block's values in pairs; where its keys lie, and how far apart: in the cache, if that is one run of slots."""
     size, chunks = here.size, (count + 31) // 32
-    if count % 32 == 0 and rows.page_shift == 0:
-        pages = address_of(rows.pages) + 4 * (rows.first_pages[row] + base)
-        if cpu_flash.are_neighbours(pages, chunks):
-            offset = step * _slot(row, base, rows)
-            cpu_flash.pair_values(v_cache + offset, step, size, chunks, here.values)
-            return k_cache + offset, step
+    if count % 32 == 0 and source.shift == 0 and cpu_flash.are_neighbours(source.pages + 4 * base, chunks):
+        offset = _offset(base, source)
+        cpu_flash.pair_values(source.values + offset, source.step, size, chunks, here.values)
+        return source.keys + offset, source.step
     for j in range(count):
-        offset = step * _slot(row, base + j, rows)
-        cpu_flash.copy(k_cache + offset, here.keys + 2 * j * size, size // 32)
-        cpu_flash.copy(v_cache + offset, here.copies + 2 * j * size, size // 32)
+        offset = _offset(base + j, source)
+        cpu_flash.copy(source.keys + offset, here.keys + 2 * j * size, size // 32)
+        cpu_flash.copy(source.values + offset, here.copies + 2 * j * size, size // 32)
     for j in range(count, 32 * chunks):
         cpu_lanes.clear(here.copies + 2 * j * size, size // 32)
     cpu_flash.pair_values(here.copies, np.int64(2 * size), size, chunks, here.values)
@@ -243,11 +258,25 @@ def _read_pairs(row: int, base: int, count: int, k_cache: int, v_cache: int, ste
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def _take_few(
+    lane: int, end: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
+) -> None:
+    """`_take_sixteens` for up to 4 lanes."""
+    size, chunks, scores, totals = here.size, (count + 31) // 32, here.scores, here.totals + 4 * lane * here.size
+    cpu_flash.score_few(here.queries + 4 * lane, here.query_step, size, keys, step, chunks, scores)
+    if partly:
+        cpu_softmax.hide_few(scores, base, here.floors + 4 * lane, here.limits + 4 * lane)
+    references, sums = here.references + 4 * lane, here.sums + 4 * lane
+    cpu_softmax.soften_few(scores, chunks, scale, references, sums, totals, size // 16, end - lane, here.weights)
+    cpu_flash.gather_few(here.weights, here.values, size, chunks, totals)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def _take_sixteens(
-    first: int, last: int, base: int, count: int, partly: bool, keys: int, step: int, heads: Heads, here: Room
+    first: int, last: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
 ) -> None:
     """All lanes over the block. What lies behind the last is computed, too; those lanes are done or no lanes at all."""
-    size, chunks, scale = here.size, (count + 31) // 32, np.float32(heads.scale * cpu_softmax.LOG2_E)
+    size, chunks = here.size, (count + 31) // 32
     scores, others = here.scores, here.scores + 4 * KEYS * LANES
     cpu_flash.score(here.queries + 4 * first, here.query_step, size, keys, step, chunks, scores)
     for lane in range(first, last, LANES):
@@ -273,24 +302,24 @@ def _take_sixteens(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _take_threes(first: int, last: int, base: int, count: int, heads: Heads, here: Room) -> None:
+def _take_threes(first: int, last: int, base: int, count: int, scale: float, here: Room) -> None:
     """All lanes over the block, without AMX."""
     lane = first
     while lane < last:
         if last - lane >= 3:
-            _take_lanes(3, lane, base, count, heads, here)
+            _take_lanes(3, lane, base, count, scale, here)
             lane += 3
         elif last - lane == 2:
-            _take_lanes(2, lane, base, count, heads, here)
+            _take_lanes(2, lane, base, count, scale, here)
             lane += 2
         else:
-            _take_lanes(1, lane, base, count, heads, here)
+            _take_lanes(1, lane, base, count, scale, here)
             lane += 1
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _take_lanes(lanes: int, lane: int, base: int, count: int, heads: Heads, here: Room) -> None:
-    size, scale = here.size, np.float32(heads.scale * cpu_softmax.LOG2_E)
+def _take_lanes(lanes: int, lane: int, base: int, count: int, scale: float, here: Room) -> None:
+    size = here.size
     queries, totals = here.queries + 4 * lane * size, here.totals + 4 * lane * size
     floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
     if lanes == 3:
@@ -323,7 +352,9 @@ def _take_lanes(lanes: int, lane: int, base: int, count: int, heads: Heads, here
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _hand_out(segment: int, lane: int, group: int, heads: Heads, rows: Rows, here: Room, out: Rounded) -> None:
+def _hand_out(
+    amx: int, segment: int, lane: int, group: int, heads: Heads, rows: Rows, here: Room, out: Rounded
+) -> None:
     blocks, size = out.scales.shape[1], heads.size
     row, first, count = _segment(rows, segment)
     sums = floats(here.sums, here.lanes)
@@ -333,5 +364,7 @@ def _hand_out(segment: int, lane: int, group: int, heads: Heads, rows: Rows, her
             inverse = np.float32(1.0) / sums[lane]
             for d in range(size):
                 totals[d] *= inverse
+            if amx:
+                cpu_flash.sort_channels(here.totals + 4 * lane * size, size)
             round_blocks(here.totals + 4 * lane * size, out, token * blocks + head * size // 32, size // 32)
             lane += 1

@@ -7,6 +7,7 @@
     values     pairs of positions, a pair's channels side by side             bfloat16 [32, D, 2]
     totals     a lane's channels side by side                                 float32 [16, D]
 
+Up to 4 lanes, a token that decodes alone, go through narrower registers: scores [64, 4], weights [4, 64].
 So keys need no turning (Q K^T is computed as K Q^T). Positions come in chunks of 32. A lane's bits do not depend on its
 neighbours: the instruction adds up each number of the result by itself, in one order (`cpu_lanes` writes it out).
 
@@ -15,6 +16,7 @@ Knows: addresses. Must not know: pages, rows, threads.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from llvmlite import ir
@@ -22,12 +24,19 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels import cpu_ir as v
-from plait.kernels.cpu_amx import HAVE, LEFT, MORE_SUMS, RIGHT, SUMS
-from plait.kernels.cpu_softmax import BLOCK, CHUNK
+from plait.kernels.cpu_amx import HAVE
+from plait.kernels.cpu_softmax import BLOCK, CHUNK, FEW
 
 LANES = 16
 NOTHING = ir.VoidType()
-FIRST, SECOND, OTHER = SUMS, MORE_SUMS[0], MORE_SUMS[1]  # matrix registers
+# Matrix registers: 16 rows of 64 bytes; of 4 numbers a row, for the scores of few lanes; of 4 rows, for their totals.
+FIRST, SECOND, LEFT, RIGHT, FEW_SCORES, FEW_QUERIES, FEW_TOTALS, FEW_WEIGHTS = (v.I8(i) for i in range(8))
+WIDTHS, ROWS = (64, 64, 64, 64, 4 * FEW, 4 * FEW, 64, 64), (16, 16, 16, 16, 16, 16, FEW, FEW)
+
+
+def shapes() -> bytes:
+    """What LDTILECFG reads: palette 1, then bytes of a row of each register, then rows."""
+    return struct.pack("<2B14x16H16B", 1, 0, *WIDTHS, *[0] * 8, *ROWS, *[0] * 8)
 
 
 def _read(b: Any, register: Any, address: Any, step: Any) -> None:
@@ -60,23 +69,49 @@ def turn_queries(context: Any, rows: Any, size: Any, out: Any, out_step: Any) ->
     return types.void(*([types.int64] * 4)), generate
 
 
+_LOW, _HIGH = ([8 * q + i for q in range(4) for i in half] for half in (range(4), range(4, 8)))  # of 32 channels
+_ZIPS = [ir.Constant(v.vector(v.I32, 2 * v.LANES), [x for i in half for x in (i, i + 32)]) for half in (_LOW, _HIGH)]
+_SORTED = [(_LOW + _HIGH).index(channel) for channel in range(32)]
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def pair_values(context: Any, values: Any, step: Any, size: Any, chunks: Any, out: Any) -> Any:
-    """Bfloat16 rows [32 * chunks, size], `step` bytes apart, to pairs of them [16 * chunks, size, 2]."""
+    """Bfloat16 rows [32 * chunks, size], `step` bytes apart, to pairs of them [16 * chunks, size, 2].
+
+    Of 32 channels those in the lower halves of their eights come first: that is how a vector is zipped at once.
+    """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         rows, step, size, chunks, out = arguments
         loop = v.Loop(b, b.shl(chunks, v.I64(4)))
         here, to = b.add(rows, b.mul(loop.i, b.shl(step, v.I64(1)))), b.add(out, b.mul(loop.i, b.shl(size, v.I64(2))))
-        parts = v.Loop(b, b.lshr(size, v.I64(4)))
-        place = b.add(here, b.shl(parts.i, v.I64(5)))
-        low, high = (b.zext(v.load(b, each, v.vector(v.I16)), v.INTS) for each in (place, b.add(place, step)))
-        v.store(b, b.or_(low, b.shl(high, v.constant(v.INTS, 16))), b.add(to, b.shl(parts.i, v.I64(6))))
+        parts = v.Loop(b, b.lshr(size, v.I64(5)))
+        place = b.add(here, b.shl(parts.i, v.I64(6)))
+        pair = [v.load(b, each, v.vector(v.I16, 2 * v.LANES)) for each in (place, b.add(place, step))]
+        for i, each in enumerate(_ZIPS):
+            v.store(b, b.shuffle_vector(*pair, each), b.add(to, b.shl(parts.i, v.I64(7))), 64 * i)
         parts.end()
         loop.end()
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def sort_channels(context: Any, total: Any, size: Any) -> Any:
+    """Float32 [size] in the order of `pair_values`, in place, to their own."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        total, size = values
+        loop = v.Loop(b, b.lshr(size, v.I64(5)))
+        here = b.add(total, b.shl(loop.i, v.I64(7)))
+        pair = [v.load(b, here, v.FLOATS, 64 * i) for i in range(2)]
+        for i in range(2):
+            v.store(b, b.shuffle_vector(*pair, ir.Constant(v.INTS, _SORTED[16 * i : 16 * i + 16])), here, 64 * i)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -99,13 +134,40 @@ def _score(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: An
     channels = v.Loop(b, b.lshr(size, v.I64(5)))
     offset = b.shl(channels.i, v.I64(6))
     _read(b, RIGHT, b.add(queries, b.mul(channels.i, b.shl(query_step, v.I64(4)))), query_step)
-    for register, sums, first in ((LEFT, FIRST, 0), (OTHER, SECOND, LANES)):
-        _read(b, register, b.add(b.add(here, offset), b.mul(step, v.I64(first))), step)
-        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, register, RIGHT])
+    for sums, first in ((FIRST, 0), (SECOND, LANES)):
+        _read(b, LEFT, b.add(b.add(here, offset), b.mul(step, v.I64(first))), step)
+        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
     channels.end()
     to = b.add(out, b.shl(positions.i, v.I64(11)))
-    for each, offset in ((FIRST, 0), (SECOND, 64 * LANES)):
-        _write(b, each, _add(b, to, offset), v.I64(64))
+    for each, more in ((FIRST, 0), (SECOND, 64 * LANES)):
+        _write(b, each, _add(b, to, more), v.I64(64))
+    positions.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def score_few(
+    context: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any
+) -> Any:
+    """`score` for 4 queries, to [64, 4]."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        if HAVE:
+            _score_few(b, *values)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 7)), generate
+
+
+def _score_few(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
+    positions = v.Loop(b, b.shl(chunks, v.I64(1)))
+    v.call(b, "llvm.x86.tilezero", NOTHING, [FEW_SCORES])
+    here = b.add(keys, b.mul(positions.i, b.mul(step, v.I64(LANES))))
+    channels = v.Loop(b, b.lshr(size, v.I64(5)))
+    _read(b, FEW_QUERIES, b.add(queries, b.mul(channels.i, b.shl(query_step, v.I64(4)))), query_step)
+    _read(b, LEFT, b.add(here, b.shl(channels.i, v.I64(6))), step)
+    v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_SCORES, LEFT, FEW_QUERIES])
+    channels.end()
+    _write(b, FEW_SCORES, b.add(out, b.shl(positions.i, v.I64(8))), v.I64(4 * FEW))
     positions.end()
 
 
@@ -131,12 +193,39 @@ def _gather(b: Any, weights: Any, values: Any, size: Any, chunks: Any, totals: A
     positions = v.Loop(b, chunks)
     _read(b, LEFT, b.add(weights, b.shl(positions.i, v.I64(6))), v.I64(2 * BLOCK))
     right = b.add(b.add(values, offset), b.mul(positions.i, b.mul(step, v.I64(LANES))))
-    for register, sums, more in ((RIGHT, FIRST, 0), (OTHER, SECOND, 64)):
-        _read(b, register, _add(b, right, more), step)
-        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, register])
+    for sums, more in ((FIRST, 0), (SECOND, 64)):
+        _read(b, RIGHT, _add(b, right, more), step)
+        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
     positions.end()
     for each, more in ((FIRST, 0), (SECOND, 64)):
         _write(b, each, _add(b, here, more), step)
+    channels.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gather_few(context: Any, weights: Any, values_: Any, size: Any, chunks: Any, totals: Any) -> Any:
+    """`gather` for 4 lanes."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        if HAVE:
+            _gather_few(b, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+def _gather_few(b: Any, weights: Any, values: Any, size: Any, chunks: Any, totals: Any) -> None:
+    step = b.shl(size, v.I64(2))
+    channels = v.Loop(b, b.lshr(size, v.I64(4)))
+    offset = b.shl(channels.i, v.I64(6))
+    here = b.add(totals, offset)
+    _read(b, FEW_TOTALS, here, step)
+    positions = v.Loop(b, chunks)
+    _read(b, FEW_WEIGHTS, b.add(weights, b.shl(positions.i, v.I64(6))), v.I64(2 * BLOCK))
+    _read(b, RIGHT, b.add(b.add(values, offset), b.mul(positions.i, b.mul(step, v.I64(LANES)))), step)
+    v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_TOTALS, FEW_WEIGHTS, RIGHT])
+    positions.end()
+    _write(b, FEW_TOTALS, here, step)
     channels.end()
 
 

@@ -17,7 +17,7 @@ from plait.kernels import cpu_rows
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
 
-LANES = 64  # (token, head) pairs that share the reading of keys and values
+LANES = 96  # (token, head) pairs that share the reading of keys and values
 
 
 class Team(NamedTuple):

@@ -21,6 +21,7 @@ SPARE = cpu_flash.LANES  # lanes behind the last one that are computed and never
 class Room(NamedTuple):
     """Addresses. AMX and AVX-512 keep keys, values, queries and scores in forms of their own, in the same place."""
 
+    shapes: int  # AMX: of its registers
     size: int  # channels of a head
     lanes: int  # the most of a tile
     keys: int  # float32 [D, 64]; AMX: bfloat16 [64, D] where they are scattered
@@ -45,7 +46,7 @@ class Room(NamedTuple):
 def room(address: int, lanes: int, size: int) -> Any:
     """The room that begins at an address, for tiles of at most so many lanes."""
     padded = (lanes + 15) // 16 * 16 + SPARE
-    keys = address
+    keys = address + ALIGN
     values = keys + 4 * KEYS * size
     copies = values + 4 * KEYS * size
     queries = copies + 2 * KEYS * size
@@ -61,8 +62,8 @@ def room(address: int, lanes: int, size: int) -> Any:
     marks = places + 2 * 8 * KEYS
     ranges = marks + 4 * (padded + 1)
     return Room(
-        size, lanes, keys, values, copies, 4 * padded, queries, rows, totals, scores, weights, references, sums, floors,
-        limits, places, marks, ranges,
+        address, size, lanes, keys, values, copies, 4 * padded, queries, rows, totals, scores, weights, references,
+        sums, floors, limits, places, marks, ranges,
     )  # fmt: skip
 
 
@@ -85,9 +86,11 @@ def floats(address: int, count: int) -> Any:
 
 
 def allocate(threads: int, lanes: int, size: int) -> np.ndarray[Any, Any]:
-    """Uint8 [threads, bytes], zero."""
+    """Uint8 [threads, bytes]."""
     width = room.py_func(0, lanes, size).ranges + 24 * lanes
     width += -width % ALIGN
     memory = np.zeros(threads * width + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
-    return memory[start : start + threads * width].reshape(threads, width)
+    rooms = memory[start : start + threads * width].reshape(threads, width)
+    rooms[:, :ALIGN] = np.frombuffer(cpu_flash.shapes(), np.uint8)
+    return rooms

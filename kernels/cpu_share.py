@@ -20,6 +20,7 @@ import numpy as np
 
 from plait.kernels.cpu_lanes import BLOCK
 
+MANY = 4  # full tiles, from which on tiles are filled; fewer tokens make tiles half as large, more for the threads
 SEGMENT = 4  # int32: a row, its first token in this tile, how many, blocks shared with the segment before
 
 
@@ -81,11 +82,13 @@ def shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, row:
 def share_out(
     q_starts: Any, kv_starts: Any, first_pages: Any, pages: Any, shift: int, most: int, tiles: Any, segments: Any
 ) -> Any:
-    """Cuts all new tokens into tiles of at most `most`; returns how many tiles.
+    """Cuts all new tokens into tiles of at most `most` (half of it where they are few); returns how many tiles.
 
     `segments` [(T + R) * SEGMENT]; `tiles` [T + R + 1]: tile i has segments tiles[i] .. tiles[i + 1].
     """
     count = len(q_starts) - 1
+    if q_starts[count] < MANY * most:
+        most = max(1, most // 2)
     order = np.arange(count).astype(np.int32)
     if count > 1:
         order_rows(kv_starts, first_pages, pages, shift, order)

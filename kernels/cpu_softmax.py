@@ -4,8 +4,10 @@ A lane's reference is a score that its weights are relative to. It moves only wh
 above it, so what was summed is rarely scaled anew; weights stay below 2^8. Weights are rounded to bfloat16; what they
 add up to is summed before that, 32 positions at a time: those 16 apart together, then halves, then to what there was.
 
-`soften` does one lane, its scores side by side; `soften_sixteen` does 16, a position's scores side by side. Either
-gives a lane the same bits. Knows: AVX-512. Must not know: where scores come from, what becomes of weights.
+`soften` does one lane, its scores side by side; `soften_sixteen` and `soften_few` do 16 and 4, a position's scores side
+by side. Each gives a lane the same bits.
+
+Knows: AVX-512. Must not know: where scores come from, what becomes of weights.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from numba.extending import intrinsic
 from plait.kernels import cpu_ir as v
 
 BLOCK, CHUNK = 64, 32  # positions; a chunk is what one matrix instruction sums
+FEW = 4  # lanes
 HIDDEN, NOTHING = -1e30, -1e20  # a score that weighs nothing; the reference before the first score
 DOUBLINGS = 8.0
 LOG2_E = 1.4426950408889634
@@ -172,6 +175,126 @@ def _soften_sixteen(
     for lane, pairs in enumerate(v.transposed(b, rows)):
         v.store(b, pairs, to, 2 * BLOCK * lane)
     v.store(b, loop.end([sums])[0], weights)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def hide_few(context: Any, scores: Any, base: Any, floors: Any, limits: Any) -> Any:
+    """`hide` for 4 lanes: scores [64, 4]."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        scores, base, floors, limits = values
+        bounds = [_four(b, each, v.I32) for each in (floors, limits)]
+        within = ir.Constant(v.INTS, [lane // FEW for lane in range(v.LANES)])
+        loop = v.Loop(b, v.I64(BLOCK * FEW // v.LANES))
+        at = b.add(v.splat(b, b.trunc(b.add(base, b.shl(loop.i, v.I64(2))), v.I32)), within)
+        inside = b.and_(b.icmp_signed(">=", at, bounds[0]), b.icmp_signed("<", at, bounds[1]))
+        place = b.add(scores, b.shl(loop.i, v.I64(6)))
+        v.store(b, b.select(inside, v.load(b, place, v.FLOATS), v.constant(v.FLOATS, HIDDEN)), place)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def soften_few(
+    context: Any,
+    scores: Any,
+    chunks: Any,
+    scale: Any,
+    references: Any,
+    weights: Any,
+    totals: Any,
+    parts: Any,
+    count: Any,
+    out: Any,
+) -> Any:
+    """`soften_sixteen` for up to 4 lanes: scores [32 * chunks, 4], weights [4, 64]."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _soften_few(b, *values)
+        return context.get_dummy_value()
+
+    i64 = types.int64
+    return types.void(i64, i64, types.float32, *([i64] * 6)), generate
+
+
+def _four(b: Any, address: Any, kind: Any) -> Any:
+    """4 numbers at an address, four times."""
+    four = v.load(b, address, v.vector(kind, FEW))
+    again = ir.Constant(v.INTS, [lane % FEW for lane in range(v.LANES)])
+    return b.shuffle_vector(four, ir.Constant(four.type, ir.Undefined), again)
+
+
+def _keep_four(b: Any, x: Any, address: Any) -> None:
+    """The first 4 numbers to an address."""
+    first = ir.Constant(v.vector(v.I32, FEW), [*range(FEW)])
+    v.store(b, b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), first), address)
+
+
+def _over_quarters(b: Any, x: Any, combine: Any) -> Any:
+    """What the four quarters are together, halves first, in each of them."""
+    for step in (8, 4):
+        turned = ir.Constant(v.INTS, [(lane + step) % v.LANES for lane in range(v.LANES)])
+        x = combine(x, b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), turned))
+    return x
+
+
+def _soften_few(
+    b: Any,
+    scores: Any,
+    chunks: Any,
+    scale: Any,
+    references: Any,
+    weights: Any,
+    totals: Any,
+    parts: Any,
+    count: Any,
+    out: Any,
+) -> None:
+    scales = v.splat(b, scale)
+    tops = v.Loop(b, chunks, [v.constant(v.FLOATS, HIDDEN)])
+    here, found = b.add(scores, b.shl(tops.i, v.I64(9))), tops.carried[0]
+    for i in range(CHUNK // FEW):
+        found = v.larger(b, v.load(b, here, v.FLOATS, 64 * i), found)
+    top = _over_quarters(b, tops.end([found])[0], lambda x, y: v.larger(b, x, y))
+    reference, shrink, moves = _moved(b, _four(b, references, v.F32), top, scales)
+    _keep_four(b, reference, references)
+    moved = b.bitcast(moves, ir.IntType(16))
+    kept = b.trunc(b.sub(b.shl(v.I64(1), count), v.I64(1)), moved.type)
+    _shrink_moved(b, b.and_(moved, kept), shrink, totals, parts)
+    lower = b.fsub(v.constant(v.FLOATS, 0.0), reference)
+    loop = v.Loop(b, chunks, [b.fmul(_four(b, weights, v.F32), shrink)])
+    here, to = b.add(scores, b.shl(loop.i, v.I64(9))), b.add(out, b.shl(loop.i, v.I64(6)))
+    each = [_exp2(b, v.fma(b, v.load(b, here, v.FLOATS, 64 * i), scales, lower)) for i in range(CHUNK // FEW)]
+    for lane, positions in enumerate(_by_lane(b, [_rounded(b, weight) for weight in each])):
+        v.store(b, positions, to, 2 * BLOCK * lane)
+    while len(each) > 1:
+        each = [b.fadd(x, y) for x, y in zip(each[: len(each) // 2], each[len(each) // 2 :], strict=True)]
+    sums = b.fadd(loop.carried[0], _over_quarters(b, each[0], b.fadd))
+    _keep_four(b, loop.end([sums])[0], weights)
+
+
+def _by_lane(b: Any, weights: list[Any]) -> list[Any]:
+    """Rounded weights of 32 positions and 4 lanes, 4 positions to a vector, to bfloat16 of each lane."""
+    words = v.vector(v.I16, 2 * v.LANES)
+    pick = [2 * (FEW * q + lane) + 1 for lane in range(FEW) for q in range(8)]
+    eights = [
+        b.bitcast(b.shuffle_vector(b.bitcast(x, words), b.bitcast(y, words), _mask(pick)), v.INTS)
+        for x, y in zip(weights[::2], weights[1::2], strict=True)
+    ]  # of each lane 8 positions, a quarter of the vector
+    first, last = (_quarters((q, q + 4, q + 1, q + 5)) for q in (0, 2))
+    mixed = [[b.shuffle_vector(x, y, mask) for x, y in (eights[:2], eights[2:])] for mask in (first, last)]
+    ends = _quarters((0, 1, 4, 5)), _quarters((2, 3, 6, 7))
+    return [b.shuffle_vector(*pair, mask) for pair in mixed for mask in ends]
+
+
+def _mask(indices: list[int]) -> Any:
+    return ir.Constant(v.vector(v.I32, len(indices)), indices)
+
+
+def _quarters(which: tuple[int, ...]) -> Any:
+    return _mask([4 * quarter + i for quarter in which for i in range(4)])
 
 
 def _weigh(b: Any, scores: Any, scales: Any, lower: Any) -> Any:

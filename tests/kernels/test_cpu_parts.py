@@ -82,7 +82,7 @@ def rows_of(layout, tokens, together=True):
 
 def room_of(size, lanes):
     room = cpu_room.allocate(1, lanes, size)
-    room.view(np.float32)[:] = np.nan
+    room.view(np.float32)[:, cpu_room.ALIGN // 4 :] = np.nan
     return room
 
 
@@ -173,7 +173,7 @@ def test_rows_that_share_most_come_side_by_side():
     """Two documents and two questions to each, in turn: each tile has one document's rows, each question's together."""
     groups = [((0, 1, 4, 5), 128), ((2, 3, 6, 7), 192), ((0, 4), 256), ((1, 5), 256)]
     layout, _ = layout_of([(1, 300)] * 8, groups=groups)
-    rows = rows_of(layout, 4)
+    rows = rows_of(layout, 8)  # few tokens: tiles of half that
     found = rows.segments.reshape(-1, cpu_share.SEGMENT)[:8].tolist()
     tiles = [{row for row, *_ in found[4 * i : 4 * i + 4]} for i in range(2)]
     assert rows.num_tiles == 2 and sorted(map(sorted, tiles)) == [[0, 1, 4, 5], [2, 3, 6, 7]]
