@@ -7,10 +7,10 @@ Knows: llvmlite. Must not know: what is computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
+import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -19,10 +19,24 @@ I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
 
 
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's own type, which llvmlite has not: only to be called with, and cast."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
+
+
 def vector(element: Any, lanes: int = LANES) -> Any:
     return ir.VectorType(element, lanes)
 
 
+HAVE_BFLOAT16 = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
 FLOATS, INTS = vector(F32), vector(I32)
 
 
@@ -79,7 +93,13 @@ def halves_to_floats(b: Any, address: Any, offset: int) -> Any:
 
 
 def nearest_bfloat16(b: Any, wide: Any) -> Any:
-    """16 float32 as bfloat16's bits: to nearest, ties to even; not-a-number stays so."""
+    """16 float32 as bfloat16's bits: to nearest, ties to even; not-a-number stays so.
+
+    By VCVTNEPS2BF16 where the CPU has it, which, as all its products do, takes numbers below 2^-126 for zero.
+    """
+    if HAVE_BFLOAT16:
+        found = call(b, "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(_BFloat16()), [wide])
+        return b.bitcast(found, vector(I16))
     bits = b.bitcast(wide, INTS)
     upper = b.lshr(bits, constant(INTS, 16))
     tie = b.add(b.and_(upper, constant(INTS, 1)), constant(INTS, 0x7FFF))
@@ -104,24 +124,25 @@ def fold(b: Any, x: Any, combine: Any) -> Any:
     return b.extract_element(x, I32(0))
 
 
-# exp(r) for |r| <= ln(2) / 2 as 1 + r + r^2 (1/2 + r (...)): Taylor's terms to r^7, an error below 1 ulp of float32.
-_TERMS = [1.0 / math.factorial(n) for n in range(7, 1, -1)]
-_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # Cody and Waite 1980: the high part times n is exact
+# 2^r for |r| <= 1/2 as 1 + r (a + r (b + ...)), the largest relative error least: 3e-6.
+_TERMS = (0.009582853220668064, 0.0559064262081037, 0.2402409861776473, 0.693124193225303, 1.0)
+_EVERY_LANE, _AS_SET = ir.Constant(I16, 0xFFFF), I32(4)  # of masked instructions; rounding as the thread has it
 
 
-def exp(b: Any, x: Any) -> Any:
-    """e to the x, exactly 1 at 0; held to 1e-38 and above, 1e38 and below. Not for what is not a number."""
-    x = larger(b, x, constant(FLOATS, -87.3))
-    x = b.select(b.fcmp_ordered(">", x, constant(FLOATS, 88.0)), constant(FLOATS, 88.0), x)
-    n = call(b, "llvm.nearbyint.v16f32", FLOATS, [b.fmul(x, constant(FLOATS, math.log2(math.e)))])
-    r = fma(b, n, constant(FLOATS, -_LN2_HIGH), x)
-    r = fma(b, n, constant(FLOATS, -_LN2_LOW), r)
+def exp2(b: Any, x: Any) -> Any:
+    """2 to the x, to 3e-6 of it, exactly 1 at 0; x is finite."""
+    whole = call(b, "llvm.nearbyint.v16f32", FLOATS, [x])
+    rest = b.fsub(x, whole)
     sum_ = constant(FLOATS, _TERMS[0])
     for term in _TERMS[1:]:
-        sum_ = fma(b, sum_, r, constant(FLOATS, term))
-    sum_ = fma(b, b.fmul(r, r), sum_, b.fadd(r, constant(FLOATS, 1.0)))
-    power = b.shl(b.add(b.fptosi(n, INTS), constant(INTS, 127)), constant(INTS, 23))
-    return b.fmul(sum_, b.bitcast(power, FLOATS))
+        sum_ = fma(b, sum_, rest, constant(FLOATS, term))
+    return call(b, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, [sum_, whole, sum_, _EVERY_LANE, _AS_SET])
+
+
+def reciprocal(b: Any, x: Any) -> Any:
+    """1 / x to float32's last bits: 14 bits looked up and one step of Newton's. For 2^-100 < x < 2^100."""
+    near = call(b, "llvm.x86.avx512.rcp14.ps.512", FLOATS, [x, x, _EVERY_LANE])
+    return b.fmul(near, fma(b, b.fneg(x), near, constant(FLOATS, 2.0)))
 
 
 def transposed(b: Any, rows: Sequence[Any]) -> list[Any]:

@@ -76,8 +76,13 @@ def portion(items: int, team: Team) -> int:
 def round_blocks(x: int, out: Rounded, first: int, count: int) -> None:
     """32 * count float32 at x into `out`, whose blocks are counted through all rows, from block `first` on."""
     if len(out.wide):
-        for place in range(first, first + count):
-            cpu_rows.to_bfloat16(x + 128 * (place - first), wide_block(out, place), 2)
+        blocks = out.scales.shape[1]
+        row, block = first // blocks, first % blocks  # not for each: division takes longer than the rest of it
+        for i in range(count):
+            cpu_rows.to_bfloat16(x + 128 * i, wide_block(out, row, block), 2)
+            block += 1
+            if block == blocks:
+                row, block = row + 1, 0
         return
     for place in range(first, first + count):
         cpu_rows.round_block(
@@ -89,11 +94,9 @@ def round_blocks(x: int, out: Rounded, first: int, count: int) -> None:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def wide_block(x: Rounded, place: int) -> Any:
-    """Where block `place` of `wide` lies, the blocks being counted row after row."""
-    blocks = x.scales.shape[1]
-    row, block = place // blocks, place % blocks
-    return address_of(x.wide) + 64 * (16 * (row // 16 * blocks + block) + row % 16)
+def wide_block(x: Rounded, row: int, block: int) -> Any:
+    """Where a row's block of `wide` lies; those of a tile's further rows follow it."""
+    return address_of(x.wide) + 64 * (16 * ((row >> 4) * x.scales.shape[1] + block) + (row & 15))
 
 
 @numba.njit  # type: ignore[untyped-decorator]

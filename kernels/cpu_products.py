@@ -102,8 +102,12 @@ def _gated_wide(
         x_at, place = address_of(x.wide) + 64 * begin * blocks, address_of(gates)
         multiply_wide(bits, tiles, blocks, panel, x_at, begin, rows, place, step)
         multiply_wide(bits, tiles + tile_bytes, blocks, second, x_at, begin, rows, place + 4 * WIDTH, step)
-        for row in range(min(2 * ROWS, rows - begin)):
-            _gate(gate, place + step * row, out, begin + row, item)
+        for row in range(begin, min(rows, begin + 2 * ROWS), ROWS):
+            pairs, to, here = place + step * (row - begin), wide_block(out, row, item), min(ROWS, rows - row)
+            if gate == cpu_rows.SILU:
+                cpu_rows.gate_wide(0, pairs, to, here)
+            else:
+                cpu_rows.gate_wide(1, pairs, to, here)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -172,13 +176,6 @@ def multiply(
 @numba.njit  # type: ignore[untyped-decorator]
 def _gate(gate: int, pair: int, out: Rounded, row: int, block: int) -> None:
     place = row * out.scales.shape[1] + block
-    if len(out.wide):
-        to = wide_block(out, place)
-        if gate == cpu_rows.SILU:
-            cpu_rows.gate_wide(0, pair, pair + 4 * WIDTH, to)
-        else:
-            cpu_rows.gate_wide(1, pair, pair + 4 * WIDTH, to)
-        return
     numbers, scale = address_of(out.numbers) + WIDTH * place, address_of(out.scales) + 4 * place
     if gate == cpu_rows.SILU:
         cpu_rows.gate_block(0, pair, pair + 4 * WIDTH, numbers, scale, address_of(out.sums) + 4 * place)

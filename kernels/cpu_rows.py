@@ -7,6 +7,7 @@ Knows: addresses of float32 rows. Must not know: layers, threads.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -91,13 +92,16 @@ def gate_block(context: Any, kind: Any, gate: Any, up: Any, numbers: Any, scale:
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gate_wide(context: Any, kind: Any, gate: Any, up: Any, out: Any) -> Any:
-    """32 of gate(g) * u to bfloat16, as by `to_bfloat16`."""
+def gate_wide(context: Any, kind: Any, pairs: Any, out: Any, count: Any) -> Any:
+    """gate(g) * u of `count` rows of 32 g and 32 u, to as many rows of 32 bfloat16, as by `to_bfloat16`."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, gate, up, out = values
-        for i, found in enumerate(_gated(b, kind.literal_value, gate, up)):
-            v.store(b, v.nearest_bfloat16(b, found), out, 32 * i)
+        _, pairs, out, count = values
+        loop = v.Loop(b, count)
+        gate, to = b.add(pairs, b.shl(loop.i, v.I64(8))), b.add(out, b.shl(loop.i, v.I64(6)))
+        for i, found in enumerate(_gated(b, kind.literal_value, gate, b.add(gate, v.I64(128)))):
+            v.store(b, v.nearest_bfloat16(b, found), to, 32 * i)
+        loop.end()
         return context.get_dummy_value()
 
     return types.void(kind, *([types.int64] * 3)), generate
@@ -113,16 +117,20 @@ def _gated(b: Any, kind: int, gate: Any, up: Any) -> list[Any]:
 
 
 def _argument(b: Any, kind: int, g: Any) -> Any:
-    """What the sigmoid is taken of; tanh's GELU is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3))."""
-    if kind == SILU:
-        return g
-    inner = v.fma(b, b.fmul(g, g), v.constant(v.FLOATS, 0.044715), v.constant(v.FLOATS, 1.0))
-    return b.fmul(b.fmul(g, inner), v.constant(v.FLOATS, 2 * (2 / 3.141592653589793) ** 0.5))
+    """Of a power of two: 1 / (1 + 2^it) is the gate's sigmoid, held to where neither end is out of range.
+
+    tanh's GELU is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
+    """
+    factor = -math.log2(math.e)
+    if kind == GELU:
+        inner = v.fma(b, b.fmul(g, g), v.constant(v.FLOATS, 0.044715), v.constant(v.FLOATS, 1.0))
+        g, factor = b.fmul(g, inner), factor * 2 * (2 / math.pi) ** 0.5
+    found = v.larger(b, b.fmul(g, v.constant(v.FLOATS, factor)), v.constant(v.FLOATS, -99.0))
+    return b.select(b.fcmp_ordered("<", found, v.constant(v.FLOATS, 99.0)), found, v.constant(v.FLOATS, 99.0))
 
 
-def _sigmoid(b: Any, x: Any) -> Any:
-    one = v.constant(v.FLOATS, 1.0)
-    return b.fdiv(one, b.fadd(one, v.exp(b, b.fsub(v.constant(v.FLOATS, 0.0), x))))
+def _sigmoid(b: Any, argument: Any) -> Any:
+    return v.reciprocal(b, b.fadd(v.constant(v.FLOATS, 1.0), v.exp2(b, argument)))
 
 
 def _above(b: Any, x: Any, y: Any) -> Any:

@@ -139,6 +139,28 @@ def test_gated_product_in_bfloat16(rows, tiles, bits, gate):
     torch.testing.assert_close(dense_wide(out).float(), expected, atol=1e-4, rtol=2**-7)
 
 
+@needs_amx
+@pytest.mark.parametrize("gate", [cpu_rows.SILU, cpu_rows.GELU])
+def test_gates_over_all_their_range(gate):
+    """g from far below to far above, u one, the last rows no whole register; nothing is written behind them."""
+    rows = 27
+    g = torch.cat([torch.linspace(-300, 300, rows * 16), torch.linspace(-9, 9, rows * 16)]).view(rows, 32)
+    pairs = torch.cat([g, torch.ones(rows, 32)], -1).contiguous()
+    out = torch.full((rows + 1, 32), 7.0, dtype=torch.bfloat16)
+    gate_rows(pairs.numpy(), gate, out.view(torch.uint16).numpy())
+    torchs = reference.silu_and_multiply if gate == cpu_rows.SILU else reference.gelu_tanh_and_multiply
+    torch.testing.assert_close(out[:rows].double(), torchs(pairs.double()), rtol=2**-8 + 1e-5, atol=2e-5)
+    assert (out[rows:] == 7.0).all()
+
+
+@numba.njit
+def gate_rows(pairs, gate, out):
+    if gate == cpu_rows.SILU:
+        cpu_rows.gate_wide(0, address_of(pairs), address_of(out), len(pairs))
+    else:
+        cpu_rows.gate_wide(1, address_of(pairs), address_of(out), len(pairs))
+
+
 def gated(rows, tiles, bits):
     """Two weights, both as one, and activations."""
     pair = [cpu_packed.rounded(drawn(2 * rows + i, 32 * tiles, 64) / 4, bits) for i in range(2)]
