@@ -29,6 +29,7 @@ from plait.kernels.ragged import Ragged
 
 NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
 WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
+STRIP_ROWS = 64  # at least: each strip widens all weights by itself
 EVERYTHING = 1 << 40  # a window that hides nothing
 WIDE_ENTRIES = [entry + step.WIDE for entry in (step.HIDDEN, step.ATTENDED, step.INNER)]
 KEPT_ROWS = 64  # rows of logits that are kept room for
@@ -115,7 +116,9 @@ class CpuDecoder:
         self._settings[0, step.CACHE_STEP] = kv_cache[0, 0].nbytes
         plan.put(step.TOKENS, token_ids)
         self._put_rows(layout)
-        self._counters.fill(0)
+        strips = self._strips(count)
+        self._settings[0, step.STRIPS] = strips
+        self._counters[:strips].fill(0)
         step.forward(plan.numbers, self.threads)
         hidden: Floats = self._state[step.NORMED][:count]
         return hidden
@@ -152,7 +155,7 @@ class CpuDecoder:
         plan.put(step.HEAD_WEIGHT, head.data)
         plan.put(step.HEAD_COUNTERS, self._counters)
         plan.put(step.HEAD_PEAKS, peaks)
-        self._counters.fill(0)
+        self._counters[:1].fill(0)
         step.project(plan.numbers, head.bits, head.outputs, self.threads)
         found: Floats = out[:, : head.outputs]
         return found
@@ -171,6 +174,10 @@ class CpuDecoder:
     def _is_wide(self, count: int) -> bool:
         return self._wide_from is not None and count >= self._wide_from
 
+    def _strips(self, count: int) -> int:
+        """Parts of a step's rows that threads take through a layer by themselves."""
+        return max(1, min(self.threads, count // STRIP_ROWS)) if self._is_wide(count) else 1
+
     def _put_rows(self, layout: Ragged) -> None:
         plan, q_starts = self._plan, layout.q_starts
         plan.put(step.POSITIONS, layout.positions)
@@ -187,7 +194,8 @@ class CpuDecoder:
         """What stays the same from step to step."""
         weights, plan = self.weights, Plan(step.ENTRIES)
         heads = weights.heads
-        self._counters = np.zeros((len(weights.layers) * step.PHASES + 2, 2 * STRIDE), np.int64)
+        phases = step.phases.py_func(len(weights.layers))
+        self._counters = np.zeros((self.threads, phases, 2 * STRIDE), np.int64)
         self._settings = np.zeros((1, step.NUM_SETTINGS), np.int64)
         self._settings[0, : step.PAGE_SHIFT] = (
             weights.embedding.bits,

@@ -5,7 +5,7 @@ Knows: the phases, and where a model's weights lie. Must not know: files, torch,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
@@ -28,16 +28,17 @@ from plait.kernels.cpu_plan import bytes_, doubles, floats, halves, ints, number
 from plait.kernels.cpu_products import gated_product, product
 from plait.kernels.cpu_rows import address_of, half_to_float
 from plait.kernels.cpu_share import share_out
+from plait.kernels.cpu_strips import PAIR, State, strip_places, strip_rows, strip_state, strip_team
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
 
-GATE_ROWS = 2 * cpu_amx.ROWS  # rows of gate and up that are held before they are multiplied
+GATE_ROWS = PAIR  # rows of gate and up that are held before they are multiplied
 
 # Columns of `Model.layers`: addresses (0: there is none), bits, and numbers of one layer.
 QKV, QKV_BITS, OUTPUT, OUTPUT_BITS, GATED, GATED_BITS, DOWN, DOWN_BITS = range(8)
 NORM, POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROTATION = range(8, 16)
 COLUMNS = 16
-PHASES = 8  # of one layer
+PHASES = 8  # of one layer, the fourth being attention, which the first strip counts for all
 
 
 # Entries of the plan. A step's own:
@@ -51,20 +52,14 @@ LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, 
 ATTENTION, GATES, COUNTERS, SCRATCH = range(34, 38)
 ENTRIES = 38
 # Columns of SETTINGS:
-EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP, NUM_TILES = range(10)
-NUM_SETTINGS = 10
+EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP, NUM_TILES, STRIPS = range(11)
+NUM_SETTINGS = 11
 
 
-class State(NamedTuple):
-    """What a step works on: T tokens, C channels, F of the MLP."""
-
-    x: Any  # [T, C] float32
-    y: Any  # [T, C]
-    normed: Any  # [T, C], the result
-    qkv: Any  # [T, (H + 2 G) D]
-    hidden: Rounded  # [T, C]
-    attended: Rounded  # [T, H D]
-    inner: Rounded  # [T, F]
+@numba.njit  # type: ignore[untyped-decorator]
+def phases(layers: int) -> int:
+    """Of one strip: the embedding, each layer's, the last norm."""
+    return 2 + PHASES * layers
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -118,45 +113,66 @@ def _work(team: Team, plan: Any) -> None:
         settings[NUM_TILES],
         settings[PAGE_SHIFT],
     )
-    _embed(team, plan, settings[EMBEDDING_BITS], state)
     _layers(team, plan, settings, heads, state, rows)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, rows: Rows) -> None:
-    layers, cos_tables, sin_tables = table(plan, LAYERS), floats(plan, COS), floats(plan, SIN)
-    eps, gate, lanes = number(plan, EPS), settings[GATE], settings[TILE_TOKENS] * heads.shared
+    """Each thread begins with its own strips and then helps with the others', so when it is through all are done."""
+    layers, lanes = table(plan, LAYERS), settings[TILE_TOKENS] * heads.shared
     memory = plan[ATTENTION, 0] + team.me * plan[ATTENTION, 2]
-    gates = floats(plan, GATES)[team.me].reshape((GATE_ROWS, 2 * WIDTH))
-    post, phase = np.int64(0), 1
-    for index in range(len(layers)):
-        layer = layers[index]
-        k_cache = settings[CACHE] + 2 * index * settings[CACHE_STEP]
-        v_cache = k_cache + settings[CACHE_STEP]
-        cos, sin = cos_tables[layer[ROTATION]], sin_tables[layer[ROTATION]]
-        add_and_norm(team, phase, state.x, state.y, post, layer[NORM], eps, state.normed, state.hidden)
-        product(team, phase + 1, layer[QKV], layer[QKV_BITS], state.hidden, state.qkv)
-        turn_and_keep(
-            team, phase + 2, state.qkv, layer[BIAS], layer[HEAD_NORMS], eps, cos, sin, heads, rows, k_cache, v_cache
-        )
-        attend(team, phase + 3, state.qkv, k_cache, v_cache, heads, layer[WINDOW], rows, memory, lanes, state.attended)
-        product(team, phase + 4, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.y)
-        add_and_norm(
-            team, phase + 5, state.x, state.y, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden
-        )
-        gated_product(team, phase + 6, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, gates)
-        product(team, phase + 7, layer[DOWN], layer[DOWN_BITS], state.inner, state.y)
-        post = layer[POST_MLP_NORM]
-        phase += PHASES
-    add_and_norm(team, phase, state.x, state.y, post, plan[LAST_NORM, 0], eps, state.normed, state.hidden)
+    strips, tokens = settings[STRIPS], ints(plan, TOKENS)
+    for index in range(len(layers) + 1):
+        for i in range(strips):
+            strip = (team.me * strips // team.size + i) % strips
+            begin, end = strip_rows(strip, strips, len(state.x))
+            own, part = strip_team(team, strip, phases(len(layers))), strip_state(state, begin, end)
+            if index:
+                _after_attention(own, plan, settings[GATE], index - 1, part)
+            else:
+                _embed(own, plan, settings[EMBEDDING_BITS], tokens[begin:end], part)
+            _before_attention(own, plan, settings, heads, index, part, strip_places(rows, begin, end))
+        if index < len(layers):
+            keys = settings[CACHE] + 2 * index * settings[CACHE_STEP]
+            values, window, phase = keys + settings[CACHE_STEP], layers[index, WINDOW], PHASES * index + 4
+            attend(team, phase, state.qkv, keys, values, heads, window, rows, memory, lanes, state.attended)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _embed(team: Team, plan: Any, bits: int, state: State) -> None:
+def _before_attention(team: Team, plan: Any, settings: Any, heads: Heads, index: int, state: State, rows: Rows) -> None:
+    """Of layer `index`; behind the last one, the model's last norm."""
+    layers, eps, phase = table(plan, LAYERS), number(plan, EPS), PHASES * index + 1
+    post = layers[index - 1, POST_MLP_NORM] if index else np.int64(0)
+    norm = layers[index, NORM] if index < len(layers) else plan[LAST_NORM, 0]
+    add_and_norm(team, phase, state.x, state.y, post, norm, eps, state.normed, state.hidden)
+    if index == len(layers):
+        return
+    layer = layers[index]
+    keys = settings[CACHE] + 2 * index * settings[CACHE_STEP]
+    cos, sin = floats(plan, COS)[layer[ROTATION]], floats(plan, SIN)[layer[ROTATION]]
+    product(team, phase + 1, layer[QKV], layer[QKV_BITS], state.hidden, state.qkv)
+    turn_and_keep(
+        team, phase + 2, state.qkv, layer[BIAS], layer[HEAD_NORMS], eps, cos, sin, heads, rows, keys,
+        keys + settings[CACHE_STEP],
+    )  # fmt: skip
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _after_attention(team: Team, plan: Any, gate: int, index: int, state: State) -> None:
+    """Of layer `index`, but for adding its last product."""
+    layer, phase = table(plan, LAYERS)[index], PHASES * index + 5
+    eps, gates = number(plan, EPS), floats(plan, GATES)[team.me].reshape((GATE_ROWS, 2 * WIDTH))
+    product(team, phase, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.y)
+    add_and_norm(team, phase + 1, state.x, state.y, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden)
+    gated_product(team, phase + 2, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, gates)
+    product(team, phase + 3, layer[DOWN], layer[DOWN_BITS], state.inner, state.y)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _embed(team: Team, plan: Any, bits: int, tokens: Any, state: State) -> None:
     items, channels = state.x.shape
     count = portion(items, team)
-    tokens, factor = ints(plan, TOKENS), np.float32(number(plan, EMBEDDING_SCALE))
-    packed = bytes_(plan, EMBEDDING).reshape(-1)
+    factor, packed = np.float32(number(plan, EMBEDDING_SCALE)), bytes_(plan, EMBEDDING).reshape(-1)
     while True:
         first = claim(team.counters, 0, count)
         if first >= items:

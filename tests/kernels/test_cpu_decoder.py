@@ -11,7 +11,7 @@ from tiny_models import randomized, run, runner, text, their_logits, whole_logit
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from plait.kernels import cpu_amx, cpu_kept
-from plait.kernels.cpu_decoder import WIDE_FROM, CpuDecoder, missing_features
+from plait.kernels.cpu_decoder import STRIP_ROWS, WIDE_FROM, CpuDecoder, missing_features
 from plait.kernels.ragged import Ragged
 from plait.runtime.errors import InputError
 
@@ -163,12 +163,25 @@ def test_the_files_own_numbers_are_used(tmp_path):
 
 
 def test_threads_do_not_change_bits(packed):
-    tokens = text(120, 6)
+    """Nor strips of rows, each thread's own: the last one is not a whole number of matrix registers."""
+    tokens = text(3 * STRIP_ROWS - 7, 6)
     kv, ids = np.zeros_like(packed.kv_cache), np.array(tokens, np.int32)
     for wide_from in (None, 1):
         decoders = [CpuDecoder(packed.model.weights, threads, wide_from) for threads in (1, 2)]
-        found = [each.forward(ids, _layout(120), kv).copy() for each in decoders]
+        assert decoders[1]._strips(len(ids)) == (2 if decoders[1]._is_wide(len(ids)) else 1)
+        found = [each.forward(ids, _layout(len(ids)), kv).copy() for each in decoders]
         assert np.array_equal(*found)
+
+
+@needs_amx
+def test_one_thread_that_comes_does_all_strips(packed):
+    tokens = np.array(text(2 * STRIP_ROWS + 3, 6), np.int32)
+    kv, layout = np.zeros_like(packed.kv_cache), _layout(len(tokens))
+    decoder = CpuDecoder(packed.model.weights, 2, 1)
+    expected = decoder.forward(tokens, layout, kv).copy()
+    counted, decoder.threads = decoder._strips(len(tokens)), 1
+    decoder._strips = lambda count: counted
+    assert counted == 2 and np.array_equal(decoder.forward(tokens, layout, kv), expected)
 
 
 def test_forms_that_cannot_be_had_say_why(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numba
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from cpu_activations import counters, dense_wide, empty, near, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_amx, cpu_parts, cpu_room, cpu_share, cpu_softmax, reference
+from plait.kernels import cpu_amx, cpu_ir, cpu_parts, cpu_room, cpu_rows, cpu_share, cpu_softmax, cpu_strips, reference
 from plait.kernels.cpu_attend import attend
 from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Heads, Rows, Team
@@ -64,6 +66,42 @@ def test_add_and_norm(rows, blocks, with_post):
             assert torch.equal(dense_wide(out), torch.from_numpy(normed).bfloat16())
         else:
             near(out, torch.from_numpy(normed))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 64))
+def test_strips_hold_every_row_once(rows, strips):
+    """In order, as whole pairs of matrix registers but for the last, of nearly the same size."""
+    cuts = [cpu_strips.strip_rows(i, strips, rows) for i in range(strips)]
+    assert cuts[0][0] == 0 and cuts[-1][1] == rows
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(cuts) if one[1] < rows)
+    whole = -(-rows // cpu_strips.PAIR)
+    assert all(begin % cpu_strips.PAIR == 0 for begin, end in cuts if begin < end)
+    assert all(whole // strips <= -(-(end - begin) // cpu_strips.PAIR) <= -(-whole // strips) for begin, end in cuts)
+
+
+@pytest.mark.parametrize("by_instruction", [False, True])
+def test_bfloat16_is_the_nearest(by_instruction, monkeypatch):
+    """Numbers below the least normal one may become zero, as they are for all instructions on bfloat16."""
+    monkeypatch.setattr(cpu_ir, "HAVE_BFLOAT16", by_instruction and cpu_ir.HAVE_BFLOAT16)
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 14, dtype=np.uint32)
+    bits[: 1 << 12] &= 0xFFFF8000  # ties
+    bits[:16] = [0, 1 << 31, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7F7FFFFF, 1, *range(0x7FFFFF, 0x800007)]
+    found, x = np.zeros(len(bits), np.uint16), torch.from_numpy(bits.view(np.float32))
+    narrower()(bits.view(np.float32), found)
+    found, expected = torch.from_numpy(found).view(torch.bfloat16), x.bfloat16()
+    tiny = (x.abs() < torch.finfo(torch.float32).tiny) & (found == 0) & (expected != 0)
+    torch.testing.assert_close(found[~tiny], expected[~tiny], rtol=0, atol=0, equal_nan=True)
+    assert not tiny.any() or cpu_ir.HAVE_BFLOAT16
+    assert torch.equal(found.signbit()[~x.isnan()], x.signbit()[~x.isnan()])
+
+
+def narrower():
+    @numba.njit
+    def narrow(x, out):
+        cpu_rows.to_bfloat16(address_of(x), address_of(out), x.size // 16)
+
+    return narrow
 
 
 def rows_of(layout, tokens, together=True):
