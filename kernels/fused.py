@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from plait.kernels import reference, reference_sampling
+from plait.kernels import reference, reference_fused, reference_sampling
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape, Sharing
 from plait.kernels.sampling_inputs import LogitShaping, SamplingInputs
@@ -40,6 +40,13 @@ class Attend(Protocol):
         """
 
 
+class AddNorm(Protocol):
+    """The residual and the norm behind it."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Adds x [T, C] to residual in place and gives the norm of that sum, see `reference_fused.add_rms_norm`."""
+
+
 Sample = Callable[[torch.Tensor, SamplingInputs, LogitShaping, torch.Tensor], torch.Tensor]
 
 
@@ -50,6 +57,7 @@ class FusedOperators:
     when to give `attend` shared prefixes, for rows of up to `most` new tokens (None: they would be read row by row)."""
 
     attend: Attend
+    add_norm: AddNorm
     with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]
     make_sampler: Callable[[int, int, torch.device], Sample]
     kv_dtypes: frozenset[str]
@@ -93,6 +101,7 @@ def attend(
 
 REFERENCE = FusedOperators(
     attend=attend,
+    add_norm=reference_fused.add_rms_norm,
     with_plans=lambda layout, shapes: layout,
     make_sampler=lambda rows, vocab, device: reference_sampling.sample,
     kv_dtypes=frozenset({"fp8", "int8"}),

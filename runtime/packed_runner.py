@@ -27,7 +27,7 @@ BFLOAT16_BYTES = 2
 
 
 class PackedRunner:
-    """A `running.Runner`. A row's bits depend on its own tokens alone, so `deterministic` asks for nothing more.
+    """A `running.Runner`. With `deterministic` a row's bits depend on its own tokens alone; see `CpuDecoder`.
 
     Raises `models.packed.NotStored` where "as-stored" cannot be had, which its header does not always tell.
     """

@@ -2,9 +2,11 @@
 
     python benchmarks/gpu/all.py [--only decode,json] [--minutes 9] [--out FOLDER] [--dry]
 
-Every part runs in a process of its own, so that one which fails, or breaks the GPU's context, is reported and the
-others go on. After each part the folder (--out, or $OUT) has its log and a new gpu.json; what there was no time for is
-named, with the command that runs it. --dry runs all of this code on the CPU, at sizes that show nothing else.
+What has a goal comes first and fits into one call of ten minutes; what refines it comes behind. Parts run in processes
+of their own, so that one which fails, or breaks the GPU's context, is reported and the others go on; only the engine's
+first share one, for its start takes longer than they do: of those that did not come to their end there, each is tried
+again alone. After each process the folder (--out, or $OUT) has its log and a new gpu.json; what there was no time for
+is named, with the command that runs it. --dry runs all of this code on the CPU, at sizes that show nothing else.
 Knows: the parts' commands. Must not know: what they do.
 """
 
@@ -23,18 +25,23 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-TESTS = ["tests/gpu", "tests/runtime/test_triton_engine.py", "tests/runtime/test_decode_graph.py"]
+TESTS = ["tests/gpu", "tests/runtime/test_prefix_sharing.py", "tests/runtime/test_triton_engine.py"]
+TESTS += ["tests/runtime/test_decode_graph.py"]
+ENGINE, ATTENTION = str(HERE / "engine.py"), str(HERE / "attention.py")
 # name: (command behind python, the most seconds it may take), in the order of worth
 PARTS: dict[str, tuple[list[str], int]] = {
-    "decode": ([str(HERE / "engine.py"), "decode"], 120),
-    "attention": ([str(HERE / "attention.py")], 120),
-    "offline": ([str(HERE / "engine.py"), "offline"], 120),
-    "transformers": ([str(HERE / "engine.py"), "transformers"], 180),
-    "json": ([str(HERE / "engine.py"), "json"], 90),
-    "prefill": ([str(HERE / "engine.py"), "prefill"], 90),
+    "attention": ([ATTENTION], 80),
+    "decode": ([ENGINE, "decode"], 80),
+    "json": ([ENGINE, "json"], 60),
+    "offline": ([ENGINE, "offline"], 80),
+    "prefill": ([ENGINE, "prefill"], 60),
+    "shared": ([ENGINE, "shared"], 60),
+    "transformers": ([ENGINE, "transformers"], 180),
     "tests": (["-P", "-m", "pytest", "-x", "--timeout=100", *TESTS], 150),
     "kernels": ([str(HERE / "kernels.py")], 150),
+    "attention-more": ([ATTENTION, "--more"], 150),
 }
+TOGETHER = ("decode", "json", "offline", "prefill", "shared")
 LEAST_S = 15.0  # a part is not begun with less time left
 
 
@@ -54,20 +61,43 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * arguments.minutes
     report: dict[str, Any] = {"machine": machine(), "parts": {}}
-    for name in chosen:
-        command, most_s = PARTS[name]
-        engine = ["--shape", arguments.shape] if "engine.py" in command[0] else []
-        more = ["--dry"] if arguments.dry else engine
-        seconds = min(most_s, deadline - time.monotonic())
-        report["parts"][name] = part = run(command + more, seconds, out / f"{name}.log")
+    todo = processes(chosen)
+    while todo:
+        names = todo.pop(0)
+        command = [ENGINE, *names] if len(names) > 1 else list(PARTS[names[0]][0])
+        command += ["--dry"] if arguments.dry else ["--shape", arguments.shape] if command[0] == ENGINE else []
+        seconds = min(sum(PARTS[name][1] for name in names), deadline - time.monotonic())
+        title = "+".join(names)
+        report["parts"][title] = part = run(command, seconds, out / f"{title}.log")
         (out / "gpu.json").write_text(json.dumps(report, indent=1))
-        tell(name, part)
+        tell(title, part)
+        if len(names) > 1 and part["state"] != "no time left":
+            todo[:0] = [[name] for name in names if name not in part["done"]]
     show(report)
-    left = [name for name, part in report["parts"].items() if part["state"] == "no time left"]
+    untried = [title for title, part in report["parts"].items() if part["state"] == "no time left"]
+    left = [name for title in untried for name in title.split("+")]
     if left:
         print(f"\nno time was left for: {', '.join(left)}\n  python benchmarks/gpu/all.py --only {','.join(left)}")
     print(f"\nall of it is in {out}")
-    return 0 if all(part["state"] == "done" for part in report["parts"].values()) else 1
+    done = {name for title, part in report["parts"].items() for name in (*part["done"], *whole(title, part))}
+    return 0 if done.issuperset(chosen) else 1
+
+
+def processes(chosen: list[str]) -> list[list[str]]:
+    """The parts by the processes that they run in first."""
+    together = [name for name in chosen if name in TOGETHER]
+    found: list[list[str]] = []
+    for name in chosen:
+        if name not in together:
+            found.append([name])
+        elif name == together[0]:
+            found.append(together)
+    return found
+
+
+def whole(title: str, part: dict[str, Any]) -> list[str]:
+    """The parts of a process that came to its end."""
+    return title.split("+") if part["state"] == "done" else []
 
 
 def machine() -> dict[str, str]:
@@ -89,7 +119,7 @@ def machine() -> dict[str, str]:
 def run(command: list[str], seconds: float, log: Path) -> dict[str, Any]:
     """One part's state, its figures (lines that are JSON objects) and all its lines, which go to `log` as they come."""
     if seconds < LEAST_S:
-        return {"state": "no time left", "seconds": 0.0, "figures": [], "output": []}
+        return {"state": "no time left", "seconds": 0.0, "figures": [], "done": [], "output": []}
     path = os.pathsep.join(filter(None, [str(ROOT / ".types"), os.environ.get("PYTHONPATH")]))
     begun = time.monotonic()
     with log.open("wb") as file:
@@ -109,11 +139,14 @@ def run(command: list[str], seconds: float, log: Path) -> dict[str, Any]:
             child.wait()
             state = f"CUT OFF after {seconds:.0f} s"
     lines = log.read_text(errors="replace").splitlines()
-    return {"state": state, "seconds": time.monotonic() - begun, "figures": figures(lines), "output": lines}
+    found = objects(lines)
+    figures = [each for each in found if "name" in each and "value" in each]
+    done = [each["done"] for each in found if "done" in each]
+    return {"state": state, "seconds": time.monotonic() - begun, "figures": figures, "done": done, "output": lines}
 
 
-def figures(lines: list[str]) -> list[dict[str, Any]]:
-    """Those lines that are JSON objects with a name and a value."""
+def objects(lines: list[str]) -> list[dict[str, Any]]:
+    """Those lines that are JSON objects."""
     found = []
     for line in lines:
         if line.startswith("{"):
@@ -121,7 +154,7 @@ def figures(lines: list[str]) -> list[dict[str, Any]]:
                 found.append(json.loads(line))
             except json.JSONDecodeError:
                 continue
-    return [each for each in found if "name" in each and "value" in each]
+    return found
 
 
 def tell(name: str, part: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """How fast the engine is on this GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers' own.
 
-    python benchmarks/gpu/engine.py decode|prefill|json|offline|transformers [--shape llama-3-8b] [--device cuda]
+    python benchmarks/gpu/engine.py decode json shared prefill offline transformers [--shape llama-3-8b] [--device cuda]
 
-Prints one JSON object a line: {"name", "value", "unit", "goal", ...}. Weights are random, which times do not show.
+Any of these, in one process: a part that fails is reported and the next begins. Prints one JSON object a line: {"name",
+"value", "unit", "goal", ...}, and {"done": part} behind each part. Weights are random, which times do not show.
 Knows: the workbench. Must not know: kernels.
 """
 
@@ -14,6 +15,7 @@ import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,20 +83,11 @@ def tensors(part: Any) -> Iterator[torch.Tensor]:
 # -- the parts ------------------------------------------------------------------------------------
 
 
-def decode(shape: str, device: str) -> Iterator[Figure]:
+def decode(bench: Workbench, device: str) -> Iterator[Figure]:
     bandwidth, _ = limits(device)
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4)
     count, length = (60, 1000) if device != "cpu" else (4, 20)
-    for rows, goal in ((1, 0.8), (16, None), (64, 0.7)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
-        for prompt in prompts([length] * rows, bench.runner.config.vocab_size, rows):
-            bench.call(prompt, 5 * count)
-        bench.until_decoding()
-        for _ in range(10):
-            bench.step()
-        begun = now(bench)
-        for _ in range(count):
-            bench.step()
-        seconds = (now(bench) - begun) / count
+    for rows, goal in ((64, 0.7), (1, 0.8), (16, None)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
+        seconds = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
         held = sum(len(row.seq) for row in bench.scheduler.policy.running)
         roofline = (weight_bytes(bench) + held * bench.runner.page_bytes) / bandwidth
         name = f"decode, {rows} rows of {length}"
@@ -105,7 +98,37 @@ def decode(shape: str, device: str) -> Iterator[Figure]:
             gap = (seconds - alone) * 1e3
             yield figure(f"{name}: between graphs", gap, "ms", 0.3 if rows == 64 else None, graph_ms=alone * 1e3)
         bench.flush()
-    bench.close()
+
+
+def step_seconds(bench: Workbench, texts: list[list[int]], count: int) -> float:
+    """Seconds of a step in which all these rows decode; they are decoding still when it returns."""
+    for text in texts:
+        bench.call(text, 5 * count)
+    bench.until_decoding()
+    for _ in range(10 if bench.runner.device.type == "cuda" else 1):
+        bench.step()
+    begun = now(bench)
+    for _ in range(count):
+        bench.step()
+    return (now(bench) - begun) / count
+
+
+def shared(bench: Workbench, device: str) -> Iterator[Figure]:
+    """Rows over one long prefix: with and without its being read once for all of them."""
+    rows, prefix, count = (64, 8192, 40) if device != "cpu" else (3, 40, 3)
+    vocab, sharing = bench.runner.config.vocab_size, bench.runner.sharing
+    [text] = prompts([prefix], vocab, 9)
+    texts = [text + own for own in prompts([32] * rows, vocab, 3)]
+    seconds = {}
+    for kind, used in (("once", sharing), ("by each row", None)):
+        bench.runner.sharing = used
+        spared = bench.runner.num_spared_tokens
+        seconds[kind] = step_seconds(bench, texts, count)
+        name, spared = f"{rows} rows over a prefix of {prefix}, read {kind}", bench.runner.num_spared_tokens - spared
+        bench.flush()
+        yield figure(name, rows / seconds[kind], "tok/s", step_ms=seconds[kind] * 1e3, spared=spared)
+    bench.runner.sharing = sharing
+    yield figure("a shared prefix read once over read by each row", seconds["by each row"] / seconds["once"], "x")
 
 
 def replay_seconds(bench: Workbench, rows: int) -> float | None:
@@ -116,7 +139,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 
     bench.scheduler.settle()  # else its sampler would draw over tokens that the next forward is to read
     graphs = bench.steps.graphs
-    graph = graphs.graphs[Size(next(size for size in graphs.sizes[1] if size >= rows), 1)]
+    graph = graphs.graphs[Size(next(size for size in graphs.sizes[1] if size >= rows), 1)]  # prompts share nothing
     begun = now(bench)
     for _ in range(20):
         graph.forward()
@@ -124,9 +147,8 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
     return (now(bench) - begun) / 20
 
 
-def prefill(shape: str, device: str) -> Iterator[Figure]:
+def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
     _, rate = limits(device)
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4)
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
     layers = sum(p.numel() for layer in bench.runner.model.layers for p in tensors(layer))
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
@@ -140,11 +162,9 @@ def prefill(shape: str, device: str) -> Iterator[Figure]:
     flop = 2 * layers * 4 * length + scores
     yield figure(f"prompts, 4 of {length}: share of the matrix rate", flop / seconds / rate, "", 0.6)
     yield figure(f"prompts, 4 of {length}", 4 * length / seconds, "tok/s")
-    bench.close()
 
 
-def constrained(shape: str, device: str) -> Iterator[Figure]:
-    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4)
+def constrained(bench: Workbench, device: str) -> Iterator[Figure]:
     rows, seconds, tokens, forced = 16 if device != "cpu" else 2, {}, {}, 0
     most = 96 if device != "cpu" else 20
     for _ in range(2):  # the first time compiles
@@ -167,7 +187,7 @@ def constrained(shape: str, device: str) -> Iterator[Figure]:
     yield figure(f"{rows} streams, JSON", speed["JSON"], "tok/s", forced=forced)
     yield figure("JSON over free, forced tokens not counted", sampled / speed["free"], "x", 0.98)
     yield figure("JSON over free", speed["JSON"] / speed["free"], "x")
-    bench.close()
+    bench.flush()
 
 
 def chat_lengths(count: int) -> list[tuple[int, int]]:
@@ -177,25 +197,29 @@ def chat_lengths(count: int) -> list[tuple[int, int]]:
     return [(int(np.clip(a, 4, 1024)), int(np.clip(b, 4, 1024))) for a, b in drawn]
 
 
-def offline(shape: str, device: str) -> Iterator[Figure]:
-    bench = workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
+def offline(bench: Workbench, device: str) -> Iterator[Figure]:
     lengths = chat_lengths(1000) if device != "cpu" else [(9, 4), (30, 7), (4, 2)]
     texts = prompts([a for a, _ in lengths], bench.runner.config.vocab_size)
     for text in texts[:64]:
         bench.call(text[:32], 8)
     bench.flush()
+    before = counts(bench)
     for text, (_, answer) in zip(texts, lengths, strict=True):
         bench.call(text, answer)
     begun = now(bench)
     bench.finish()
     seconds = now(bench) - begun
     answers, read = (sum(x[i] for x in lengths) for i in (1, 0))
+    more = {name: value - before[name] for name, value in counts(bench).items()} | {"seconds": seconds}
+    yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", 17000.0, **more)
+    yield figure(f"{len(lengths)} chats: all tokens", (answers + read) / seconds, "tok/s")
+    bench.flush()
+
+
+def counts(bench: Workbench) -> dict[str, int]:
     replayed = bench.steps.num_replays if bench.steps else 0
     ahead = bench.steps.num_followed if bench.steps else 0
-    counts = {"steps": bench.scheduler.num_steps, "replayed": replayed, "ahead": ahead, "seconds": seconds}
-    yield figure(f"{len(lengths)} chats: output", answers / seconds, "tok/s", 17000.0, **counts)
-    yield figure(f"{len(lengths)} chats: all tokens", (answers + read) / seconds, "tok/s")
-    bench.close()
+    return {"steps": bench.scheduler.num_steps, "replayed": replayed, "ahead": ahead}
 
 
 def beside_transformers(shape: str, device: str) -> Iterator[Figure]:
@@ -262,28 +286,47 @@ def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], in
     return speed
 
 
-PARTS = {
-    "decode": decode,
-    "prefill": prefill,
-    "json": constrained,
-    "offline": offline,
-    "transformers": beside_transformers,
-}
+PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
 
 
-def main() -> None:
+def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
+    """Of the parts, one behind the other on one engine; {"done": part} where one came to its end."""
+    bench = None
+    for part in parts:
+        try:
+            if part == "transformers":
+                if bench is not None:
+                    bench.close()
+                    bench = None
+                yield from beside_transformers(shape, device)
+            else:
+                bench = bench or workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
+                yield from PARTS[part](bench, device)
+            yield {"done": part}
+        except Exception:
+            traceback.print_exc()
+            bench = None  # who knows what it holds
+            gc.collect()
+    if bench is not None:
+        bench.close()
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, "transformers"])
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")
     arguments = parser.parse_args()
     if arguments.dry:
         arguments.shape, arguments.device = "tiny", "cpu"
+    left = set(arguments.parts)
     with torch.no_grad():
-        for each in PARTS[arguments.part](arguments.shape, arguments.device):
+        for each in figures(arguments.parts, arguments.shape, arguments.device):
             print(json.dumps(each), flush=True)
+            left.discard(each.get("done", ""))
+    return 1 if left else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

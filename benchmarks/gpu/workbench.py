@@ -18,6 +18,7 @@ from machine import DRY
 
 from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.fused import REFERENCE
+from plait.kernels.layout import Sharing
 from plait.kernels.select import select_kernels
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
@@ -166,7 +167,8 @@ def workbench(shape: str, device: str, **settings: Any) -> Workbench:
     model = from_hf(SHAPES[shape])
     with mock.patch("plait.runtime.model_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
         torch.manual_seed(0)
-        kernels = replace(select_kernels(torch.device(device), torch.float32), fused=REFERENCE) if DRY else None
+        fused = replace(REFERENCE, sharing=lambda shape, most: Sharing(1, 0, 1, most))
+        kernels = replace(select_kernels(torch.device(device), torch.float32), fused=fused) if DRY else None
         runner = ModelRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)
     compiler = CompilePool(vocabulary, deadline_s=30.0)

@@ -22,7 +22,7 @@ from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_mul
 from plait.kernels.triton.attention import paged_attention, with_plans
 from plait.kernels.triton.attention_config import sharing
 from plait.kernels.triton.kv_write import rotary_write_kv
-from plait.kernels.triton.norm import rms_norm
+from plait.kernels.triton.norm import add_rms_norm, rms_norm
 
 WIDEST_NARROW = 64  # a batch whose rows all bring more new tokens needs no plan
 
@@ -49,6 +49,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         },
         fused=FusedOperators(
             attend=attend,
+            add_norm=add_rms_norm,
             with_plans=planned,
             make_sampler=make_sampler,
             kv_dtypes=frozenset({"fp8", "int8"}),

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from plait.kernels.layout import AttentionLayout
+from plait.kernels.layout import AttentionLayout, shared_arrays
 from plait.runtime.gpu import static_groups
 from plait.runtime.gpu.buffers import TwinBuffers
 from plait.runtime.gpu.device_sampling import DeviceSampling
@@ -76,6 +76,8 @@ class DecodeGraphs:
             stream,
         )
         self.graphs: dict[Size, Graph] = {}
+        self._grouped: tuple[list[PrefixGroup], bytes] = ([], b"")  # what the arrays of groups were made of last
+        self._group_parts: list[npt.NDArray[np.int32]] = []
 
     def size_of(self, batch: Batch) -> Size | None:
         """The graph for a batch; None if some row gets no token yet, or it is too wide or too large."""
@@ -92,6 +94,13 @@ class DecodeGraphs:
         if sharing is None or len(batch.rows) < 2:
             return []
         return sharing.groups(batch.rows, q_len)[: static_groups.most_groups(len(batch.rows))]
+
+    def _group_arrays(self, groups: list[PrefixGroup], counts: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+        """Made anew where something has changed: 50 us for 64 rows."""
+        made_of = groups, counts.tobytes()
+        if groups and made_of != self._grouped:
+            self._grouped, self._group_parts = made_of, shared_arrays(groups, counts)
+        return self._group_parts if groups else []
 
     def forward(self, batch: Batch, size: Size) -> Work:
         """Starts the batch's forward and gives what samples from it, to be called once the masks are set."""
@@ -138,7 +147,7 @@ class DecodeGraphs:
         _fill(host["token_ids"], token_ids, 0)
         _fill(host["places"], positions + np.repeat(np.array(firsts, dtype=np.int64), counts), self.table.spare_at)
         groups = self._groups(batch, size.q_len) if size.is_shared else []
-        static_groups.fill(host, groups, counts)
+        static_groups.fill(host, self._group_arrays(groups, counts))
         if self.runner.sharing is not None:
             self.runner.sharing.count(groups)
         self.buffers.upload()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from plait.kernels.layout import SharedPrefixes, shared_arrays
+from plait.kernels.layout import SharedPrefixes
 
 MOST_GROUPS = 16  # of one step; each takes a tile of every launch, whether it is there or not
 NAMES = ("shared_lengths", "shared_places", "shared_starts", "shared_tokens", "shared_leaders")
@@ -28,20 +28,16 @@ def most_groups(rows: int) -> int:
     return max(1, min(MOST_GROUPS, rows // 2))
 
 
-def fill(
-    host: Mapping[str, npt.NDArray[Any]],
-    groups: Sequence[tuple[Sequence[int], int]],
-    counts: npt.NDArray[np.int32],
-) -> None:
-    """Writes the groups, `most_groups` or fewer, of rows that bring `counts` new tokens; what is left over is empty."""
-    end = 0
+def fill(host: Mapping[str, npt.NDArray[Any]], arrays: Sequence[npt.NDArray[np.int32]]) -> None:
+    """Writes the `shared_arrays` of `most_groups` groups or fewer, or none; what is left over is empty."""
     for name in NAMES[:2]:
         host[name].fill(0)
-    if groups:
-        for name, values in zip(NAMES, shared_arrays(groups, counts), strict=True):
-            host[name][: len(values)] = values
-            end = int(values[-1]) if name == "shared_starts" else end
-    host["shared_starts"][len(groups) + 1 :] = end
+    num_starts, end = 1, 0
+    for name, values in zip(NAMES, arrays, strict=False):
+        host[name][: len(values)] = values
+        if name == "shared_starts":
+            num_starts, end = len(values), int(values[-1])
+    host["shared_starts"][num_starts:] = end
     host["shared_starts"][0] = 0
 
 

@@ -90,10 +90,10 @@ class Decoder:
         turned = self.rotations  # whole tables, which fused operators look positions up in
         if self.kernels.fused is None:
             turned = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rotations]
-        x = self.embed(token_ids)
+        x, added = self.embed(token_ids), None
         for layer, cache in zip(self.layers, kv_cache, strict=True):
-            x = self.block(layer, x, turned, cache, layout)
-        return self.normed(x, self.norm)
+            x, added = self.block(layer, x, added, turned, cache, layout)
+        return self.add_normed(x, added, self.norm)[1]
 
     def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
         """[n, V] float32 for hidden [n, C]; with `columns` [k] only those tokens' logits, [n, k]."""
@@ -110,13 +110,24 @@ class Decoder:
         self,
         layer: Layer,
         x: torch.Tensor,
+        added: torch.Tensor | None,
         turned: Sequence[Rotation],
         cache: LayerCache,
         layout: AttentionLayout,
-    ) -> torch.Tensor:
-        """One layer over x [T, C]."""
-        x = x + self.attend(layer.attention, self.normed(x, layer.attention_norm), turned, cache, layout)
-        return x + self.feed(layer.mlp, self.normed(x, layer.mlp_norm))
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One layer over x + added (both [T, C]), and again the sum in two parts: it is taken with the next norm."""
+        x, h = self.add_normed(x, added, layer.attention_norm)
+        x, h = self.add_normed(x, self.attend(layer.attention, h, turned, cache, layout), layer.mlp_norm)
+        return x, self.feed(layer.mlp, h)
+
+    def add_normed(
+        self, x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + added [T, C], which may take x's place, and its norm."""
+        if added is not None and self.kernels.fused is not None:
+            return x, self.kernels.fused.add_norm(added, x, weight, self.config.rms_norm_eps)
+        x = x if added is None else x + added
+        return x, self.normed(x, weight)
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x [T, C] through a norm."""

@@ -44,16 +44,17 @@ class Gemma3Model(Decoder):
         self,
         layer: Layer,
         x: torch.Tensor,
+        added: torch.Tensor | None,
         turned: Sequence[Rotation],
         cache: LayerCache,
         layout: AttentionLayout,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         assert layer.post_attention_norm is not None
         assert layer.post_mlp_norm is not None
-        attended = self.attend(layer.attention, self.normed(x, layer.attention_norm), turned, cache, layout)
-        x = x + self.normed(attended, layer.post_attention_norm)
-        fed = self.feed(layer.mlp, self.normed(x, layer.mlp_norm))
-        return x + self.normed(fed, layer.post_mlp_norm)
+        x, h = self.add_normed(x, added, layer.attention_norm)
+        attended = self.normed(self.attend(layer.attention, h, turned, cache, layout), layer.post_attention_norm)
+        x, h = self.add_normed(x, attended, layer.mlp_norm)
+        return x, self.normed(self.feed(layer.mlp, h), layer.post_mlp_norm)
 
     def activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self.kernels.gelu_tanh_and_multiply(gate_up)

@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -110,7 +111,7 @@ def _with_instructions(turns: list[Turn], tools: Sequence[Tool], style: ToolForm
     """The system turn, made if need be, says what the tools are."""
     text = instructions(tools, style)
     if turns and turns[0].role == "system":
-        return [Turn("system", f"{turns[0].text}\n\n{text}"), *turns[1:]]
+        return [replace(turns[0], text=f"{turns[0].text}\n\n{text}"), *turns[1:]]
     return [Turn("system", text), *turns]
 
 
@@ -118,7 +119,7 @@ def _message(turn: Turn, style: ToolFormat, turns: Sequence[Turn]) -> dict[str, 
     """A turn as chat templates read it; calls and results as text where the template knows none."""
     if not style.is_template_own:
         return _plain_message(turn, style, turns)
-    message: dict[str, Any] = {"role": turn.role, "content": turn.text}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.text} | _who(turn)
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
     if turn.calls:
@@ -135,7 +136,12 @@ def _plain_message(turn: Turn, style: ToolFormat, turns: Sequence[Turn]) -> dict
     if turn.role == "tool":
         return {"role": "user", "content": f"Result of {_called(turn, turns)}: {turn.text}"}
     text = "".join([turn.text, *(style.write(call) for call in turn.calls)])
-    return {"role": turn.role, "content": text}
+    return {"role": turn.role, "content": text} | _who(turn)
+
+
+def _who(turn: Turn) -> dict[str, Any]:
+    """The name of who speaks, where the client gave one: some templates write it."""
+    return {} if turn.name is None else {"name": turn.name}
 
 
 def _called(turn: Turn, turns: Sequence[Turn]) -> str:

@@ -26,7 +26,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. `calls` and `reasoning` are an assistant's; `call_id` says which call a tool's turn answers."""
+    """One turn. `calls` and `reasoning` are an assistant's; `call_id` says which call a tool's turn answers.
+
+    `name`: of who speaks, or of the tool.
+    """
 
     role: Role
     text: str

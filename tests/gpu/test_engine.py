@@ -59,3 +59,22 @@ def test_running_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None
     assert num_followed > 200
     monkeypatch.setattr(Foresight, "pays", property(lambda self: False))
     assert run() == (ahead, 0)
+
+
+def test_a_prefix_read_once_for_all_rows_changes_no_answer() -> None:
+    """Sums are taken in another order, so where two tokens are nearly as likely an answer may turn; most do not."""
+    text = "The history of the sea, told by those who sailed it. " * 60
+
+    def run(prefix_groups: bool) -> tuple[list[list[int]], int]:
+        with Engine(device="cuda", max_pages=20000, check_integrity=True, prefix_groups=prefix_groups) as engine:
+            session, calls = engine.client.open_session(), []
+            session.append(text)
+            for i, child in enumerate(session.fork(24)):
+                child.append(f" Chapter {i}: {PROMPTS[i % 4]}")
+                calls.append(child.generate(sampling_params(max_tokens=24, temperature=0.0, ignore_eos=True)))
+            found = [call.result().token_ids for call in calls]
+            return found, engine.client.status().spared_tokens
+
+    (once, spared), (alone, none) = run(True), run(False)
+    assert spared > 10 * 24 * 128 and none == 0
+    assert sum(a[:8] == b[:8] for a, b in zip(once, alone, strict=True)) >= 18

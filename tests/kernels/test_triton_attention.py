@@ -1,6 +1,13 @@
-"""Triton's paged attention against the reference: in the interpreter, or on a GPU where there is one."""
+"""Triton's paged attention against the reference: in the interpreter, or on a GPU where there is one.
+
+Layers, batches, pages and the chip that blocks are chosen for are drawn at random; what the chip is does not matter to
+the result.
+"""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.kernels.layout import AttentionLayout
-from plait.kernels.triton import attention, attention_plan
+from plait.kernels.triton import attention, attention_cascade, attention_decode, attention_inputs, attention_plan
 from plait.kernels.triton.attention_config import Chip
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,6 +34,19 @@ LAYERS = [
     Layer(5, 2, 64, F32, cache=torch.int8),
     Layer(4, 1, 128, BF16, cache=FP8, softcap=15.0),
 ]
+KINDS = [(F32, None), (F16, None), (BF16, None), (F16, FP8), (BF16, FP8), (F32, torch.int8), (BF16, torch.int8)]
+
+
+@st.composite
+def any_layers(draw) -> Layer:
+    dtype, cache = draw(st.sampled_from(KINDS))
+    group, dim = draw(st.integers(1, 16)), draw(st.sampled_from([64, 80, 96, 128, 256]))
+    window = draw(st.sampled_from([None, None, 1, 33, 150]))
+    return Layer(group, draw(st.integers(1, 2)), dim, dtype, cache, window, draw(st.sampled_from([None, None, 25.0])))
+
+
+layers = st.one_of(st.sampled_from(LAYERS), any_layers())
+chips = st.sampled_from([Chip(80, 5), Chip(90, 5), Chip(90, 132)])  # fp8 differs, and so do tiles and pieces
 decoding = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 270)), min_size=1, max_size=4)
 mixed = st.lists(
     st.one_of(
@@ -55,23 +75,34 @@ def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Te
     )
 
 
-def check(layer: Layer, layout: AttentionLayout, pages: int, seed: int = 0, **more) -> None:
+@contextlib.contextmanager
+def chosen_for(chip: Chip) -> Iterator[None]:
+    """Blocks and pieces as that chip would have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, attention_cascade, attention_decode, attention_inputs, attention_plan):
+            patch.setattr(module, "chip_of", lambda device: chip)
+        yield
+
+
+def check(layer: Layer, layout: AttentionLayout, pages: int, chip: Chip, seed: int = 0, **more) -> None:
     layout = on(DEVICE, layout)
     inputs = tensors(layer, len(layout.positions), pages * layout.page_size, DEVICE, seed)
     spoil(inputs, layout)
-    close(run(layer, inputs, layout, **more), expected(layer, inputs, layout), layer.dtype)
+    with chosen_for(chip):
+        found = run(layer, inputs, layout, **more)
+    close(found, expected(layer, inputs, layout), layer.dtype)
 
 
 @settings(max_examples=22, deadline=None)
-@given(decoding, page_sizes, st.sampled_from(LAYERS), st.integers(0, 9))
-def test_decoding_equals_the_reference(rows, page_size, layer, seed):
-    check(layer, *layout_of(rows, page_size, seed=seed), seed=seed)
+@given(decoding, page_sizes, layers, chips, st.integers(0, 9))
+def test_decoding_equals_the_reference(rows, page_size, layer, chip, seed):
+    check(layer, *layout_of(rows, page_size, seed=seed), chip, seed=seed)
 
 
 @settings(max_examples=22, deadline=None)
-@given(mixed, page_sizes, st.sampled_from(LAYERS), st.booleans())
-def test_mixed_batches_equal_the_reference(rows, page_size, layer, deterministic):
-    check(layer, *layout_of(rows, page_size), deterministic=deterministic)
+@given(mixed, page_sizes, layers, chips, st.booleans())
+def test_mixed_batches_equal_the_reference(rows, page_size, layer, chip, deterministic):
+    check(layer, *layout_of(rows, page_size), chip, deterministic=deterministic)
 
 
 @settings(max_examples=9, deadline=None)
@@ -79,17 +110,18 @@ def test_mixed_batches_equal_the_reference(rows, page_size, layer, deterministic
     st.lists(st.tuples(st.integers(1, 2), st.integers(0, 140)), min_size=2, max_size=4),
     st.sampled_from([130, 256, 300]),
     st.sampled_from([1, 4, 64]),
-    st.sampled_from(LAYERS),
+    layers,
+    chips,
     st.booleans(),
 )
-def test_shared_prefixes_equal_the_reference(tails, shared, page_size, layer, others):
+def test_shared_prefixes_equal_the_reference(tails, shared, page_size, layer, chip, others):
     rows, first = [(q, cached + shared) for q, cached in tails], 0
     if others:
         rows, first = [(1, 33), (1, 128), (40, 128), (1, 140), *rows], 4
     groups = [(list(range(first, len(rows))), shared), ([1, 2, 3], 128)][: 1 + others]
     layout, pages = layout_of(rows, page_size, groups, max_q_len=2)
     assert layout.shared is not None
-    check(layer, layout, pages)
+    check(layer, layout, pages, chip)
 
 
 def test_a_shared_prefix_is_read_from_its_leader_alone():

@@ -16,26 +16,36 @@ SCRIPT = Path(__file__).parents[1] / "support" / "attention_compile.py"
 PARTS = 2
 
 
-@pytest.fixture(scope="module")
-def reports() -> list[dict]:
+def compiled(*runs: tuple[str, ...]) -> list[dict]:
     """Each kernel's figures, from child processes in which Triton compiles instead of interpreting."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as cache:
         environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1"}
         children = [
             subprocess.Popen(
-                [sys.executable, "-P", SCRIPT, str(part), str(PARTS)],
+                [sys.executable, "-P", SCRIPT, *run],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for part in range(PARTS)
+            for run in runs
         ]
         outputs = [child.communicate() for child in children]
     for child, (_, log) in zip(children, outputs, strict=True):
         assert child.returncode == 0, log[-4000:]
     return [json.loads(line) for out, _ in outputs for line in out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[dict]:
+    return compiled(*((str(part), str(PARTS)) for part in range(PARTS)))
+
+
+def test_a_kernel_that_has_every_fault_is_found_out(reports):
+    [report] = compiled(("spoilt",))
+    assert [fault.split()[0] for fault in report["faults"]] == ["spills", "needs", "uses"], report
+    assert {each["tensor_core"] for each in reports if each["kernel"] == "_merge_kernel"} == {""}
 
 
 def test_no_kernel_has_faults(reports):

@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plait.kernels.dequantize import dequantize
 from plait.runtime.errors import CorruptModel, InputError, ModelError, ModelNotFound, UnsupportedModel
 from plait.runtime.models.locate import locate_model
+from plait.runtime.weights import safetensors_checkpoint
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 F32 = torch.float32
@@ -57,6 +59,28 @@ def test_a_folder_gives_what_transformers_saved(tmp_path: Path, tied: bool, bias
     for name, value in expected.items():
         assert torch.equal(weights.tensor(name, F32, "cpu"), value), name
     assert weights.tensor("model.norm.weight", torch.bfloat16, "cpu").dtype == torch.bfloat16
+
+
+def test_tensors_are_read_on_the_device_that_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None passes through the host's memory: the file's only reader of numbers is one that was opened for the GPU."""
+    read = []
+
+    class Reader:
+        def __init__(self, path: str, framework: str, device: str) -> None:
+            self.inner, self.device = safe_open(path, framework=framework, device="cpu"), device
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            read.append((name, self.device))
+            return self.inner.get_tensor(name)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    monkeypatch.setattr(safetensors_checkpoint, "safe_open", Reader)
+    weights = open_checkpoint(folder)
+    for name in weights.names():
+        weights.tensor(name, F32, torch.device("cuda", 0))
+    assert read == [(name, "cuda:0") for name in weights.names()]
 
 
 def interleaved(value: torch.Tensor, heads: int) -> np.ndarray:

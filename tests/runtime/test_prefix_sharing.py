@@ -79,7 +79,7 @@ def test_static_arrays_hold_the_groups_of_the_moment(data, rows):
         size = data.draw(st.integers(2, len(order)))
         groups.append((sorted(order[:size]), data.draw(st.integers(1, 99))))
         order = order[size:]
-    static_groups.fill(host, groups, counts)
+    static_groups.fill(host, shared_arrays(groups, counts) if groups else [])
     device = {name: torch.from_numpy(values) for name, values in host.items()}
     shared, firsts = static_groups.view(device, 50, 100), np.cumsum(counts) - counts
     assert len(shared.leaders) == static_groups.most_groups(50)

@@ -1,6 +1,7 @@
 """Compiles the attention kernels for real, with no GPU, for sm_80 and sm_90, and says what came of it.
 
     python attention_compile.py PART PARTS       prints one JSON line per kernel compiled
+    python attention_compile.py spoilt           the same of a kernel that has every fault
 
 A case calls the operator on `meta` tensors with the block shapes of the architecture; its launches are caught and
 compiled as they would have been. Runs where TRITON_INTERPRET is not set. Knows: Triton's compiler, the operators.
@@ -14,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -252,12 +253,24 @@ def jobs() -> list[tuple[str, Launch, int]]:
     return list(found.values())
 
 
-def main(part: int, parts: int) -> None:
+def spoilt() -> Report:
+    """Prompts in tiles that two warps cannot hold, six stages deep; and said to be without products."""
+    attention.extend_blocks = lambda chip, shape, most: attention_config.Blocks(64, 32, warps=2, stages=6)
+    launches = caught(partial(attend, Case(256, 4, q_len=4096)), 80)
+    [launch] = [each for each in launches if each.kernel.__name__ == "_extend_kernel"]
+    return replace(report("spoilt", launch, 80), tensor_core="")
+
+
+def main(arguments: list[str]) -> None:
     triton.knobs.nvidia.dump_ptxas_log = True
-    for name, launch, arch in jobs()[part::parts]:
-        found = report(name, launch, arch)
-        print(json.dumps({**asdict(found), "faults": found.faults()}), flush=True)
+    if arguments == ["spoilt"]:
+        found = [spoilt()]
+    else:
+        part, parts = map(int, arguments)
+        found = (report(*job) for job in jobs()[part::parts])
+    for each in found:
+        print(json.dumps({**asdict(each), "faults": each.faults()}), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1:])

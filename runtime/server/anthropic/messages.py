@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Usage
 from plait.runtime.server.answering import json_answer, named_event, stream_answer, unless_gone
 from plait.runtime.server.anthropic.answers import (
@@ -60,7 +61,7 @@ async def create_message(request: Request) -> Response:
         if body.stream:
             return await stream_answer(request, _events(state.client, plan))
         return json_answer(await unless_gone(request, _whole(state.client, plan)))
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error, constraint_param=plan.prepared.constraint_param) from error
 
 

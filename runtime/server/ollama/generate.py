@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
 from plait.runtime.server.answering import json_answer, stream_answer, unless_gone
 from plait.runtime.server.chatting import Answer, Prepared
 from plait.runtime.server.error_shapes import OllamaErrorBody, error_body
@@ -69,7 +70,7 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
         if body.stream is False:
             return json_answer(await unless_gone(request, _whole(state.client, plan)))
         return await stream_answer(request, _lines(state.client, plan, request_id(request)), LINES)
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error, constraint_param=plan.prepared.constraint_param) from error
 
 

@@ -94,9 +94,9 @@ def _turn(message: Message) -> Turn:
     if isinstance(message, AssistantMessage):
         made = message.tool_calls or []
         calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in made)
-        return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content)
+        return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content, name=message.name)
     role: Any = message.__struct_config__.tag
-    return Turn("system" if role == "developer" else role, text)
+    return Turn("system" if role == "developer" else role, text, name=message.name)
 
 
 def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:

