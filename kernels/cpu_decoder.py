@@ -2,7 +2,7 @@
 
 Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
 bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
-and on which of the two its step took; with `wide_from=None` there is one, and they depend on its sequence alone.
+and on which of the two its step took; with `wide_from` None or 1 there is one, and they depend on its sequence alone.
 
 Knows: packed weights, the layout of a batch. Must not know: files, names of weights.
 """

@@ -84,6 +84,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(BACKLOG)  # now: two that are bound and do not listen yet could both have the port
     except (OSError, UnicodeError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno and error.errno > 0 else str(error)
         raise InputError(f"cannot listen at {settings.host} port {settings.port}: {why}") from None

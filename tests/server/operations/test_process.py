@@ -17,8 +17,10 @@ import pytest
 from hosting import eventually
 from small_model import write_small_model
 
-from plait.runtime.errors import RuntimeGone
+from plait.runtime.errors import InputError, RuntimeGone
 from plait.runtime.server import restarting
+from plait.runtime.server.serve import _bind
+from plait.runtime.server.settings import server_settings
 
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
 LONG = {**BODY, "max_tokens": 900_000, "ignore_eos": True, "stream": True}
@@ -225,3 +227,8 @@ def test_a_runtime_that_cannot_stay_up_is_given_up_after_longer_and_longer_pause
     with pytest.raises(RuntimeGone):
         runtime.client  # noqa: B018
     runtime.shutdown()
+
+
+def test_a_port_that_another_server_takes_is_told_before_either_has_its_model() -> None:
+    with _bind(server_settings(port=0)) as first, pytest.raises(InputError, match="cannot listen"):
+        _bind(server_settings(port=first.getsockname()[1]))
