@@ -269,7 +269,8 @@ def _read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
     Keys behind the last may be anything, values are zero.
     """
     size, pairs = here.size, count // 2
-    keys, step = here.keys, np.int64(2 * size)
+    keys: Any = here.keys
+    step: Any = np.int64(2 * size)
     if _is_run(base, count, source, here):
         offset = _offset(base, source)
         keys, step = source.keys + offset, source.step
