@@ -27,6 +27,7 @@ from plait import gen
 from plait.constrained import Choices, JsonSchema, Regex
 from plait.lang.typed import patterns
 from plait.lang.typed.form import form_of
+from plait.lang.typed.marks import is_pydantics
 from plait.runtime.messages import Generate
 
 ROOT = Path(__file__).parents[2]
@@ -248,6 +249,31 @@ def test_bounds_hold_in_dataclasses_whoever_annotates_them(type_):
     assert form.read('[{"stars":5}]') == [type_(5)]
     with pytest.raises(ValueError, match="stars"):
         form.read('[{"stars":6}]')
+
+
+@dataclasses.dataclass
+class Unbounded:
+    names: list[str]
+    counts: tuple[int, ...]
+    by_name: dict[str, list[int]] | None
+
+
+@dataclasses.dataclass
+class Bounded:
+    names: list[str]
+    stars: list[Annotated[int, pydantic.Field(ge=1, le=5)]] | None
+
+
+@dataclasses.dataclass
+class Both:
+    first: Unbounded
+    then: Bounded
+
+
+def test_bounds_are_found_behind_hints_that_were_made_for_the_look_alone():
+    """Such a hint is gone after it, and the next one may lie where it lay."""
+    for _ in range(20):
+        assert is_pydantics(Both)
 
 
 def test_a_validator_of_a_pydantic_dataclass_is_asked():
