@@ -206,6 +206,38 @@ def test_keys_that_could_not_be_read_back_are_not_in_the_schema(type_):
         form.read(json.dumps(bad))
 
 
+class Grade(enum.IntEnum):
+    GOOD = 1
+    BAD = 2
+
+
+class Star(pydantic.BaseModel):
+    name: str = "Sol"
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "read", "other"),
+    [
+        (Grade, "2", Grade.BAD, "x"),
+        (Colour, "red", Colour.RED, "x"),
+        (decimal.Decimal, "1.5", decimal.Decimal("1.5"), "x"),
+        (Annotated[int, pydantic.AfterValidator(abs)], "-3", 3, "x"),
+        (Literal["a", "b"], "b", "b", "x"),
+    ],
+)
+def test_keys_beside_a_pydantic_model_are_those_that_it_reads(key, said, read, other):
+    form = form_of("gen", dict[key, Star])
+    is_valid = jsonschema.Draft202012Validator(json.loads(form.spec.text)).is_valid
+    assert is_valid({said: {}}) and not is_valid({other: {}})
+    assert form.read(json.dumps({said: {}})) == {read: Star()}
+
+
+@pytest.mark.parametrize("key", [None, int | None, Literal["a", 1], Annotated[int, pydantic.Field(ge=1)], bytes, Star])
+def test_keys_that_no_schema_tells_are_refused_beside_a_pydantic_model(key):
+    with pytest.raises(plait.InputError, match="cannot be generated"):
+        form_of("gen", dict[key, Star])
+
+
 def test_integers_have_no_more_digits_than_every_reader_of_json_holds(backend):
     for type_ in (list[int], Town, Model, Counts):
         for each in nodes(json.loads(form_of("gen", type_).spec.text)):
