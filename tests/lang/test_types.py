@@ -333,6 +333,7 @@ class Wrapped(pydantic.BaseModel):
         (collections.abc.Callable, "cannot be generated"),
         (dict[bytes, int], "cannot be generated"),
         (dict[tuple[int, int], int], "keys of a dict are texts or numbers, not Tuple values"),
+        (dict[Literal["a", None], int], "keys of a dict are texts or numbers, not None"),
         (dict[Annotated[int, msgspec.Meta(ge=5)], int], "keys of a dict that are numbers with bounds"),
         (Mixed, "bounds of msgspec.Meta and of Pydantic's; write all of one kind"),
         (ByMeta | Town, "with Pydantic's Field instead it may do"),
