@@ -269,7 +269,7 @@ def _read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
     Keys behind the last may be anything, values are zero.
     """
     size, pairs = here.size, count // 2
-    keys, step = here.keys, np.int64(2 * size)
+    keys, step = here.keys, 2 * size
     if _is_run(base, count, source, here):
         offset = _offset(base, source)
         keys, step = source.keys + offset, source.step
@@ -287,7 +287,7 @@ def _read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
         cpu_lanes.clear(here.copies + 2 * size, size // 32)
         cpu_flash.pair_values(here.copies, np.int64(2 * size), size, 1, here.values + 4 * pairs * size)
         pairs += 1
-    left = (count + 31) // 32 * 16 - pairs
+    left = int((count + 31) // 32 * 16 - pairs)
     if left:
         cpu_lanes.clear(here.values + 4 * pairs * size, left * size // 16)
     return keys, step
