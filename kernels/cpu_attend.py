@@ -23,6 +23,7 @@ from plait.kernels.cpu_share import SEGMENT
 from plait.kernels.cpu_team import claim, finish, wait
 
 LANES = cpu_flash.LANES
+MANY = 4  # tiles to a thread
 
 
 class Source(NamedTuple):
@@ -51,19 +52,24 @@ def attend(
 ) -> None:
     """Attention of the turned queries in qkv [T, (H + 2 G) D] over each row's pages, to out [T, H * D].
 
+    Keys and values lie in one piece of memory, the values behind the keys.
+
     `memory`: this thread's room for tiles of at most so many lanes.
     """
-    items = rows.num_tiles * heads.groups
+    items, count = rows.num_tiles * heads.groups, 1
+    if rows.num_tiles >= MANY * team.size:  # one thread for all groups: what is fetched ahead serves them all
+        count = heads.groups
     here = room(memory, lanes, heads.size)
     if team.scratch:
         cpu_amx.begin(here.shapes)
     while True:
-        item = claim(team.counters, phase, 1)
-        if item >= items:
+        first = claim(team.counters, phase, count)
+        if first >= items:
             break
-        tile, group = item // heads.groups, item % heads.groups
-        _attend_tile(team.scratch, tile, group, qkv, k_cache, v_cache, heads, window, rows, here, out)
-        finish(team.counters, phase, 1)
+        for item in range(first, first + count):
+            tile, group = item // heads.groups, item % heads.groups
+            _attend_tile(team.scratch, tile, group, qkv, k_cache, v_cache, heads, window, rows, here, out)
+        finish(team.counters, phase, count)
     if team.scratch:
         cpu_amx.begin(team.scratch)
     wait(team.counters, phase, items)
@@ -216,11 +222,14 @@ def _offset(position: int, source: Source) -> Any:
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _fetch(base: int, count: int, source: Source, here: Room) -> None:
-    for j in range(count):
+    """Asks for a block's keys and values, as one run of slots if its ends look like one."""
+    offset, run = _offset(base, source), np.int64(count)
+    if _offset(base + count - 1, source) != offset + (count - 1) * source.step:
+        run = np.int64(1)
+    for j in range(0, count, run):
         offset = _offset(base + j, source)
-        for line in range(0, 2 * here.size, 64):
-            cpu_lanes.fetch(source.keys + offset + line)
-            cpu_lanes.fetch(source.values + offset + line)
+        cpu_lanes.fetch(source.keys + offset, source.step, run, here.size)
+        cpu_lanes.fetch(source.values + offset, source.step, run, here.size)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -240,21 +249,49 @@ def _read_floats(base: int, count: int, source: Source, here: Room) -> None:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def _is_run(base: int, count: int, source: Source, here: Room) -> Any:
+    """Whether the block's slots follow each other, with as many behind them as fill its last chunk."""
+    if source.shift:
+        return False
+    pages, first = integers(source.pages, 1 << 30), base + count // 32 * 32
+    if first > base and not cpu_flash.are_neighbours(source.pages + 4 * base, count // 32):
+        return False
+    for position in range(first, base + count):
+        if pages[position] != pages[base] + position - base:
+            return False
+    return source.keys + _offset(base, source) + (count + 31) // 32 * 32 * source.step <= source.values
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def _read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
-    """The block's values in pairs; where its keys lie, and how far apart: in the cache, if that is one run of slots."""
-    size, chunks = here.size, (count + 31) // 32
-    if count % 32 == 0 and source.shift == 0 and cpu_flash.are_neighbours(source.pages + 4 * base, chunks):
+    """The block's values in pairs; where its keys lie, and how far apart: in the cache, if that is one run of slots.
+
+    Keys behind the last may be anything, values are zero.
+    """
+    size, pairs = here.size, count // 2
+    keys: Any = here.keys
+    step: Any = np.int64(2 * size)
+    if _is_run(base, count, source, here):
         offset = _offset(base, source)
-        cpu_flash.pair_values(source.values + offset, source.step, size, chunks, here.values)
-        return source.keys + offset, source.step
-    for j in range(count):
-        offset = _offset(base + j, source)
-        cpu_flash.copy(source.keys + offset, here.keys + 2 * j * size, size // 32)
-        cpu_flash.copy(source.values + offset, here.copies + 2 * j * size, size // 32)
-    for j in range(count, 32 * chunks):
-        cpu_lanes.clear(here.copies + 2 * j * size, size // 32)
-    cpu_flash.pair_values(here.copies, np.int64(2 * size), size, chunks, here.values)
-    return here.keys, np.int64(2 * size)
+        keys, step = source.keys + offset, source.step
+        if pairs:
+            cpu_flash.pair_values(source.values + offset, step, size, pairs, here.values)
+    else:
+        for j in range(count):
+            offset = _offset(base + j, source)
+            cpu_flash.copy(source.keys + offset, keys + j * step, size // 32)
+            cpu_flash.copy(source.values + offset, here.copies + j * step, size // 32)
+        if pairs:
+            cpu_flash.pair_values(here.copies, step, size, pairs, here.values)
+    if count % 2:
+        cpu_flash.copy(source.values + _offset(base + count - 1, source), here.copies, size // 32)
+        cpu_lanes.clear(here.copies + 2 * size, size // 32)
+        cpu_flash.pair_values(here.copies, np.int64(2 * size), size, 1, here.values + 4 * pairs * size)
+        pairs += 1
+    left = (count + 31) // 32 * 16 - pairs
+    if left:
+        cpu_lanes.clear(here.values + 4 * pairs * size, left * size // 16)
+    return keys, step
 
 
 @numba.njit  # type: ignore[untyped-decorator]

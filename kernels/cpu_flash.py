@@ -75,15 +75,15 @@ _SORTED = [(_LOW + _HIGH).index(channel) for channel in range(32)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def pair_values(context: Any, values: Any, step: Any, size: Any, chunks: Any, out: Any) -> Any:
-    """Bfloat16 rows [32 * chunks, size], `step` bytes apart, to pairs of them [16 * chunks, size, 2].
+def pair_values(context: Any, values: Any, step: Any, size: Any, pairs: Any, out: Any) -> Any:
+    """Bfloat16 rows [2 * pairs, size], `step` bytes apart, to pairs of them [pairs, size, 2].
 
     Of 32 channels those in the lower halves of their eights come first: that is how a vector is zipped at once.
     """
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
-        rows, step, size, chunks, out = arguments
-        loop = v.Loop(b, b.shl(chunks, v.I64(4)))
+        rows, step, size, pairs, out = arguments
+        loop = v.Loop(b, pairs)
         here, to = b.add(rows, b.mul(loop.i, b.shl(step, v.I64(1)))), b.add(out, b.mul(loop.i, b.shl(size, v.I64(2))))
         parts = v.Loop(b, b.lshr(size, v.I64(5)))
         place = b.add(here, b.shl(parts.i, v.I64(6)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from numba import types
 from plait.kernels import cpu_step
 from plait.kernels.cpu_cache import STAMP
 
+PATIENCE_S = 600.0  # for compilers that take half a minute on a free machine
 PLAN = types.Array(types.int64, 2, "C")
 KERNELS = {
     "forward": (cpu_step.forward, (PLAN, types.int64)),
@@ -31,18 +33,33 @@ KERNELS = {
 
 
 def compile_missing(progress: Callable[[str], None]) -> None:
-    """Compiles what was not compiled on this machine before. What fails is left to its first call, which tells why."""
+    """Compiles what was not compiled on this machine before. What fails, takes minutes or cannot be started (where
+    Python is part of another program) is left to its first call, which tells why."""
     mark = _mark()
     if mark.exists():
         return
     progress("compiling kernels for this processor, which takes half a minute once")
-    command = [sys.executable, "-P", "-m", "plait.kernels.cpu_kept"]
-    quiet = subprocess.DEVNULL
-    children = [subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet) for name in KERNELS]
-    codes = [child.wait() for child in children]
-    if not any(codes):
+    if _compiled_by_children():
         with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
             mark.touch()
+
+
+def _compiled_by_children() -> bool:
+    """Whether a process for each kernel came to its end; none is left behind, whatever happens here."""
+    command, quiet = [sys.executable, "-P", "-m", "plait.kernels.cpu_kept"], subprocess.DEVNULL
+    children: list[subprocess.Popen[bytes]] = []
+    until = time.monotonic() + PATIENCE_S
+    try:
+        for name in KERNELS:
+            children.append(subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet))
+        codes = [child.wait(until - time.monotonic()) for child in children]
+        return not any(codes)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def _mark() -> Path:

@@ -151,14 +151,20 @@ def gather(context: Any, lanes: Any, weights: Any, values: Any, size: Any, pairs
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def fetch(context: Any, address: Any) -> Any:
-    """Asks for the cache line at an address."""
+def fetch(context: Any, address: Any, step: Any, count: Any, size: Any) -> Any:
+    """Asks for `count` rows of `size` bfloat16, `step` bytes apart."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        place = v.at(b, values[0], v.I8)
-        kind = ir.FunctionType(ir.VoidType(), [place.type, v.I32, v.I32, v.I32])
+        address, step, count, size = values
+        place = v.I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [place, v.I32, v.I32, v.I32])
         function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(function, [place, v.I32(0), v.I32(3), v.I32(1)])
+        rows = v.Loop(b, count)
+        here = b.add(address, b.mul(rows.i, step))
+        lines = v.Loop(b, b.lshr(size, v.I64(5)))
+        b.call(function, [v.at(b, b.add(here, b.shl(lines.i, v.I64(6))), v.I8), v.I32(0), v.I32(3), v.I32(1)])
+        lines.end()
+        rows.end()
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return types.void(*([types.int64] * 4)), generate

@@ -65,7 +65,8 @@ def phases(layers: int) -> int:
 @numba.njit  # type: ignore[untyped-decorator]
 def _team(me: int, threads: int, plan: Any, counters: int, scratch: int) -> Team:
     address = plan[scratch, 0]
-    return Team(me, threads, plan[counters, 0], address + me * plan[scratch, 2] if address else 0)
+    place: Any = np.int64(me)  # an unsigned index in a parallel loop: all that takes a Team would be compiled again
+    return Team(place, threads, plan[counters, 0], address + place * plan[scratch, 2] if address else 0)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

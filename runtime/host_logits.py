@@ -31,10 +31,10 @@ BIAS_OF_BYTE = np.where(_ALLOWED == 1, np.float32(0.0), np.float32(-np.inf))
 
 
 class HostOperations:
-    """See `LogitOperations`, which says what each does; logits are arrays, or tensors of the host."""
+    """See `LogitOperations`, which says what each does; logits are arrays, or tensors, which come to the host."""
 
     def ready(self, logits: Any) -> Floats:
-        found: Floats = logits if isinstance(logits, np.ndarray) else logits.numpy()
+        found: Floats = logits if isinstance(logits, np.ndarray) else logits.cpu().numpy()
         return found
 
     def log_softmax(self, logits: Floats) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,25 @@ def test_kernels_that_do_not_compile_leave_no_mark(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
     monkeypatch.setattr(cpu_kept, "KERNELS", {"forward": None, "nothing of that name": None})
     cpu_kept.compile_missing(lambda doing: None)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("command", ["", "never ends"])
+def test_children_that_cannot_start_or_never_end_are_done_without(command, tmp_path, monkeypatch) -> None:
+    """As where Python is part of another program, whose path is no interpreter's."""
+    if command:
+        program = tmp_path / "program"
+        program.write_text("#!/bin/sh\nexec sleep 1000\n")
+        program.chmod(0o700)
+        command = str(program)
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
+    monkeypatch.setattr(cpu_kept.sys, "executable", command)
+    monkeypatch.setattr(cpu_kept, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    cpu_kept.compile_missing(lambda doing: None)
+    assert len(started) == (len(cpu_kept.KERNELS) if command else 0)
+    assert all(child.returncode is not None for child in started)
     assert not (tmp_path / "mark").exists()
 
 

@@ -158,7 +158,7 @@ def test_attention_is_right_and_a_rows_bits_are_its_own(
     total, slots = int(layout.q_starts[-1]), pages * page_size
     generator = torch.Generator().manual_seed(seed)
     qkv = torch.randn(total, (shared + 2) * groups * size, generator=generator)
-    caches = [torch.randn(slots, groups, size, generator=generator).bfloat16() for _ in range(2)]
+    caches = torch.randn(2, slots, groups, size, generator=generator).bfloat16()
     free = torch.ones(slots, dtype=torch.bool)
     free[torch.cat([layout.slots(row) for row in range(layout.num_rows)])] = False
     for cache in caches:

@@ -16,6 +16,8 @@ from plait.kernels import reference_sampling as reference
 from plait.kernels.sampling_inputs import NO_TOKEN, NOT_FINITE, LogitShaping, Penalties, RowBias, RowMasks
 from plait.kernels.triton import chunks, mask, sampling
 from plait.runtime import sampler as cpu_sampler
+from plait.runtime.gpu.logit_operations import TorchOperations
+from plait.runtime.host_logits import HostOperations
 from plait.runtime.sampling import sampling_params
 
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -185,7 +187,8 @@ def test_the_reference_is_the_cpu_samplers_rule(rows, spread, seed):
     for temperature, top_k, top_p, min_p, row_seed, step in rows:
         params = sampling_params(temperature=temperature, top_k=top_k if top_k > 0 else -1, top_p=top_p, min_p=min_p)
         generations.append(SimpleNamespace(params=params, seed=row_seed, num_sampled=step, output_counts={}))
-    assert found == cpu_sampler.choose(logits, generations)
+    assert found == HostOperations().choose(logits.numpy(), generations)
+    assert found == TorchOperations(torch.device("cpu")).choose(logits, generations)
 
 
 def test_the_hash_is_the_cpu_samplers():

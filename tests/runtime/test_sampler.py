@@ -87,6 +87,12 @@ params = st.fixed_dictionaries(
 counts = st.dictionaries(st.integers(0, VOCAB - 1), st.integers(1, 5), max_size=5)
 
 
+def test_logits_of_a_device_that_samples_on_the_host_come_there():
+    """Apple's: only what lies on the host can be read as an array."""
+    elsewhere = SimpleNamespace(cpu=lambda: torch.ones(2, 3))
+    assert HOST.ready(elsewhere).tolist() == [[1.0] * 3] * 2
+
+
 @both
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(params, counts, st.integers(0, 2**62)), min_size=1, max_size=6), st.integers(0, 1000))
