@@ -11,6 +11,7 @@ Knows: torch. Must not know: files, models, matrix products.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,10 +38,17 @@ class Int4Weight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight [N, K] as scale[n] * values[n, k]."""
+    """A weight [N, K] as values times scales: one scale for an output channel, or one for each 32 inputs of it."""
 
     values: torch.Tensor  # [N, K] int8
-    scales: torch.Tensor  # [N] float32
+    scales: torch.Tensor  # [N] float32, or [K / 32, N] float16
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.scales.dim() == 2
+
+
+Matrix = torch.Tensor | Int4Weight | Int8Weight  # a weight [N, K] in any of the forms in which it is multiplied
 
 
 def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, group: int) -> Int4Weight:
@@ -103,7 +111,7 @@ def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int])
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
     """The float32 weight [N, K]."""
     spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2).float()  # [S, N, 2, 32]
-    integers = spans.permute(1, 0, 2, 3).reshape(weight.out_features, -1)
+    integers = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * SPAN)
     scales = weight.scales.float().T.repeat_interleave(weight.group, dim=1)
     if weight.minima is None:
         values = scales * (integers - 8)
@@ -112,7 +120,63 @@ def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
     return values[:, : weight.in_features]
 
 
+def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
+    """The same numbers as `dequantize.dequantize` gives for Q8_0 blocks `raw` (uint8) of a weight [N, K]."""
+    out_features, in_features = shape
+    if in_features % 32 or raw.numel() != out_features * in_features // 32 * 34:
+        raise ValueError(f"{raw.numel()} bytes do not hold Q8_0 of shape {shape}")
+    blocks = raw.reshape(out_features, in_features // 32, 34)
+    scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+    return Int8Weight(blocks[..., 2:].contiguous().view(torch.int8).view(shape), scales.T.contiguous())
+
+
+def dequantize_int8(weight: Int8Weight) -> torch.Tensor:
+    """The float32 weight [N, K]."""
+    scales = weight.scales[:, None]
+    if weight.is_grouped:
+        scales = weight.scales.float().T.repeat_interleave(32, dim=1)
+    return weight.values.float() * scales
+
+
 def quantize_int8(weight: torch.Tensor) -> Int8Weight:
     """Rounds weight [N, K] to 8 bits with one scale per output channel."""
     scales = weight.float().abs().amax(1).clamp(min=1e-12) / 127
     return Int8Weight((weight.float() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
+
+
+def stacked(parts: Sequence[Matrix]) -> Matrix:
+    """Weights with the same inputs as one, their outputs one after the other; ValueError where forms do not fit.
+
+    4 bits with minima and without do: -8 times a scale is a minimum.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if four := [part for part in parts if isinstance(part, Int4Weight)]:
+        if len(four) == len(parts) and len({(part.group, part.in_features) for part in four}) == 1:
+            return _stacked_int4(four)
+    elif eight := [part for part in parts if isinstance(part, Int8Weight)]:
+        if len(eight) == len(parts) and len({part.is_grouped for part in eight}) == 1:
+            scales = torch.cat([part.scales for part in eight], dim=-1)
+            return Int8Weight(torch.cat([part.values for part in eight]), scales)
+    else:
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    raise ValueError("weights in different forms cannot be stacked")
+
+
+def _stacked_int4(parts: Sequence[Int4Weight]) -> Int4Weight:
+    minima = None
+    if any(part.minima is not None for part in parts):
+        minima = torch.cat([part.scales * -8 if part.minima is None else part.minima for part in parts], dim=1)
+    packed = torch.cat([part.packed for part in parts], dim=1)
+    scales = torch.cat([part.scales for part in parts], dim=1)
+    return Int4Weight(packed, scales, minima, parts[0].group, parts[0].in_features)
+
+
+def take_rows(weight: Matrix, rows: torch.Tensor) -> Matrix:
+    """The weight [n, K] of those outputs [n] only, in that order and in the same form."""
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.values[rows], weight.scales[..., rows])
+    minima = None if weight.minima is None else weight.minima[:, rows]
+    return Int4Weight(weight.packed[:, rows], weight.scales[:, rows], minima, weight.group, weight.in_features)

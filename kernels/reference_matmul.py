@@ -7,11 +7,16 @@ Knows: torch. Must not know: models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
-from plait.kernels.quantized import Int4Weight, Int8Weight, dequantize_int4
+from plait.kernels.quantized import Int4Weight, Int8Weight, Matrix, dequantize_int4, dequantize_int8, take_rows
+from plait.kernels.reference import Linear
+
+Product = Callable[[torch.Tensor, Matrix, torch.Tensor | None], torch.Tensor]
 
 
 def int4_matmul(
@@ -24,7 +29,9 @@ def int4_matmul(
 def int8_matmul(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `int4_matmul`; the scale of an output channel multiplies its whole sum."""
+    """As `int4_matmul`; where an output channel has one scale, it multiplies the whole sum."""
+    if weight.is_grouped:
+        return _finish(x.float() @ dequantize_int8(weight).to(x.dtype).float().T, bias, x.dtype, out)
     return _finish((x.float() @ weight.values.float().T) * weight.scales, bias, x.dtype, out)
 
 
@@ -33,6 +40,27 @@ def _finish(
 ) -> torch.Tensor:
     result = (product if bias is None else product + bias.float()).to(dtype)
     return result if out is None else out.copy_(result)
+
+
+def product_of(dense: Linear = functional.linear) -> Product:
+    """A linear layer over a weight in any form: `dense` where it is a tensor, else the above."""
+
+    def product(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(weight, torch.Tensor):
+            return dense(x, weight, bias)
+        return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
+
+    return product
+
+
+def rows_of(weight: Matrix, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The outputs `rows` [n] of a weight [N, K] as plain numbers [n, K], in `dtype` unless it holds such already."""
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    taken = take_rows(weight, rows)
+    if isinstance(taken, Int4Weight):
+        taken = dequantize_int4(taken)
+    return (dequantize_int8(taken) if isinstance(taken, Int8Weight) else taken).to(dtype)
 
 
 class Routing(NamedTuple):

@@ -16,6 +16,8 @@ from plait.kernels import deterministic as fixed
 from plait.kernels import reference
 from plait.kernels.fused import FusedOperators
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.quantized import Matrix
+from plait.kernels.reference_matmul import Product, product_of, rows_of
 from plait.kernels.select_cuda import Heads, why_not_triton
 
 PagedAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor]
@@ -25,9 +27,13 @@ Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torc
 
 @dataclass(frozen=True)
 class Kernels:
-    """The operators a model calls; signatures as in `reference`. `names` says what was chosen, for `plait check`."""
+    """The operators a model calls; signatures as in `reference`. `names` says what was chosen, for `plait check`.
 
-    linear: reference.Linear
+    `linear` and `rows_of` take weights in any form, see `reference_matmul`; `has_narrow`: fast with 4 and 8 bits, too.
+    """
+
+    linear: Product
+    rows_of: Callable[[Matrix, torch.Tensor, torch.dtype], torch.Tensor]
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -38,6 +44,7 @@ class Kernels:
     paged_attention: PagedAttention
     names: dict[str, str]
     fused: FusedOperators | None = None  # what a GPU does in one piece; None: composed of the above
+    has_narrow: bool = False
 
 
 def select_kernels(
@@ -67,7 +74,8 @@ def select_kernels(
         raise ValueError(f"deterministic runs need a CPU, numba, float32 or bfloat16; not {device} with {dtype}")
     linear: reference.Linear = fixed.linear if deterministic else functional.linear
     return Kernels(
-        linear=linear,
+        linear=product_of(linear),
+        rows_of=rows_of,
         rms_norm=reference.rms_norm,
         head_norm=reference.head_norm,
         rotary=reference.rotary,

@@ -36,7 +36,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
     """--weights, the same for every command that starts a runtime; docs/models.md explains the forms."""
     default = EngineConfig().weights
-    text = f"the form in which a CPU holds the weights; default: {default}"
+    text = f"the form in which the weights are held; default: {default}"
     parser.add_argument("--weights", choices=get_args(WeightForm), help=text)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from plait.runtime.errors import InputError
 
 _GIB = 1 << 30
-WeightForm = Literal["as-stored", "bf16", "int8", "int4"]
+WeightForm = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 Order = Literal["fair", "first-come"]
 
 
@@ -22,9 +22,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; empty: the embedded model.
     device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the
-    device computes it fast, else float32. weights: "as-stored" uses a file's 4- and 8-bit numbers as they are where
-    the CPU can; "int8" and "int4" round what has more bits, "bf16" widens what has fewer to `dtype`. kv_dtype: how
-    keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
+    device computes it fast, else float32. weights: "auto" is "as-stored" on a CPU, "bf16" elsewhere; "as-stored" uses a
+    file's 4- and 8-bit numbers as they are where the CPU or CUDA device can; "int8" and "int4" round what has more
+    bits, or refuse where that cannot be had; "bf16" widens what has fewer to `dtype`. kv_dtype: how keys and values
+    are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
     kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
     cuda_graphs: replay captured decode steps, on a GPU. prefix_groups: attention reads a prefix that rows of a step
     share once for all of them, where the operators can and it pays. deterministic: a call's tokens do not depend on its
@@ -37,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    weights: WeightForm = "as-stored"
+    weights: WeightForm = "auto"
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0

@@ -41,8 +41,8 @@ class Runtime:
     "float16"), kv_dtype ("auto", "fp8", "int8"), kv_memory_bytes or max_pages (one page holds one token's KV),
     context_length, max_batch_tokens and max_batch_rows (of one step), max_sessions, max_waiting_calls,
     cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"), prompt_lookup,
-    weights ("as-stored", "bf16", "int8", "int4"), compile_deadline_s, check_integrity. `progress` shows a bar while
-    loading (default: on a terminal).
+    weights ("auto", "as-stored", "bf16", "int8", "int4"), compile_deadline_s, check_integrity. `progress` shows a
+    bar while loading (default: on a terminal).
 
     Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
     process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.

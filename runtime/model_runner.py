@@ -26,7 +26,7 @@ from plait.runtime.host_logits import peaks
 from plait.runtime.machine import spare_memory
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoders import MODELS
-from plait.runtime.placing import dtype_name
+from plait.runtime.placing import dtype_name, torch_form
 from plait.runtime.prefix_sharing import PrefixSharing
 from plait.runtime.running import CPU_BATCH_TOKENS, Progress, choose_num_pages, warm_up
 from plait.runtime.scheduler.page_pool import IntArray
@@ -36,6 +36,7 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 GPU_BATCH_TOKENS = 8192
 ALIGN = 4  # numbers of 4 bytes: 16 bytes
 PROMPT_TOKENS = 64  # more of them in a row, and attention takes its larger tiles
+NARROW_COUNTS = (24, 48, 640)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +66,7 @@ class ModelRunner:
         checkpoint = open_checkpoint(model_path)
         self.kernels = kernels or self._select_kernels(config, checkpoint.config)
         self.kv_dtype = self._check_kv_dtype(config.kv_dtype)
+        self.weight_form = torch_form(config, checkpoint, "cuda" if self.kernels.has_narrow else self.device.type)
         longest = checkpoint.config.context_length
         self.context_length = min(config.context_length or longest, longest)
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
@@ -76,6 +78,7 @@ class ModelRunner:
             self.dtype,
             self.device,
             lambda share: progress(0.9 * share, "loading the model"),
+            self.weight_form,
         )
         self.max_batch_tokens = config.max_batch_tokens or (
             GPU_BATCH_TOKENS if self.device.type == "cuda" else CPU_BATCH_TOKENS
@@ -95,8 +98,7 @@ class ModelRunner:
         rule = self.kernels.fused.sharing if self.kernels.fused is not None and config.prefix_groups else None
         self.sharing = PrefixSharing(partial(rule, self.attention_shapes[0]), windows) if rule is not None else None
         progress(0.9, "preparing kernels (the first start compiles them)")
-        # on a GPU short rows, short prompts and longer ones have kernels of their own
-        warm_up(self, (2, 9, 2 * PROMPT_TOKENS) if self.device.type == "cuda" else (2,))
+        warm_up(self, self._warm_counts())
 
     def _select_kernels(self, config: EngineConfig, model: ModelConfig) -> Kernels:
         heads = Heads(model.num_heads, model.num_kv_heads, model.head_dim)
@@ -104,6 +106,13 @@ class ModelRunner:
             return select_kernels(self.device, self.dtype, config.deterministic, heads)
         except ValueError as error:
             raise InputError(str(error)) from None
+
+    def _warm_counts(self) -> tuple[int, ...]:
+        """Numbers of tokens whose steps take kernels of their own."""
+        if self.device.type != "cuda":
+            return (2,)
+        # short rows, short prompts and longer ones; narrow weights have a product for each of some ranges
+        return (2, 9, 2 * PROMPT_TOKENS) + (NARROW_COUNTS if self.weight_form != "bf16" else ())
 
     def _check_kv_dtype(self, kind: str) -> str:
         fused = self.kernels.fused

@@ -46,7 +46,7 @@ class PackedRunner:
         self.model = packed_decoder(
             model,
             checkpoint,
-            config.weights,
+            "as-stored" if config.weights == "auto" else config.weights,
             num_threads(),
             config.deterministic,
             lambda share: progress(0.9 * share, "loading the model"),

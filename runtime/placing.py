@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plait.runtime.config import EngineConfig
+from plait.runtime.config import EngineConfig, WeightForm
 from plait.runtime.machine import may_have_gpu
 from plait.runtime.models.forms import Chosen, choose_form
 from plait.runtime.models.source import Checkpoint
@@ -26,6 +26,15 @@ def chosen_form(config: EngineConfig, checkpoint: Checkpoint) -> Chosen:
     """What `config.weights` comes to with this model on this machine. InputError as `choose_form` raises it."""
     device = device_kind(config.device)
     return choose_form(checkpoint, dtype_name(config.dtype, device), device, config.weights)
+
+
+def torch_form(config: EngineConfig, checkpoint: Checkpoint, device: str) -> WeightForm:
+    """In which form a model holds its weights that torch runs on that kind of device. InputError as `choose_form`.
+
+    What the packed kernels were to have and could not take is widened.
+    """
+    chosen = choose_form(checkpoint, dtype_name(config.dtype, device), device, config.weights)
+    return "bf16" if chosen.packed else chosen.form
 
 
 def device_kind(name: str) -> str:

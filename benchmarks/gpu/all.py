@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 TESTS = ["tests/gpu", "tests/runtime/test_prefix_sharing.py", "tests/runtime/test_triton_engine.py"]
-TESTS += ["tests/runtime/test_decode_graph.py"]
+TESTS += ["tests/runtime/test_decode_graph.py", "tests/runtime/test_narrow_weights.py"]
 ENGINE, ATTENTION = str(HERE / "engine.py"), str(HERE / "attention.py")
 # name: (command behind python, the most seconds it may take), in the order of worth
 PARTS: dict[str, tuple[list[str], int]] = {
@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[list[str], int]] = {
     "tests": (["-P", "-m", "pytest", "-x", "--timeout=100", *TESTS], 150),
     "kernels": ([str(HERE / "kernels.py")], 150),
     "attention-more": ([ATTENTION, "--more"], 150),
+    "int4": ([ENGINE, "int4"], 150),
 }
 TOGETHER = ("decode", "json", "offline", "prefill", "shared")
 LEAST_S = 15.0  # a part is not begun with less time left

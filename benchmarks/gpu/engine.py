@@ -1,6 +1,6 @@
 """How fast the engine is on this GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers' own.
 
-    python benchmarks/gpu/engine.py decode json shared prefill offline transformers [--shape llama-3-8b] [--device cuda]
+    python benchmarks/gpu/engine.py decode json shared prefill offline transformers int4 [--shape llama-3-8b]
 
 Any of these, in one process: a part that fails is reported and the next begins. Prints one JSON object a line: {"name",
 "value", "unit", "goal", ...}, and {"done": part} behind each part. Weights are random, which times do not show.
@@ -26,6 +26,7 @@ import torch
 from workbench import SHAPES, Workbench, prompts, workbench
 
 from plait.constrained import JsonSchema
+from plait.runtime.weights.checkpoint import expected_shapes
 
 sys.path.remove(str(Path(__file__).parent))  # transformers would take the kernels.py here for a package of its own
 
@@ -65,7 +66,7 @@ def weight_bytes(bench: Workbench) -> int:
     """Of what one token reads: all weights but the embedding's table."""
     model = bench.runner.model
     layers = [getattr(p, "nbytes", 0) for layer in model.layers for p in tensors(layer)]
-    return sum(layers) + model.head.nbytes
+    return sum(layers) + sum(p.nbytes for p in tensors(model.head))
 
 
 def tensors(part: Any) -> Iterator[torch.Tensor]:
@@ -150,7 +151,7 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
 def prefill(bench: Workbench, device: str) -> Iterator[Figure]:
     _, rate = limits(device)
     model, length = bench.runner.config, 4096 if device != "cpu" else 20
-    layers = sum(p.numel() for layer in bench.runner.model.layers for p in tensors(layer))
+    layers = sum(math.prod(shape) for name, shape in expected_shapes(model).items() if ".layers." in name)
     for seed in range(3 if device != "cpu" else 1):  # the first compiles
         for prompt in prompts([length] * 4, model.vocab_size, seed):
             bench.call(prompt, 1)
@@ -286,7 +287,21 @@ def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], in
     return speed
 
 
+def narrow(shape: str, device: str) -> Iterator[Figure]:
+    """Decode and prompts with weights of 4 bits, on an engine of its own; the roofline is of the bytes it holds."""
+    bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, weights="int4")
+    try:
+        for part in (decode, prefill):
+            for each in part(bench, device):
+                yield each | {"name": f"int4: {each['name']}", "goal": None}
+    finally:
+        bench.close()
+
+
 PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
+
+
+ALONE = {"transformers": beside_transformers, "int4": narrow}  # with engines of their own
 
 
 def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
@@ -294,11 +309,11 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
     bench = None
     for part in parts:
         try:
-            if part == "transformers":
+            if part in ALONE:
                 if bench is not None:
                     bench.close()
                     bench = None
-                yield from beside_transformers(shape, device)
+                yield from ALONE[part](shape, device)
             else:
                 bench = bench or workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
                 yield from PARTS[part](bench, device)
@@ -313,7 +328,7 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="+", choices=[*PARTS, "transformers"])
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, *ALONE])
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")

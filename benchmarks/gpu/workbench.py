@@ -162,13 +162,16 @@ class Workbench:
 
 
 def workbench(shape: str, device: str, **settings: Any) -> Workbench:
-    """The engine of one of SHAPES in bfloat16 (float32 on a CPU)."""
-    config = engine_config(device=device, dtype="float32" if device == "cpu" else "bfloat16", **settings)
+    """The engine of one of SHAPES in bfloat16 (on a CPU float32, unless its `weights` are narrow)."""
+    narrow = settings.get("weights", "bf16") != "bf16"
+    dtype = "float32" if device == "cpu" and not narrow else "bfloat16"
+    config = engine_config(device=device, dtype=dtype, **settings)
     model = from_hf(SHAPES[shape])
     with mock.patch("plait.runtime.model_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
         torch.manual_seed(0)
         fused = replace(REFERENCE, sharing=lambda shape, most: Sharing(1, 0, 1, most))
-        kernels = replace(select_kernels(torch.device(device), torch.float32), fused=fused) if DRY else None
+        plain = select_kernels(torch.device(device), torch.float32)
+        kernels = replace(plain, fused=fused, has_narrow=narrow) if DRY else None
         runner = ModelRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)
     compiler = CompilePool(vocabulary, deadline_s=30.0)

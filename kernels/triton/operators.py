@@ -22,6 +22,7 @@ from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_mul
 from plait.kernels.triton.attention import paged_attention, with_plans
 from plait.kernels.triton.attention_config import sharing
 from plait.kernels.triton.kv_write import rotary_write_kv
+from plait.kernels.triton.narrow_weights import linear, rows_of
 from plait.kernels.triton.norm import add_rms_norm, rms_norm
 
 WIDEST_NARROW = 64  # a batch whose rows all bring more new tokens needs no plan
@@ -31,7 +32,8 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
     """All operators for weights of that dtype: bfloat16 or float16 (float32 for tests: experts are plain torch)."""
     narrow = dtype in (torch.bfloat16, torch.float16)
     return Kernels(
-        linear=functional.linear,
+        linear=linear,
+        rows_of=rows_of,
         rms_norm=rms_norm,
         head_norm=reference.head_norm,
         rotary=reference.rotary,
@@ -42,7 +44,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
         paged_attention=paged_attention,
         names={
             "attention": "triton",
-            "matrix products": "torch",
+            "matrix products": "torch; triton where weights have 4 or 8 bits",
             "experts": "triton" if narrow else "torch reference",
             "norm, rotary, activation": "triton",
             "sampling": "triton",
@@ -55,6 +57,7 @@ def triton_kernels(dtype: torch.dtype) -> Kernels:
             kv_dtypes=frozenset({"fp8", "int8"}),
             sharing=sharing,
         ),
+        has_narrow=narrow,
     )
 
 

@@ -119,6 +119,7 @@ def _int8_matmul(
     pairs_per_split,
     x_stride,
     out_stride,
+    STEP: tl.constexpr,  # input channels of a product: 64, or the 32 that share a scale
     HAS_BIAS: tl.constexpr,
     SPLITS: tl.constexpr,
     BM: tl.constexpr,
@@ -131,13 +132,20 @@ def _int8_matmul(
     values_row = values_ptr + n[:, None].to(tl.int64) * channels  # [BN, 1]
     acc = tl.zeros((BN, BM), tl.float32)
     for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
-        for step in tl.static_range(2):
-            k = pair * 128 + step * 64 + tl.arange(0, 64)
+        for step in tl.static_range(128 // STEP):
+            first = pair * 128 + step * STEP
+            k = first + tl.arange(0, STEP)
             there = k < channels
             values = tl.load(values_row + k[None, :], mask=(n < outs)[:, None] & there[None, :], other=0)
             x = tl.load(x_row + k[:, None], mask=there[:, None] & (m < rows)[None, :], other=0.0)
-            acc = tl.dot(values.to(x.dtype), x, acc)
-    acc *= tl.load(scales_ptr + n, mask=n < outs, other=0.0)[:, None]
+            if STEP == 32:
+                group = tl.minimum(first, channels - 1) // 32  # the last is padded with values that are 0
+                scale = tl.load(scales_ptr + group * outs + n, mask=n < outs, other=0.0).to(tl.float32)
+                acc = tl.dot((values.to(tl.float32) * scale[:, None]).to(x.dtype), x, acc)
+            else:
+                acc = tl.dot(values.to(x.dtype), x, acc)
+    if STEP == 64:
+        acc *= tl.load(scales_ptr + n, mask=n < outs, other=0.0)[:, None]
     _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
 
 
@@ -170,7 +178,8 @@ def int8_matmul(
     """As `reference_matmul.int8_matmul`, for x bfloat16 or float16 with K contiguous."""
     out_features, in_features = weight.values.shape
     out = _check(x, in_features, out_features, bias, out)
-    _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128))
+    _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
+            STEP=32 if weight.is_grouped else 64)  # fmt: skip
     return out
 
 

@@ -6,6 +6,7 @@ Knows: states and groups as any program does. Must not know: calls, sessions.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -87,6 +88,6 @@ def _check_function(where: str, name: str, given: object) -> None:
 
 def _score(given: Any) -> float:
     with contextlib.suppress(TypeError):
-        if not isinstance(given, str):
-            return float(given)
+        if not isinstance(given, str | bytes | bytearray) and not math.isnan(score := float(given)):
+            return score  # NaN is above and below nothing: the first branch would win, whatever the others have
     raise InputError(f"best_of: by must give a number for each branch, not {given!r:.80}; of text int(...) makes one")

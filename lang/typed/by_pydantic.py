@@ -16,8 +16,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from plait.lang.typed import patterns
 
-_KEYS = {"int": patterns.INTEGER, "float": patterns.NUMBER, "bool": "true|false"}
-_BOUNDS = frozenset(("ge", "gt", "le", "lt", "multiple_of"))
+_KEYS = {"int": patterns.INTEGER, "float": patterns.NUMBER, "decimal": patterns.NUMBER, "bool": "true|false"}
+_BOUNDS = frozenset(("ge", "gt", "le", "lt", "multiple_of", "max_digits", "decimal_places"))
+_VALIDATORS = ("function-after", "function-before", "function-wrap")
+_NO_KEYS = ("tuple", "bytes", "model", "dataclass", "typed-dict", "definition-ref")
 
 
 class WithKeys(GenerateJsonSchema):
@@ -25,12 +27,27 @@ class WithKeys(GenerateJsonSchema):
 
     def dict_schema(self, schema: Any) -> JsonSchemaValue:
         made, key = super().dict_schema(schema), schema.get("keys_schema", {})
-        kind = key.get("type")
+        while key.get("type") in _VALIDATORS:
+            key = key["schema"]
+        kind = key.get("type", "any")
         if kind in _KEYS and not _BOUNDS & key.keys():
             return made | {"propertyNames": patterns.text_schema(_KEYS[kind])}
-        if kind in _KEYS or kind == "tuple" or (kind == "literal" and "propertyNames" not in made):
+        if kind == "enum" and all(type(each.value) in (str, int) for each in key["members"]):
+            return made | {"propertyNames": {"enum": [str(each.value) for each in key["members"]]}}
+        is_held = kind not in (*_KEYS, *_NO_KEYS, "enum") and "propertyNames" in made
+        if not is_held and not _is_text(key):
             raise PydanticUserError("the keys of a dict are texts, or numbers without bounds", code=None)
         return made
+
+
+def _is_text(key: Any) -> bool:
+    """Whether any name of an object can be read as such a key."""
+    kind = key.get("type", "any")
+    if kind == "nullable" or kind in _VALIDATORS:
+        return _is_text(key["schema"])
+    if kind == "union":
+        return any(_is_text(each[0] if isinstance(each, tuple) else each) for each in key["choices"])
+    return kind in ("str", "any")
 
 
 def schema_and_reader(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

@@ -16,7 +16,7 @@ PYDANTIC = ("pydantic", "annotated_types")
 
 def has_meta(type_: Any) -> bool:
     """Whether `msgspec.Meta` stands anywhere in the type."""
-    return any(isinstance(mark, msgspec.Meta) for mark in _marks(type_, set()))
+    return any(isinstance(mark, msgspec.Meta) for mark in _marks(type_, {}))
 
 
 def is_pydantics(type_: Any) -> bool:
@@ -25,15 +25,15 @@ def is_pydantics(type_: Any) -> bool:
         hasattr(mark, "__pydantic_validator__")
         if isinstance(mark, type)
         else type(mark).__module__.partition(".")[0] in PYDANTIC
-        for mark in _marks(type_, set())
+        for mark in _marks(type_, {})
     )
 
 
-def _marks(type_: Any, seen: set[int]) -> Iterator[object]:
+def _marks(type_: Any, seen: dict[int, object]) -> Iterator[object]:
     """The classes in a type, and what is annotated to them."""
     if id(type_) in seen:
         return
-    seen.add(id(type_))
+    seen[id(type_)] = type_  # kept: hints are made when they are asked for, and the next could have this one's id
     if get_origin(type_) is Annotated:
         yield from type_.__metadata__
         yield from _marks(type_.__origin__, seen)

@@ -131,7 +131,10 @@ class _Writer:
                 is_int = isinstance(node, inspect.IntType)
                 return patterns.text_schema(patterns.INTEGER if is_int else patterns.NUMBER)
             case inspect.EnumType() | inspect.LiteralType():
-                return {"enum": [str(value) for value in self.write(node)["enum"]]}
+                values = self.write(node)["enum"]
+                if None in values:
+                    raise UnknownType("keys of a dict are texts or numbers, not None")
+                return {"enum": [str(value) for value in values]}
             case inspect.StrType():
                 return self.write(node)
         if type(node) in _TEXTS:

@@ -14,11 +14,14 @@ import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.quantized import Matrix
 from plait.kernels.select import Kernels
+from plait.runtime.config import WeightForm
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.held import HeldWeights
 from plait.runtime.models.source import Checkpoint
 
-Projection = tuple[torch.Tensor, torch.Tensor | None]  # weight [out, in], bias [out] or None
+Projection = tuple[Matrix, torch.Tensor | None]  # weight [out, in], bias [out] or None
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
 
 
@@ -73,16 +76,19 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[float], None] = lambda share: None,
+        form: WeightForm = "bf16",
     ) -> None:
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         self._weights, self._names = weights, set(weights.names())
-        self.embedding = self.get("model.embed_tokens.weight")  # [V, C]
+        self._held = HeldWeights(weights, form, dtype, device)
+        tied = config.tie_word_embeddings
+        self.embedding = (self._held.head if tied else self._held.table)("model.embed_tokens.weight")  # [V, C]
         self.layers: list[Layer] = []
         for index in range(config.num_layers):
             self.layers.append(self.load_layer(index, f"model.layers.{index}"))
             progress((index + 1) / config.num_layers)
         self.norm = self.load_norm("model.norm.weight")
-        self.head = self.embedding if config.tie_word_embeddings else self.get("lm_head.weight")
+        self.head = self.embedding if tied else self._held.head("lm_head.weight")
         self.rotations = rotary_tables(config, device)
 
     def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
@@ -97,14 +103,14 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
         """[n, V] float32 for hidden [n, C]; with `columns` [k] only those tokens' logits, [n, k]."""
-        head = self.head if columns is None else self.head[columns]
+        head = self.head if columns is None else self.kernels.rows_of(self.head, columns, self.dtype)
         return self.kernels.linear(hidden, head, None).float()
 
     # -- pieces -----------------------------------------------------------------------------------
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T, C]"""
-        return self.embedding[token_ids]
+        return self.kernels.rows_of(self.embedding, token_ids, self.dtype)
 
     def block(
         self,
@@ -222,9 +228,8 @@ class Decoder:
 
     def load_projection(self, *names: str) -> Projection:
         """The named linear layers as one, their outputs side by side."""
-        weights = [self.get(f"{name}.weight") for name in names]
         biases = [self.get(f"{name}.bias") for name in names if f"{name}.bias" in self._names]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        weight = self._held.matrix(*(f"{name}.weight" for name in names))
         return weight, torch.cat(biases) if biases else None
 
     def _head_norm(self, prefix: str) -> torch.Tensor | None:

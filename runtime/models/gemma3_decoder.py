@@ -12,6 +12,7 @@ import torch
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.select import Kernels
+from plait.runtime.config import WeightForm
 from plait.runtime.errors import InputError
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoder import Decoder, Layer, Rotation
@@ -30,15 +31,16 @@ class Gemma3Model(Decoder):
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[float], None] = lambda share: None,
+        form: WeightForm = "bf16",
     ) -> None:
         if dtype == torch.float16:
             raise InputError("Gemma 3's activations do not fit float16; take bfloat16 or float32")
-        super().__init__(config, weights, kernels, dtype, device, progress)
+        super().__init__(config, weights, kernels, dtype, device, progress, form)
         # The model was trained with the factor rounded to its dtype.
         self.embedding_scale = torch.tensor(config.hidden_size**0.5).to(dtype).item()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding[token_ids] * self.embedding_scale
+        return super().embed(token_ids) * self.embedding_scale
 
     def block(
         self,

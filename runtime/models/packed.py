@@ -15,10 +15,9 @@ from plait.kernels.cpu_parts import Heads
 from plait.kernels.cpu_rows import SILU
 from plait.runtime.config import WeightForm
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.forms import Progress
+from plait.runtime.models.forms import BITS, Progress
 from plait.runtime.models.source import Checkpoint
 
-BITS = {"int8": 8, "int4": 4}
 Floats = npt.NDArray[np.float32]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from plait.kernels.quantized import take_rows
 from plait.runtime.models.decoder import MLP, Decoder, Experts, Projection
 from plait.runtime.models.phi3 import pairs_apart
 
@@ -19,10 +20,12 @@ class Phi3Model(Decoder):
         weight, bias = self.load_projection(f"{prefix}.qkv_proj")
         if config.num_rotary == config.head_dim:
             return weight, bias
-        heads = weight.view(-1, config.head_dim, weight.shape[1])  # [H + 2 G, D, C]
-        order = torch.tensor(pairs_apart(config.num_rotary, config.head_dim), device=weight.device)
         turning = config.num_heads + config.num_kv_heads
-        return torch.cat([heads[:turning, order], heads[turning:]]).view_as(weight), bias
+        rows = torch.arange((turning + config.num_kv_heads) * config.head_dim, device=self.device)
+        rows = rows.view(-1, config.head_dim)  # [H + 2 G, D]
+        order = torch.tensor(pairs_apart(config.num_rotary, config.head_dim), device=self.device)
+        rows[:turning] = rows[:turning, order]
+        return take_rows(weight, rows.flatten()), bias
 
     def load_mlp(self, index: int, prefix: str) -> MLP | Experts:
         return MLP(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -59,6 +61,27 @@ def test_running_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None
     assert num_followed > 200
     monkeypatch.setattr(Foresight, "pays", property(lambda self: False))
     assert run() == (ahead, 0)
+
+
+def test_weights_of_4_and_8_bits_answer_as_their_numbers_do() -> None:
+    """The embedded file has 4 bits in its layers and 8 in its head: every narrow form leaves them as they are."""
+
+    def run(form: str) -> tuple[list[list[int]], int]:
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        with Engine(device="cuda", weights=form, max_pages=2000, check_integrity=True) as engine:
+            used = torch.cuda.memory_allocated() - before
+            calls = []
+            for prompt in (*PROMPTS, PROMPTS[1] + " there was" * 400):  # in the last a product of many rows
+                session = engine.client.open_session()
+                session.append(prompt)
+                calls.append(session.generate(sampling_params(max_tokens=16, temperature=0.0, ignore_eos=True)))
+            return [call.result().token_ids for call in calls], used
+
+    (plain, wide), (stored, narrow) = run("bf16"), run("as-stored")
+    assert sum(a[:6] == b[:6] for a, b in zip(plain, stored, strict=True)) >= 3  # sums are taken in another order
+    assert narrow < wide - 100e6
+    assert sum(a[:6] == b[:6] for a, b in zip(stored, run("int4")[0], strict=True)) >= 4
 
 
 def test_a_prefix_read_once_for_all_rows_changes_no_answer() -> None:

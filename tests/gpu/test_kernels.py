@@ -94,6 +94,36 @@ def test_quantized_products(rows: int, dtype: torch.dtype) -> None:
     assert relative_error(quantized_matmul.int8_matmul(x, eight), reference_matmul.int8_matmul(x, eight)) < 3e-3
 
 
+@pytest.mark.parametrize("rows", [1, 64, 200, 600])
+def test_linear_layers_of_narrow_weights_in_a_captured_graph(rows: int) -> None:
+    from plait.kernels.triton import narrow_weights
+
+    dense = randn(6144, 4096, dtype=torch.float32)
+    scales = (randn(4096 // 32, 6144, dtype=torch.float32, seed=1).abs() / 50).half()
+    eight = quantized.quantize_int8(dense)
+    for weight in (
+        quantized.quantize_int4(dense, 32, with_minima=True),
+        eight,
+        quantized.Int8Weight(eight.values, scales),
+    ):
+        x, ids = randn(rows, 4096), torch.zeros(rows, dtype=torch.int32, device="cuda")
+
+        def layer(module, product, weight=weight, x=x, ids=ids) -> tuple[torch.Tensor, torch.Tensor]:
+            return product(x, weight, None), module.rows_of(weight, ids, BF16)
+
+        layer(narrow_weights, narrow_weights.linear)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layer(narrow_weights, narrow_weights.linear)
+        x.copy_(randn(rows, 4096, seed=2))
+        ids.copy_(torch.arange(rows, device="cuda") * 7)
+        graph.replay()
+        product, chosen = layer(reference_matmul, reference_matmul.product_of())
+        assert relative_error(found[0], product) < 5e-3
+        assert torch.equal(found[1], chosen)
+
+
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2)])
 def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k: int) -> None:

@@ -18,6 +18,7 @@ FILES = [
     "weight_search",
     "logprobs",
     "quantized_matmul",
+    "narrow_weights",
     "grouped_matmul",
 ]
 

@@ -12,7 +12,7 @@ from kernel_device import DEVICE, close_enough
 from plait.kernels import quantized
 from plait.kernels import reference_matmul as reference
 from plait.kernels.dequantize import dequantize
-from plait.kernels.triton import quantized_matmul
+from plait.kernels.triton import narrow_weights, quantized_matmul
 
 dtypes = st.sampled_from([torch.bfloat16, torch.float16])
 seeds = st.integers(0, 10**6)
@@ -75,6 +75,77 @@ def test_int8_products(rows, outs, channels, with_bias, dtype, seed):
     agree(quantized_matmul.int8_matmul(x, weight, bias), reference.int8_matmul(x, weight, bias), dtype, channels)
 
 
+def grouped(outs: int, channels: int, seed: int) -> quantized.Int8Weight:
+    """As Q8_0 is: scales of every size and sign, one for 32 inputs."""
+    values = torch.randint(-128, 128, (outs, channels), generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    scales = randn(channels // 32, outs, dtype=torch.float32, seed=seed) / 70
+    return quantized.Int8Weight(values.to(DEVICE), scales.half())
+
+
+def in_some_form(form: str, outs: int, channels: int, seed: int):
+    wide = randn(outs, channels, dtype=torch.float32, seed=seed)
+    if form == "int8":
+        return quantized.quantize_int8(wide)
+    if form == "int8 in blocks":
+        return grouped(outs, channels, seed)
+    return quantized.quantize_int4(wide, 32 if "32" in form else 128, with_minima="minima" in form)
+
+
+FORMS = ["int4, 32, minima", "int4, 128", "int8", "int8 in blocks"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 40), st.sampled_from([1, 65, 130]), st.sampled_from([32, 96, 1056]), dtypes, seeds)
+def test_int8_in_blocks_of_32(rows, outs, channels, dtype, seed):
+    weight, x = grouped(outs, channels, seed), randn(rows, channels, dtype=dtype, seed=seed + 1)
+    expected = x.float() @ quantized.dequantize_int8(weight).to(dtype).float().T
+    assert torch.equal(reference.int8_matmul(x, weight), expected.to(dtype))
+    agree(quantized_matmul.int8_matmul(x, weight), expected.to(dtype), dtype, channels)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(FORMS), st.integers(1, 200), st.sampled_from([32, 160]), dtypes, seeds, st.data())
+def test_rows_of_a_weight_are_its_numbers_in_the_models_dtype(form, outs, channels, dtype, seed, data):
+    weight = in_some_form(form, outs, channels, seed)
+    ids = torch.tensor(data.draw(st.lists(st.integers(0, outs - 1), max_size=70)), dtype=torch.int32, device=DEVICE)
+    wide = (quantized.dequantize_int8 if "int8" in form else quantized.dequantize_int4)(weight).to(dtype)
+    assert torch.equal(narrow_weights.rows_of(weight, ids, dtype), wide[ids])
+    assert torch.equal(reference.rows_of(weight, ids, dtype), wide[ids])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_rows_give_what_few_would(form, monkeypatch):
+    """Above NARROW_ROWS the weight is widened, some outputs at a time."""
+    monkeypatch.setattr(narrow_weights, "WIDE_NUMBERS", 70 * 160)
+    weight, bias = in_some_form(form, 150, 160, 1), randn(150, dtype=torch.float16, seed=2) * 20
+    x = randn(narrow_weights.NARROW_ROWS + 1, 160, dtype=torch.float16, seed=3)
+    found = narrow_weights.linear(x, weight, bias)
+    agree(found, reference.product_of()(x, weight, bias), torch.float16, 160)
+    agree(found[:9], narrow_weights.linear(x[:9], weight, bias), torch.float16, 160)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(FORMS), st.integers(1, 40)), min_size=1, max_size=3), seeds)
+def test_stacked_weights_keep_their_numbers(parts, seed):
+    weights = [in_some_form(form, outs, 160, seed + i) for i, (form, outs) in enumerate(parts)]
+    alike = {form for form, _ in parts}
+    if len(alike) > 1:
+        with pytest.raises(ValueError, match="cannot be stacked"):
+            quantized.stacked(weights)
+        return
+    whole, every = quantized.stacked(weights), [torch.arange(outs, device=DEVICE) for _, outs in parts]
+    expected = [reference.rows_of(w, ids, torch.float32) for w, ids in zip(weights, every, strict=True)]
+    found = reference.rows_of(whole, torch.arange(sum(outs for _, outs in parts), device=DEVICE), torch.float32)
+    assert torch.equal(found, torch.cat(expected))
+
+
+def test_four_bits_with_and_without_minima_are_stacked():
+    wide = randn(20, 64, dtype=torch.float32, seed=0)
+    both = [quantized.quantize_int4(wide, 32, with_minima=with_minima) for with_minima in (False, True)]
+    expected = torch.cat([quantized.dequantize_int4(weight) for weight in both])
+    assert torch.equal(quantized.dequantize_int4(quantized.stacked(both)), expected)
+
+
 @pytest.mark.parametrize("rows", [1, 65, 130])
 def test_long_sums_are_split_and_joined(rows):
     weight = quantized.quantize_int4(randn(130, 2048, dtype=torch.float32, seed=0), 128)
@@ -93,13 +164,18 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(["Q4_0", "Q4_1"]), st.integers(1, 5), st.integers(1, 7), seeds)
+@given(st.sampled_from(["Q4_0", "Q4_1", "Q8_0"]), st.integers(1, 5), st.integers(1, 7), seeds)
 def test_ggufs_blocks_keep_their_numbers(quantization, outs, blocks, seed):
     generator = np.random.default_rng(seed)
-    size = 18 if quantization == "Q4_0" else 20
+    size, head = {"Q4_0": (18, 2), "Q4_1": (20, 4), "Q8_0": (34, 2)}[quantization]
     raw = generator.integers(0, 256, (outs, blocks, size), dtype=np.uint8)
-    raw[..., : size - 16] = generator.normal(size=(outs, blocks, (size - 16) // 2)).astype(np.float16).view(np.uint8)
+    raw[..., :head] = generator.normal(size=(outs, blocks, head // 2)).astype(np.float16).view(np.uint8)
     shape = (outs, blocks * 32)
+    if quantization == "Q8_0":
+        eight = quantized.int8_from_gguf(torch.from_numpy(raw.copy()), shape)
+        expected = dequantize(torch.from_numpy(raw.reshape(outs, -1)), quantization, shape)
+        assert torch.equal(quantized.dequantize_int8(eight), expected)
+        return
     weight = quantized.int4_from_gguf(torch.from_numpy(raw.copy()), quantization, shape)
     expected = dequantize(torch.from_numpy(raw.reshape(outs, -1)), quantization, shape)
     assert torch.equal(quantized.dequantize_int4(weight), expected)
@@ -147,6 +223,7 @@ def four(outs: int = 64, channels: int = 128):
         lambda: quantized.pack_int4(torch.zeros(2, 64), torch.zeros(2, 3), None, 32),
         lambda: quantized.int4_from_gguf(torch.zeros(18, dtype=torch.uint8), "Q5_0", (1, 32)),
         lambda: quantized.int4_from_gguf(torch.zeros(17, dtype=torch.uint8), "Q4_0", (1, 32)),
+        lambda: quantized.int8_from_gguf(torch.zeros(33, dtype=torch.uint8), (1, 32)),
     ],
 )
 def test_what_does_not_fit_is_refused(call):

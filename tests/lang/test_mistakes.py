@@ -381,6 +381,12 @@ def a_score_that_is_no_number(s):
     plait.best_of(s, 2, gen("x"), by=lambda branch: branch["x"])  # here
 
 
+@mistake("InputError: best_of: by must give a number for each branch, not nan")
+def a_score_that_compares_with_none(s):
+    s += "p"
+    plait.best_of(s, 2, gen("x"), by=lambda branch: float("nan"))  # here
+
+
 @mistake("InputError: best_of: by must be a function, not 'x'")
 def a_judge_that_is_a_name(s):
     s += "p"

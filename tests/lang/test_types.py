@@ -27,6 +27,7 @@ from plait import gen
 from plait.constrained import Choices, JsonSchema, Regex
 from plait.lang.typed import patterns
 from plait.lang.typed.form import form_of
+from plait.lang.typed.marks import is_pydantics
 from plait.runtime.messages import Generate
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +206,38 @@ def test_keys_that_could_not_be_read_back_are_not_in_the_schema(type_):
         form.read(json.dumps(bad))
 
 
+class Grade(enum.IntEnum):
+    GOOD = 1
+    BAD = 2
+
+
+class Star(pydantic.BaseModel):
+    name: str = "Sol"
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "read", "other"),
+    [
+        (Grade, "2", Grade.BAD, "x"),
+        (Colour, "red", Colour.RED, "x"),
+        (decimal.Decimal, "1.5", decimal.Decimal("1.5"), "x"),
+        (Annotated[int, pydantic.AfterValidator(abs)], "-3", 3, "x"),
+        (Literal["a", "b"], "b", "b", "x"),
+    ],
+)
+def test_keys_beside_a_pydantic_model_are_those_that_it_reads(key, said, read, other):
+    form = form_of("gen", dict[key, Star])
+    is_valid = jsonschema.Draft202012Validator(json.loads(form.spec.text)).is_valid
+    assert is_valid({said: {}}) and not is_valid({other: {}})
+    assert form.read(json.dumps({said: {}})) == {read: Star()}
+
+
+@pytest.mark.parametrize("key", [None, int | None, Literal["a", 1], Annotated[int, pydantic.Field(ge=1)], bytes, Star])
+def test_keys_that_no_schema_tells_are_refused_beside_a_pydantic_model(key):
+    with pytest.raises(plait.InputError, match="cannot be generated"):
+        form_of("gen", dict[key, Star])
+
+
 def test_integers_have_no_more_digits_than_every_reader_of_json_holds(backend):
     for type_ in (list[int], Town, Model, Counts):
         for each in nodes(json.loads(form_of("gen", type_).spec.text)):
@@ -250,6 +283,31 @@ def test_bounds_hold_in_dataclasses_whoever_annotates_them(type_):
         form.read('[{"stars":6}]')
 
 
+@dataclasses.dataclass
+class Unbounded:
+    names: list[str]
+    counts: tuple[int, ...]
+    by_name: dict[str, list[int]] | None
+
+
+@dataclasses.dataclass
+class Bounded:
+    names: list[str]
+    stars: list[Annotated[int, pydantic.Field(ge=1, le=5)]] | None
+
+
+@dataclasses.dataclass
+class Both:
+    first: Unbounded
+    then: Bounded
+
+
+def test_bounds_are_found_behind_hints_that_were_made_for_the_look_alone():
+    """Such a hint is gone after it, and the next one may lie where it lay."""
+    for _ in range(20):
+        assert is_pydantics(Both)
+
+
 def test_a_validator_of_a_pydantic_dataclass_is_asked():
     with pytest.raises(ValueError, match="stars are odd"):
         form_of("gen", Validated).read('{"stars":2}')
@@ -275,6 +333,7 @@ class Wrapped(pydantic.BaseModel):
         (collections.abc.Callable, "cannot be generated"),
         (dict[bytes, int], "cannot be generated"),
         (dict[tuple[int, int], int], "keys of a dict are texts or numbers, not Tuple values"),
+        (dict[Literal["a", None], int], "keys of a dict are texts or numbers, not None"),
         (dict[Annotated[int, msgspec.Meta(ge=5)], int], "keys of a dict that are numbers with bounds"),
         (Mixed, "bounds of msgspec.Meta and of Pydantic's; write all of one kind"),
         (ByMeta | Town, "with Pydantic's Field instead it may do"),

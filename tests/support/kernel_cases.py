@@ -10,7 +10,16 @@ from triton_compile import Case
 
 from plait.kernels.quantized import Int4Weight, Int8Weight
 from plait.kernels.sampling_inputs import LogitShaping, Penalties, RowBias, RowMasks, SamplingInputs
-from plait.kernels.triton import activation, grouped_matmul, logprobs, mask, norm, quantized_matmul, sampling
+from plait.kernels.triton import (
+    activation,
+    grouped_matmul,
+    logprobs,
+    mask,
+    narrow_weights,
+    norm,
+    quantized_matmul,
+    sampling,
+)
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -48,8 +57,16 @@ def int4(out_features: int, in_features: int, group: int, minima: bool = False) 
     return Int4Weight(packed, scales, scales if minima else None, group, in_features)
 
 
-def int8(out_features: int, in_features: int) -> Int8Weight:
-    return Int8Weight(empty(out_features, in_features, dtype=torch.int8), empty(out_features, dtype=F32))
+def int8(out_features: int, in_features: int, is_grouped: bool = False) -> Int8Weight:
+    scales = empty(in_features // 32, out_features, dtype=F16) if is_grouped else empty(out_features, dtype=F32)
+    return Int8Weight(empty(out_features, in_features, dtype=torch.int8), scales)
+
+
+def linears(rows: int, weight: Int4Weight | Int8Weight) -> None:
+    """A linear layer and a look-up, as an engine calls them."""
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    narrow_weights.linear(empty(rows, channels), weight, None)
+    narrow_weights.rows_of(weight, i32(rows), BF16)
 
 
 def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
@@ -63,6 +80,7 @@ def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, 
     grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
 
 
+WIDENED = ("_join_splits", "_widen_int4", "_widen_int8")
 ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 
 CASES = {
@@ -107,6 +125,17 @@ CASES = {
     "int8, many rows": Case(
         lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True
     ),
+    # what int4 comes to, in spans of 32 with minima, for one row and for each tile of more; the head has 8 bits
+    "int4 of an engine, one row": Case(lambda: linears(1, int4(6144, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, 24 rows": Case(lambda: linears(24, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, 64 rows": Case(lambda: linears(64, int4(4096, 14336, 32, True)), True, WIDENED),
+    "int4 of an engine, 256 rows": Case(lambda: linears(256, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, a prompt": Case(lambda: linears(4096, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int8 of an engine, the head": Case(lambda: linears(64, int8(128_256, 4096)), True, WIDENED),
+    "Q8_0, one row": Case(lambda: linears(1, int8(49152, 576, True)), True, WIDENED),
+    "Q8_0, 64 rows": Case(lambda: linears(64, int8(4096, 4096, True)), True, WIDENED),
+    "Q8_0, 256 rows": Case(lambda: linears(256, int8(4096, 4096, True)), True, WIDENED),
+    "Q8_0, a prompt": Case(lambda: linears(4096, int8(4096, 4096, True)), True, WIDENED),
     "experts, decode": Case(lambda: experts(64, 8, 128, 2048, 768, BF16), True, ROUTING),
     "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING),
     "experts, prefill": Case(lambda: experts(4096, 2, 8, 4096, 14336, F16), True, ROUTING),

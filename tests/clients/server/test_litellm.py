@@ -69,16 +69,17 @@ def test_a_tool_that_must_be_called(ask) -> None:
 
 
 def test_a_schema(ask, person) -> None:
-    if ask.protocol == "anthropic":
-        pytest.skip("2026-11-21: litellm makes a tool without additionalProperties of it, whose input need not end")
     asked = [{"role": "user", "content": "Anna is 12 years old."}]
     whole = ask(messages=asked, response_format=person)
     found = person.model_validate_json(whole.choices[0].message.content)
-    assert found.age == 12
-    pieces = [
-        chunk.choices[0].delta.content or "" for chunk in ask(messages=asked, response_format=person, stream=True)
-    ]
-    assert person.model_validate_json("".join(pieces)) == found
+    chunks = list(ask(messages=asked, response_format=person, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    if ask.protocol == "anthropic":  # litellm makes a tool of it, and leaves additionalProperties out: members of the
+        if chunks[-1].choices[0].finish_reason != "length":  # model's own ("description") follow, as long as it likes
+            person.model_validate_json(text)
+        assert text.startswith('{"name":"')
+    else:
+        assert found.age == 12 and person.model_validate_json(text) == found
 
 
 def test_asynchronously(base_url) -> None:
