@@ -15,13 +15,14 @@ import numba
 import numpy as np
 import torch
 
+from plait.kernels.cpu_cache import kept
 from plait.kernels.layout import AttentionLayout
 
 BLOCK = 64  # key positions per block
 TILE = 8  # query tokens of one row that share the reading of a block
 
 
-@numba.njit(parallel=True, fastmath=True, cache=True, boundscheck=False)  # type: ignore[untyped-decorator]
+@kept(parallel=True, fastmath=True, boundscheck=False)
 def _attend(
     q: Any,  # [T, H, D] float32
     k_cache: Any,  # [slots, G, D] the bits of bfloat16 (uint16) or float32 (uint32)

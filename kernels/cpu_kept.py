@@ -36,7 +36,7 @@ def compile_missing(progress: Callable[[str], None]) -> None:
     """Compiles what was not compiled on this machine before. What fails, takes minutes or cannot be started (where
     Python is part of another program) is left to its first call, which tells why."""
     mark = _mark()
-    if mark.exists():
+    if mark is None or mark.exists():
         return
     progress("compiling kernels for this processor, which takes half a minute once")
     if _compiled_by_children():
@@ -62,12 +62,17 @@ def _compiled_by_children() -> bool:
             child.wait()
 
 
-def _mark() -> Path:
-    """A file beside the kept kernels that is there once all are: of these sources, compilers and this processor."""
+def _mark() -> Path | None:
+    """A file beside the kept kernels that is there once all are: of these sources, compilers and this processor.
+
+    None where nothing is kept.
+    """
+    folder = cpu_step.forward.stats.cache_path
+    if folder is None:
+        return None
     machine = (llvmlite.binding.get_host_cpu_name(), sorted(llvmlite.binding.get_host_cpu_features().items()))
     made_by = (STAMP, numba.__version__, sys.implementation.cache_tag, *machine)
-    folder = Path(cpu_step.forward.stats.cache_path)
-    return folder / f"kernels-{zlib.crc32(repr(made_by).encode()):08x}.kept"
+    return Path(folder) / f"kernels-{zlib.crc32(repr(made_by).encode()):08x}.kept"
 
 
 def main() -> None:

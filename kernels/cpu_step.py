@@ -12,7 +12,7 @@ import numpy as np
 
 from plait.kernels import cpu_amx
 from plait.kernels.cpu_attend import attend
-from plait.kernels.cpu_cache import STAMP
+from plait.kernels.cpu_cache import STAMP, kept
 from plait.kernels.cpu_parts import (
     Heads,
     Rounded,
@@ -256,7 +256,7 @@ def _find_peaks(team: Team, plan: Any, outputs: int) -> None:
 def _kept(stamp: int) -> tuple[Any, Any]:
     """The two functions that are called from outside and kept on disk; see `cpu_cache`."""
 
-    @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+    @kept(parallel=True)
     def forward(plan: Any, threads: int) -> None:
         """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
         _ = stamp
@@ -269,7 +269,7 @@ def _kept(stamp: int) -> tuple[Any, Any]:
             if team.scratch:
                 cpu_amx.end()
 
-    @numba.njit(parallel=True, cache=True)  # type: ignore[untyped-decorator]
+    @kept(parallel=True)
     def project(plan: Any, bits: int, outputs: int, threads: int) -> None:
         """Float32 [n, C] times a packed weight, in the form that HEAD_ROUNDED has room for; and the peaks of its real
         outputs."""

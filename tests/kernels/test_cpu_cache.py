@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from numba.core import caching
 
 from plait.kernels import cpu_cache, cpu_kept, cpu_step
 
@@ -60,6 +61,22 @@ def test_children_that_cannot_start_or_never_end_are_done_without(command, tmp_p
     assert len(started) == (len(cpu_kept.KERNELS) if command else 0)
     assert all(child.returncode is not None for child in started)
     assert not (tmp_path / "mark").exists()
+
+
+def test_where_no_folder_can_be_written_nothing_is_kept_and_all_is_computed(monkeypatch) -> None:
+    """As in a container that is read-only."""
+
+    def refuse(locator):
+        raise OSError("read-only")
+
+    for kind in caching.CacheImpl._locator_classes:
+        monkeypatch.setattr(kind, "ensure_cache_path", refuse)
+    function = cpu_cache.kept()(lambda x: x + 1)
+    assert function(2) == 3 and function.stats.cache_path is None
+    monkeypatch.setattr(cpu_step, "forward", function)
+    told: list[str] = []
+    cpu_kept.compile_missing(told.append)
+    assert told == []
 
 
 def stamp_of(folder: Path) -> int:
