@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,29 @@ def test_what_is_refused_of_them_is_named_and_lenient_takes_it(name: str) -> Non
 
 def ordered(schema: Any, value: Any) -> Any:
     """`value` with the names that `schema` lists first and in its order, as far as that is seen from here."""
+    return _ordered([schema], value)
+
+
+def _ordered(schemas: list[Any], value: Any) -> Any:
+    """All of `schemas` hold for `value`."""
+    said = [schema for schema in schemas if isinstance(schema, dict)]
     if isinstance(value, list):
-        return [ordered(schema.get("items", True) if isinstance(schema, dict) else True, item) for item in value]
+        return [_ordered([schema["items"] for schema in said if "items" in schema], item) for item in value]
     if not isinstance(value, dict):
         return value
-    listed = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    required = schema.get("required", []) if isinstance(schema, dict) else []
+    listed = [name for schema in said for name in schema.get("properties", {})]
+    required = [name for schema in said for name in schema.get("required", [])]
     names = [*dict.fromkeys(name for name in [*listed, *required, *value] if name in value)]
-    return {name: ordered(listed.get(name, True), value[name]) for name in names}
+    return {name: _ordered([one for schema in said for one in _of(schema, name)], value[name]) for name in names}
+
+
+def _of(schema: dict[str, Any], name: str) -> list[Any]:
+    """What the schema says of the member of that name."""
+    patterns = schema.get("patternProperties", {})
+    said = [one for pattern, one in patterns.items() if re.search(pattern, name)]
+    if name in schema.get("properties", {}):
+        said.insert(0, schema["properties"][name])
+    return said or [schema.get("additionalProperties", True)]
 
 
 PLAIN = frozenset(
