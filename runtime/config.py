@@ -31,7 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     share once for all of them, where the operators can and it pays. deterministic: a call's tokens do not depend on its
     neighbours, on cache hits, chunking or retraction. order: who goes first, "fair" to tenants and programs or
     "first-come". prompt_lookup: several tokens that the text itself suggests are verified in one step, where steps
-    are not captured graphs; no token changes. check_integrity: verify the page accounting after every step (slow).
+    are not captured graphs; tokens change no more than by other company in the batch. check_integrity: verify the page
+    accounting after every step (slow).
     """
 
     model_path: str = ""

@@ -269,9 +269,9 @@ def test_a_stopped_runtime_cannot_hold_a_call_beyond_its_timeout():
 
 def test_a_silent_runtime_is_given_up(monkeypatch):
     monkeypatch.setattr("plait.runtime.client.zmq_channel.POLL_S", 0.1)
-    monkeypatch.setattr("plait.runtime.client.zmq_channel.SILENT_S", 4)
+    monkeypatch.setattr("plait.runtime.client.zmq_channel.SILENT_S", 7)
     with Runtime(progress=False, max_pages=500) as runtime:
-        time.sleep(5)  # idle, but it answers when asked
+        time.sleep(8)  # idle, but it answers when asked
         assert opened(runtime).generate(sampling_params(max_tokens=2)).result().token_ids
         call = opened(runtime).generate(LONG)
         assert next(call.pieces())
