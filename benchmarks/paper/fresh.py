@@ -23,6 +23,7 @@ from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
+NOT_TAKEN = -100.0  # a log-likelihood
 _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
 
 
@@ -78,7 +79,9 @@ class FreshRequests(RemoteClient):
         said = {"max_tokens": room, "temperature": 0} | _constraint(Choices(tuple(choices)), self.is_vllm)
         text, reason, usage = self._ask(parts, said)
         call.on_text(text, usage.completion_tokens)
-        call.on_result(reason, usage, None, {"choices": list(choices)})
+        # The server tells no scores: programs that read some find the choice it took above all others.
+        scores = [0.0 if choice == text else NOT_TAKEN for choice in choices]
+        call.on_result(reason, usage, None, {"choices": list(choices), "choice_scores": scores})
 
     def _ask(self, parts: Sequence[Part], said: dict[str, Any]) -> tuple[str, Any, Usage]:
         ids = self._own.encode(list(parts), at_start=True)
