@@ -137,7 +137,7 @@ class DecodeGraphs:
         if num_tokens == num_rows:
             positions = np.array(starts, dtype=np.int64)
             write_pages: Values = [_only_page(each) for each in rows]
-            token_ids: Values = [_only_token(each) for each in rows]
+            token_ids: Values = [each.only_token() for each in rows]
         else:
             positions = np.concatenate([np.arange(each.start, each.start + each.count) for each in rows])
             write_pages = np.concatenate([each.pages()[each.start :] for each in rows])
@@ -187,10 +187,6 @@ class DecodeGraphs:
 
 def _only_page(each: BatchRow) -> int:
     return int(each.row.seq.pages.view()[each.start]) if each.ahead is None else each.ahead.page
-
-
-def _only_token(each: BatchRow) -> int:
-    return int(each.row.seq.tokens.view()[each.start]) if each.ahead is None else -1 - each.ahead.slot
 
 
 def _fill(target: npt.NDArray[Any], values: Values, rest: int) -> None:
