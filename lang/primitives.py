@@ -246,6 +246,8 @@ def select(
     """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
 
     Nothing is sampled: `choices_method` scores every choice and the best one wins. `timeout` in seconds.
+    Text and choices are scored as they are written together: whether the space between stands at the text's end or
+    before each choice makes no difference, unless a fork or another call stands between.
     Raises InputError for an empty list, equal choices, or a temperature above 0.
 
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
