@@ -106,8 +106,8 @@ def json_form(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         raise TypeError(why)
     try:
         return _by_pydantic(type_)
-    except TypeError:
-        raise TypeError(why) from None
+    except TypeError as error:
+        raise TypeError(f"{why}; and Pydantic: {str(error).splitlines()[0]}") from None
 
 
 def _by_pydantic(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
