@@ -304,7 +304,7 @@ def _gen_choices(
         temperature, timeout = checked.fields.get("temperature", 0.0), checked.fields.get("timeout_s")
         return select(name, choices, temperature, method or token_length_normalized, timeout=timeout)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {str(error).removeprefix(where_of('select', name) + ': ')}") from None
 
 
 def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling: dict[str, Any]) -> Typed[Any]:
