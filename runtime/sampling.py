@@ -6,9 +6,10 @@ Knows: names, ranges and units. Must not know: tensors, sessions, or who asked.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from plait.constrained.search import MAX_EDGES, search_automaton
 from plait.constrained.specs import GrammarError
@@ -42,17 +43,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
     seed: int | None = None
-    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] = msgspec.field(default_factory=dict)
     logprobs: bool = False
     top_logprobs: int = 0
     timeout_s: float | None = None
     complete: bool = False
     prompt_logprobs_from: int | None = None
-    stop_regex: tuple[str, ...] = ()
+    stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS)] = ()
 
     @property
     def is_greedy(self) -> bool:

@@ -19,7 +19,7 @@ from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.errors import PlaitError
-from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
+from plait.runtime.server.answering import Last, json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
@@ -29,7 +29,7 @@ from plait.runtime.server.openai.chat_types import REFUSED, ChatRequest
 from plait.runtime.server.openai.fields import count_of, refuse, room_for_answer, sampling_of, usage_body
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
-from plait.runtime.server.running import Work, running
+from plait.runtime.server.running import Run, Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
 
 router = APIRouter()
@@ -180,18 +180,26 @@ async def _events(client: Client, plan: Plan) -> AsyncGenerator[bytes, None]:
     async with running(client, [plan.work]) as run:
         streams = [_Stream(plan, client, call, index) for index, call in enumerate(run.calls)]
         try:
+            num_open = len(streams)
             async with contextlib.aclosing(run.progress()) as batches:
                 async for batch in batches:
-                    if chunks := b"".join([streams[index].chunks(news) for index, news in batch]):
+                    chunks = b"".join([streams[index].chunks(news) for index, news in batch])
+                    num_open -= sum(news.ended for _, news in batch)
+                    if not num_open:
+                        yield Last(chunks + _end(run, plan))
+                    elif chunks:
                         yield chunks
-            if plan.include_usage:
-                head = {**plan.head, "object": "chat.completion.chunk"}
-                yield sse({**head, "choices": [], "usage": usage_body(run.usage())})
-            yield DONE
         except Exception as error:
             if not any(stream.has_begun for stream in streams):
                 raise
             yield sse(as_api_error(error, constraint_param=plan.prepared.constraint_param).body())
+
+
+def _end(run: Run, plan: Plan) -> bytes:
+    if not plan.include_usage:
+        return DONE
+    head = {**plan.head, "object": "chat.completion.chunk"}
+    return sse({**head, "choices": [], "usage": usage_body(run.usage())}) + DONE
 
 
 def _delta(part: Part) -> dict[str, Any]:
