@@ -86,6 +86,9 @@ _RANGES: dict[str, tuple[type[Any], float, float, bool]] = {
 }
 
 
+_KNOWN = frozenset(SamplingParams.__struct_fields__)
+
+
 def sampling_params(**fields: Any) -> SamplingParams:
     """Checked `SamplingParams`; `None` means "the default".
 
@@ -94,7 +97,7 @@ def sampling_params(**fields: Any) -> SamplingParams:
     >>> sampling_params(max_tokens=8, stop="\\n").stop
     ('\\n',)
     """
-    unknown = fields.keys() - set(SamplingParams.__struct_fields__)
+    unknown = fields.keys() - _KNOWN
     if unknown:
         known = ", ".join(SamplingParams.__struct_fields__)
         raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {known}")
@@ -112,25 +115,35 @@ def sampling_params(**fields: Any) -> SamplingParams:
     return params
 
 
+_FIELDS = SamplingParams.__struct_fields__
+_USUAL = msgspec.structs.astuple(SamplingParams())
+_SWITCHES = ("ignore_eos", "logprobs", "complete")
+
+
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> None:
     """Raises InputError unless every field is finite, typed and in range (and ids fit `vocab_size`)."""
-    for name, (kind, lowest, highest, _) in _RANGES.items():
-        value = getattr(params, name)
-        if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
-            _number(name, value)
+    values = zip(_FIELDS, msgspec.structs.astuple(params), _USUAL, strict=True)
+    given = {name: value for name, value, usual in values if value is not usual}  # few are: most need no look
+    for name, value in given.items():
+        if name in _RANGES:
+            kind, lowest, highest, _ = _RANGES[name]
+            if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
+                _number(name, value)
+        elif name in _SWITCHES and not isinstance(value, bool):
+            raise InputError(f"{name} must be True or False, not {value!r}")
     _check_top_k(params.top_k)
-    for name in ("ignore_eos", "logprobs", "complete"):
-        if not isinstance(getattr(params, name), bool):
-            raise InputError(f"{name} must be True or False, not {getattr(params, name)!r}")
     if params.min_tokens > params.max_tokens:
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
     if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
         raise InputError("complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value")
-    _check_stops(params.stop)
-    _check_stop_patterns(params.stop_regex)
-    _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    if "stop" in given:
+        _check_stops(params.stop)
+    if "stop_regex" in given:
+        _check_stop_patterns(params.stop_regex)
+    if "stop_token_ids" in given:
+        _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     _check_bias(params.logit_bias, vocab_size)
 
 
@@ -192,6 +205,8 @@ def _check_ids(name: str, ids: Any, most: int, vocab_size: int | None) -> None:
 def _check_bias(bias: Any, vocab_size: int | None) -> None:
     if not isinstance(bias, dict):
         raise InputError("logit_bias must be a dict of token id to number")
+    if not bias:
+        return
     _check_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size)
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:

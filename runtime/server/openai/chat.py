@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.errors import PlaitError
+from plait.runtime.sampling import check_sampling
 from plait.runtime.server.answering import Last, json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
@@ -68,16 +70,15 @@ async def _plan(body: ChatRequest, state: State, tenant: str, answer_id: str) ->
     n = count_of(body.n, state.settings.max_choices)
     asked = conversation_of(body)
     top_logprobs = top_logprobs_of(body)
-    sampling_of(body, max_tokens=max_tokens_of(body) or 1 << 20)  # refuses wrong values before any work
+    most = max_tokens_of(body)
+    sampling = sampling_of(  # refuses wrong values before any work
+        body, max_tokens=1 << 20 if most is None else most, logprobs=bool(body.logprobs), top_logprobs=top_logprobs
+    )
     prepared = await prepare(state.client, asked)
     room = room_for_answer(state.client.model.context_length, prepared.prompt_ids, "messages")
-    most = max_tokens_of(body)
-    sampling = sampling_of(
-        body,
-        max_tokens=room if most is None else most,
-        logprobs=bool(body.logprobs),
-        top_logprobs=top_logprobs,
-    )
+    if most is None:
+        sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        check_sampling(sampling)
     salt, priority = body.cache_salt or "", body.priority or 0
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority)
     head = {"id": answer_id, "created": int(time.time()), "model": state.model_name, "system_fingerprint": None}
