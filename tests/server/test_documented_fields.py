@@ -26,7 +26,8 @@ SAMPLED |= {"logprobs", "logit_bias", "stream_options", "user"}
 CLAUDES = {"messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
 LLAMAS = {"model", "stream", "options", "format", "keep_alive", "think", "logprobs", "top_logprobs"}
 
-# path, and behind "#" the field that they stand in: (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
+# path, and behind "#" the field that these fields stand in:
+# (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
 ENDPOINTS = {
     "/v1/chat/completions": (
         ChatParams,
