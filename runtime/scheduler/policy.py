@@ -43,7 +43,7 @@ class Policy:
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Row, None] = {}  # in order of arrival
-        self.running: list[Row] = []  # in order of admission
+        self.running: dict[Row, None] = {}  # in order of admission
         self.fairness = Fairness(order)
         self.num_retractions = self.num_pauses = 0
         self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
@@ -61,7 +61,7 @@ class Policy:
         if row in self.waiting:
             del self.waiting[row]
         elif row in self.running:
-            self.running.remove(row)
+            del self.running[row]
         else:
             return
         self.fairness.remove(row)
@@ -83,21 +83,41 @@ class Policy:
         prompts: list[Row] = []
         for row in self.running:
             (prompts if row.num_pending > 1 else decoding).append(row)
-        retracted = self.num_retractions
+        may_draft = self.draft and len(self.running) < DRAFT_TOKENS
         for row in decoding:
-            was_retracted = self.num_retractions > retracted and row not in self.running  # by an earlier one
-            if batch.budget and not was_retracted:
+            if not batch.budget:
+                break
+            if may_draft or not self._go_on(batch, row, chosen):
                 self._schedule(batch, row, chosen)
-        for row in sorted(prompts, key=self._tier):
+        for row in sorted(prompts, key=self._tier) if prompts else ():
             if self._tier(row):
                 self._admit(batch, chosen, before=row)
-            if batch.budget and row in self.running:
+            if batch.budget:
                 self._schedule(batch, row, chosen)
         self._admit(batch, chosen)
         return batch if batch.rows else None
 
+    def _go_on(self, batch: Batch, row: Row, chosen: set[Row]) -> bool:
+        """`_schedule` for a row in the midst of its output, with one token to compute and a page for it, as nearly all
+        are; False, and nothing done, for the others."""
+        seq = row.seq
+        start = seq.pages.size
+        is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start  # no node of the tree can have its token
+        if not is_alone or row.logits_from > start or not self.cache.pool.num_free or batch.logits_budget <= 0:
+            return False
+        if row not in self.running:  # retracted by an earlier one
+            return True
+        self.cache.allocate(seq, 1)
+        row.meter.count_computed(start, start + 1)
+        self.fairness.charge(row, 1, self._now)
+        batch.add(row, start, 1)
+        chosen.add(row)
+        return True
+
     def _schedule(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
         """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
+        if row not in self.running:  # retracted by an earlier one
+            return
         if row.awaited >= 0 and not row.num_pending:
             self._run_ahead(batch, row, chosen)
             return
@@ -126,7 +146,7 @@ class Policy:
         if count > 1 and not row.num_draft and (node := self.cache.publish_early(row.seq)) is not None:
             self.new_nodes.append((node, len(node.key)))
         row.meter.count_computed(start, start + count - row.num_draft)
-        self._charge(row, count)
+        self.fairness.charge(row, count, self._now)
         batch.add(row, start, count)
         chosen.add(row)
 
@@ -136,7 +156,7 @@ class Policy:
             return
         page = self.cache.lend()
         if page is not None:
-            self._charge(row, 1)
+            self.fairness.charge(row, 1, self._now)
             batch.add_ahead(row, page)
             chosen.add(row)
 
@@ -156,7 +176,7 @@ class Policy:
 
     def _set_aside(self, row: Row) -> None:
         row.awaited = -1
-        self.running.remove(row)
+        del self.running[row]
         self.cache.release(row.seq)
         self.waiting = {row: None, **self.waiting}
 
@@ -185,7 +205,7 @@ class Policy:
             del self.waiting[row]
             row.meter.admitted = row.meter.admitted or time.monotonic()
             self.cache.activate(row.seq, row.logits_from)
-            self.running.append(row)
+            self.running[row] = None
             self._schedule(batch, row, chosen)
 
     def _goes_before(self, waiting: Row, running: Row) -> bool:
@@ -210,6 +230,3 @@ class Policy:
 
     def _cached(self, row: Row) -> int:
         return self.cache.peek(row.seq, row.logits_from)
-
-    def _charge(self, row: Row, num_tokens: int) -> None:
-        self.fairness.charge(row, num_tokens, self._now)
