@@ -317,6 +317,12 @@ class Batch:
         self.budget -= count
         self.logits_budget -= num_logits
 
+    def add_next(self, row: Row, start: int) -> None:
+        """`add` for a row whose one token to compute, at `start`, is its last and no guess."""
+        self._take(BatchRow(row, start, 1, 1))
+        self.budget -= 1
+        self.logits_budget -= 1
+
     def add_ahead(self, row: Row, page: int) -> None:
         """The token that `row` awaits, and a place for the one behind it."""
         self._take(BatchRow(row, len(row.seq), 1, 1, ahead=Ahead(row.awaited, page)))

@@ -166,8 +166,9 @@ class Scheduler:
         except Exception as error:
             self._fail_steps(error, step)
             return
-        step.await_tokens()
         self.under_way = step
+        if not step.is_here:
+            step.await_tokens()
 
     # -- receive ----------------------------------------------------------------------------------
 
@@ -271,9 +272,7 @@ class Scheduler:
 
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
-        if isinstance(row, Scoring):
-            self._commit_scores(row, sampled)
-        elif isinstance(row, Generation):
+        if isinstance(row, Generation):
             if sampled.prompt_logprobs and row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
                 row.prompt_logprobs += sampled.prompt_logprobs[row]
@@ -282,6 +281,8 @@ class Scheduler:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
             elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
+        elif isinstance(row, Scoring):
+            self._commit_scores(row, sampled)
 
     def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
         scores = sampled.scores.get(row, {})
