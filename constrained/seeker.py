@@ -12,13 +12,14 @@ from typing import Protocol
 MAX_TRIED = 4096
 MAX_CLOSED = 64
 _CLOSING = b'"}])'
+_NEXT = b","  # behind what closes: a member of a record ends sooner so than by another digit
 _INSIDE = b".-@:/,;_ '\\T+"
 _REST = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(33, 127))
 _PREFERENCES = (
-    _CLOSING + b'0123456789nu"[{' + _INSIDE + b"aetfsx",
-    _CLOSING + b'nutfae[{"0123456789' + _INSIDE,
-    b"]})" + b'0123456789n"[{' + _INSIDE + b"aetfsx",
-    b"]})" + b'[{"0123456789' + _INSIDE + b"aetfsx",
+    _CLOSING + _NEXT + b'0123456789nu"[{' + _INSIDE + b"aetfsx",
+    _CLOSING + _NEXT + b'nutfae[{"0123456789' + _INSIDE,
+    b"]})" + _NEXT + b'0123456789n"[{' + _INSIDE + b"aetfsx",
+    b"]})" + _NEXT + b'[{"0123456789' + _INSIDE + b"aetfsx",
 )
 
 
