@@ -142,6 +142,7 @@ def test_a_model_that_only_writes_zeros_ends_a_record(smollm: Vocabulary) -> Non
         "type": "object",
         "properties": {"a": {"type": "number"}, "b": {"type": "integer"}},
         "required": ["a", "b"],
+        "additionalProperties": False,
     }
     matcher, text = as_grammar(compile_form(JsonSchema(schema), smollm), smollm).matcher(), b""
     zero, one = smollm.token_bytes.index(b"0"), smollm.token_bytes.index(b"1")
