@@ -137,7 +137,7 @@ class Generation(Row):
         self.unsent_logprobs: list[TokenLogprob] = []
         self.lookup: PromptLookup | None = None  # what guesses this text's next tokens
         self.num_drafted = 0  # output tokens that were guessed right
-        self.plan: list[int] = []  # with params.complete: tokens that would make the text whole from here
+        self.plan: list[int] | None = None  # tokens that make the text whole from here, where that is wanted
         self.ahead: list[int] = []  # with params.logprobs: tokens that must come next, to be sampled one by one
         self.is_closing = False  # `ahead` is the plan, and the text is whole behind it
 
