@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
     MAX_CHOICES,
     MAX_FORK,
     Abort,
     Append,
     Close,
+    Embed,
     Fork,
     Generate,
     Select,
@@ -110,6 +111,33 @@ class Session:
         return self._client.start_call(
             self.session_id,
             lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
+            timeout_s,
+        )
+
+    def embed(
+        self, dimensions: int | None = None, *, normalize: bool | None = None, timeout_s: float | None = None
+    ) -> Call:
+        """Makes one vector of the text so far, which stays as it is; `result().embedding` has it.
+
+        `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
+        arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
+        Nothing is put behind the text; `tokenizer.encode_whole` does that. UnsupportedModel where the files name no
+        pooling.
+        """
+        made = self._client.model.embeddings
+        if made is None:
+            why = self._client.model.no_embeddings
+            raise UnsupportedModel(f"this model has no pooling, so it gives no embeddings: {why}")
+        if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= made.size):
+            raise InputError(f"dimensions must be an integer from 1 to {made.size}, not {dimensions!r:.40}")
+        if normalize is not None and not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True, False or None, not {normalize!r:.40}")
+        if timeout_s is not None:
+            sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
+        self._flush("an embedding")
+        return self._client.start_call(
+            self.session_id,
+            lambda call: Embed(self.session_id, call, dimensions or 0, normalize, timeout_s),
             timeout_s,
         )
 

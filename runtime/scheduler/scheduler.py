@@ -33,6 +33,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
@@ -90,7 +91,7 @@ class Scheduler:
             order=config.order,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
-        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
+        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, welcome, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
         self.under_way: UnderWay | None = None  # launched, and its tokens not yet taken in
         self.foresight = Foresight()
@@ -271,6 +272,11 @@ class Scheduler:
         row = each.row
         if isinstance(row, Scoring):
             self._commit_scores(row, sampled)
+        elif isinstance(row, Embedding):
+            if each.num_states:
+                row.take(sampled.states[row], each.start + each.count)
+            if not row.num_pending:
+                self.sessions.finish_embedding(row)
         elif isinstance(row, Generation):
             if row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
@@ -333,7 +339,7 @@ class Scheduler:
             self.sessions.send_tokens(gen, gen.num_safe_tokens())
 
     def _fail_row(self, row: Row, kind: str, text: str) -> None:
-        assert isinstance(row, (Generation, Scoring))
+        assert isinstance(row, (Generation, Scoring, Embedding))
         self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
 
     def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:
