@@ -71,6 +71,7 @@ class Session:
 
         What a lenient constraint leaves open is checked when the result is read: `result().violation`.
         """
+        self._require_head()
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
@@ -91,6 +92,7 @@ class Session:
         timeout_s: float | None = None,
     ) -> Call:
         """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
+        self._require_head()
         self._check_choices(choices)
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
@@ -105,6 +107,7 @@ class Session:
     def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
         """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
         tokens there. The text so far must not be empty."""
+        self._require_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
         self._flush("a score")
         choices = [list(token_ids)]
@@ -187,6 +190,10 @@ class Session:
         if len(set(choices)) != len(choices):
             twice = next(c for i, c in enumerate(choices) if c in choices[:i])
             raise InputError(f"the choice {twice!r:.80} is given twice")
+
+    def _require_head(self) -> None:
+        if not self._client.model.generates:
+            raise UnsupportedModel("this model has no output head: it gives embeddings, and generates no text")
 
     def _require_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""A tiny random Qwen 3 that embeds texts, saved as such models are: no output head, sentence-transformers' files beside.
+"""A tiny random Qwen 3 that embeds texts, saved as such models are: short names, sentence-transformers' files beside.
 
 Knows: transformers, the layout. Must not know: how plait reads it.
 """
@@ -18,8 +18,9 @@ MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weig
 TEXTS = ["a", "The capital of France is Paris.", "déjà vu 漢字 <|endoftext|> x", "one two three " * 12, " "]
 
 
-def write_embedder(folder, mode="lasttoken", normalize=True, context=512):
-    """Writes it, and gives transformers' own model. The same weights each time."""
+def write_embedder(folder, mode="lasttoken", normalize=True, head=True):
+    """Writes it, and gives transformers' own model. The same weights each time. `head`: as Qwen3-Embedding-0.6B, whose
+    embedding is its output head; else as e5-mistral, which has none."""
     tokenizer = _tokenizer()
     torch.manual_seed(3)
     model = Qwen3Model(
@@ -31,14 +32,17 @@ def write_embedder(folder, mode="lasttoken", normalize=True, context=512):
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,
-            max_position_embeddings=context,
-            tie_word_embeddings=False,
+            max_position_embeddings=512,
+            tie_word_embeddings=head,
         )
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn(parameter.shape) * (0.3 if "norm" in name else 0.15) + ("norm" in name))
     model.eval().save_pretrained(folder)
+    if head:
+        config = json.loads((folder / "config.json").read_text())
+        _write(folder / "config.json", config | {"architectures": ["Qwen3ForCausalLM"]})
     tokenizer.save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", {"eos_token": TURN_END, "pad_token": END})
     write_modules(folder, mode, normalize)
