@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from plait.runtime.engine import Engine
 from plait.runtime.errors import Aborted, CorruptModel, InputError, ModelError, UnsupportedModel
-from plait.runtime.models.forms import why_not
+from plait.runtime.packed_runner import PackedRunner
 from plait.runtime.sampling import sampling_params
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -141,10 +141,9 @@ def test_a_model_without_an_output_head_embeds_and_does_not_generate(tmp_path):
 
 def test_packed_weights_give_nearly_the_same_and_to_the_bit_the_same_each_time(made):
     folder, expected, _ = made
-    if why_not(open_checkpoint(folder).config, "bfloat16", "cpu") is not None:
-        return  # this processor has no packed weights: `plait check` says so, and all goes through torch
     packed = dict(dtype="bfloat16", weights="int8")
     with Engine(str(folder), max_batch_tokens=16, **packed, **SETTINGS) as engine:
+        assert isinstance(engine.scheduler.model_runner, PackedRunner)
         whole = engine.embed(TEXTS)
         assert np.concatenate([engine.embed([text]) for text in TEXTS]).tobytes() == whole.tobytes()
     for text, found in zip(TEXTS, whole, strict=True):
