@@ -10,6 +10,7 @@ Knows: states as arrays of the host. Must not know: models, batches, the wire.
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,12 +42,14 @@ class Embedding(Row):
             self.logits_from = end
 
     def vector(self) -> Floats | None:
-        """[dimensions] float32, once all of the text is computed; None where the model's numbers are not finite."""
+        """[dimensions] float32, little-endian, once all of the text is computed; None where the model's numbers are not
+        finite."""
         assert self._pooled is not None and not self.num_pending
+        self.meter.first_token = time.monotonic()
         pooled = self._pooled.astype(np.float64)[: self.dimensions]
         if self.is_mean:
             pooled /= len(self.seq)
         if not np.isfinite(pooled).all():
             return None
         length = math.sqrt(float((pooled * pooled).sum())) if self.normalize else 1.0
-        return (pooled / (length or 1.0)).astype(np.float32)
+        return (pooled / (length or 1.0)).astype("<f4")

@@ -28,7 +28,6 @@ from plait.runtime.messages import (
     Open,
     Reply,
     Request,
-    Select,
     SessionCall,
     Tokens,
     Welcome,
@@ -41,7 +40,7 @@ from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
-from plait.runtime.scheduler.scoring import add_rows, best_choice
+from plait.runtime.scheduler.scoring import best_choice, selection_of
 from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.session import Broken, Call, ClientId, Instruction, Session, SessionKey
 from plait.runtime.scheduler.totals import Totals
@@ -179,10 +178,8 @@ class Sessions:
         vector = row.vector()
         if vector is None:
             self.fail(row, "internal", "the model's hidden states are not finite here")
-            return
-        row.meter.first_token = time.monotonic()
-        numbers = vector.astype("<f4").tobytes()
-        self._end(row, Finished(row.call_id, "stop", row.meter.usage(0), embedding=numbers))
+        else:
+            self._end(row, Finished(row.call_id, "stop", row.meter.usage(0), embedding=vector.tobytes()))
 
     def finish_row(self, row: Scoring) -> None:
         """One of a selection's rows is done; after the last the best choice becomes text."""
@@ -301,17 +298,9 @@ class Sessions:
             session.active = Embedding(session, message, self.model.embeddings)
             self.policy.add(session.active)
         else:
-            self._begin_selection(session, message)
-
-    def _begin_selection(self, session: Session, message: Select) -> None:
-        selection = Selection(
-            session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs
-        )
-        session.active = selection
-        bos = session.seq.tokens.view()[0]
-        add_rows(selection, self.cache, int(bos))
-        for row in (*selection.rows, *selection.unconditional_rows):
-            self.policy.add(row)
+            selection = session.active = selection_of(session, message, self.cache)
+            for row in (*selection.rows, *selection.unconditional_rows):
+                self.policy.add(row)
 
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
