@@ -6,12 +6,18 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from embedders import END, SIZE, TEXTS, states, token_ids, write_embedder, write_modules
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from plait.runtime.engine import Engine
 from plait.runtime.errors import Aborted, CorruptModel, InputError, ModelError, UnsupportedModel
+from plait.runtime.launch import Runtime
+from plait.runtime.model_runner import ModelRunner
 from plait.runtime.packed_runner import PackedRunner
+from plait.runtime.running import QUANTUM
 from plait.runtime.sampling import sampling_params
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -149,6 +155,25 @@ def test_packed_weights_give_nearly_the_same_and_to_the_bit_the_same_each_time(m
     for text, found in zip(TEXTS, whole, strict=True):
         wanted = expected(text)
         assert found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted) > 0.99
+
+
+def test_from_another_process(made):  # bytes through the wire
+    folder, expected, _ = made
+    with Runtime(str(folder), dtype="float32", device="cpu", max_pages=2000, progress=False) as runtime:
+        for text, found in zip(TEXTS, runtime.embed(TEXTS), strict=True):
+            np.testing.assert_allclose(found, expected(text), atol=1e-4)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 2**32 - 1))
+def test_what_a_mean_adds_up_is_the_same_in_any_chunks(count, cut, seed):
+    """Of both runners, which need nothing of themselves for it."""
+    chance = np.random.default_rng(seed)
+    states = chance.standard_normal((count, 5), np.float32) * chance.choice([1e-3, 1, 100], (count, 1)).astype("f4")
+    for total, of in ((PackedRunner.total, np.asarray), (ModelRunner.total, torch.from_numpy)):
+        whole = total(None, of(states))
+        parts = total(None, of(states[:cut])) + total(None, of(states[cut:]))
+        assert whole.dtype == np.float64 and parts.tobytes() == whole.tobytes()
+        np.testing.assert_allclose(whole, states.astype(np.float64).sum(0), atol=count * QUANTUM / 2)
 
 
 # -- what files say -------------------------------------------------------------------------------

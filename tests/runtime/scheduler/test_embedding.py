@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from doubles import VOCAB, drive, greedy, logits_after, make_scheduler, outcomes, state_of
@@ -114,6 +115,15 @@ def test_dimensions_are_cut_before_the_length_is_made_one():
     assert told(calls[2]).tolist() == vector_of([1, 2], "last", normalize=False).tolist()
     assert told(calls[3]).tolist() == vector_of([1, 2], "last").tolist()
     assert calls[4].tokens == greedy([1, 2], 3), "an Embed changes no text"
+
+
+def test_a_model_without_an_output_head_refuses_what_needs_one():
+    scheduler, link, _ = make_scheduler(pooling="last")
+    scheduler.sessions.model = msgspec.structs.replace(scheduler.welcome, generates=False)
+    calls = drive(scheduler, link, Open(1), Append(1, [1]), Embed(1, 1), gen(1, 2), Open(2), Append(2, [1]),
+                  Select(2, 3, [[1]]))  # fmt: skip
+    assert told(calls[1]).tobytes() == vector_of([1], "last").tobytes()
+    assert all(calls[number].end.kind == "invalid" and "no output head" in calls[number].end.text for number in (2, 3))
 
 
 def test_what_is_refused():
