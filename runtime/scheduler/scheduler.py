@@ -33,6 +33,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
@@ -90,7 +91,7 @@ class Scheduler:
             order=config.order,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
-        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
+        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, welcome, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
         self.under_way: UnderWay | None = None  # launched, and its tokens not yet taken in
         self.foresight = Foresight()
@@ -283,6 +284,11 @@ class Scheduler:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
         elif isinstance(row, Scoring):
             self._commit_scores(row, sampled)
+        elif isinstance(row, Embedding):
+            if each.num_states:
+                row.take(sampled.states[row], each.start + each.count)
+            if not row.num_pending:
+                self.sessions.finish_embedding(row)
 
     def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
         scores = sampled.scores.get(row, {})
@@ -341,7 +347,7 @@ class Scheduler:
             self.sessions.fail(gen, "internal", "the model's logits are not finite here")
 
     def _fail_row(self, row: Row, kind: str, text: str) -> None:
-        assert isinstance(row, (Generation, Scoring))
+        assert isinstance(row, (Generation, Scoring, Embedding))
         self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
 
     def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:

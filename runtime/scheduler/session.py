@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from plait.runtime.messages import Append, Close, Fork, Generate, Open, Select
+from plait.runtime.messages import Append, Close, Fork, Open, SessionCall
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.rows import Generation, Selection
 from plait.runtime.scheduler.sequence import Sequence
 
 ClientId = bytes
 ProgramId = tuple[ClientId, int]
-Instruction = Append | Generate | Select | Fork | Close
+Instruction = Append | SessionCall | Fork | Close
+Call = Generation | Selection | Embedding
 
 
 class SessionKey(NamedTuple):
@@ -40,6 +42,6 @@ class Session:
         self.is_born = is_born  # a fork's child is named before its parent's text is known
         self.seq = Sequence((opened.tenant, opened.cache_salt))
         self.queue: deque[Instruction] = deque()
-        self.active: Generation | Selection | None = None
+        self.active: Call | None = None
         self.broken: Broken | None = None
         self.program: ProgramId = (key.client, opened.program)  # the fairness account: sessions of one program share it
