@@ -1,6 +1,6 @@
 """The frames between a client and the scheduler: one struct per message, encoded by msgspec, never pickled.
 
-Client to scheduler: Hello Open Append Generate Select Fork Close Abort Inspect FlushCache.
+Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache.
 Scheduler to client: Welcome Tokens Finished Failed Status.
 
 Frames are lists, both ways: requests that were queued together, and all that one step has for a client. A frame is
@@ -8,7 +8,7 @@ bounded by the time that it takes to decode and carry out, since the scheduler d
 in 128 KiB; what is larger is alone in its frame and of a kind that may be, see `decode_requests`.
 
 Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
-another's. Every call (Generate, Select, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
+another's. Every call (Generate, Select, Embed, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
 
 Knows: the shape of a message. Must not know: sockets, tensors, text.
 """
@@ -37,6 +37,7 @@ MAX_PRIORITY = 1_000_000
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 FinishReason = Literal["stop", "length"]
+PoolingKind = Literal["last", "mean"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -84,6 +85,20 @@ class Select(Message, frozen=True):
     top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
 
 
+class Embed(Message, frozen=True):
+    """Makes one vector of the session's text, which stays as it is; the answer is `Finished.embedding`.
+
+    `dimensions`: only so many of its first numbers are wanted (0: all). `normalize`: whether it is then scaled to the
+    length 1 (None: where the model's files say so).
+    """
+
+    session: int
+    call: int
+    dimensions: int = 0
+    normalize: bool | None = None
+    timeout_s: float | None = None
+
+
 class Fork(Message, frozen=True):
     """Opens sessions `children` that begin with this session's text as it is when the instruction is reached."""
 
@@ -116,17 +131,33 @@ class FlushCache(Message, frozen=True):
     call: int
 
 
-Request = Hello | Open | Append | Generate | Select | Fork | Close | Abort | Inspect | FlushCache
+Request = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
+SessionCall = Generate | Select | Embed
+
+
+class Embeddings(msgspec.Struct, frozen=True, array_like=True):
+    """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
+    token, or the mean of all. `normalized`: its files want the vector's length to be 1."""
+
+    size: int
+    pooling: PoolingKind
+    normalized: bool
 
 
 class Welcome(Message, frozen=True):
-    """What a client must know of the model: where its tokenizer is and what fits."""
+    """What a client must know of the model: where its tokenizer is and what fits.
+
+    `embeddings`: None where it makes none, for the reason in `no_embeddings`. `generates`: it has an output head.
+    """
 
     protocol: int
     model_path: str
     vocab_size: int
     context_length: int
     server_pid: int
+    embeddings: Embeddings | None = None
+    no_embeddings: str = ""
+    generates: bool = True
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -186,6 +217,7 @@ class Finished(Message, frozen=True):
     """The call ended with a value. `matched` is the stop string or stop token that ended it.
 
     `prompt_logprobs`: one for each token from `SamplingParams.prompt_logprobs_from` on, where that was asked for.
+    `embedding`: an Embed's numbers, float32, little-endian.
     """
 
     call: int
@@ -194,6 +226,7 @@ class Finished(Message, frozen=True):
     matched: str | int | None = None
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    embedding: bytes | None = None
 
 
 class Failed(Message, frozen=True):

@@ -28,11 +28,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the next tokens are chosen. Build it with `sampling_params(...)`, which checks every field.
 
     `complete`: the constrained value is whole when the call ends; tokens are chosen so that it can be closed
-    within `max_tokens`. It takes no stop strings, patterns or tokens, which would cut the value. `stop_regex`: patterns
-    in Python's syntax; the text ends where a match begins, as soon as one is complete. `prompt_logprobs_from`: the
-    session's tokens from this position on get logprobs too (and `top_logprobs`); the very first has none. They are
-    computed again where they were cached. Logprobs are natural logarithms of the model's own distribution, before
-    temperature, penalties and masks.
+    within `max_tokens`. It takes no stop strings, patterns or tokens, which would cut the value. `if_it_fits`: where
+    no whole value does, the call runs all the same and `max_tokens` cuts it; without it such a call fails.
+    `stop_regex`: patterns in Python's syntax; the text ends where a match begins, as soon as one is complete.
+    `prompt_logprobs_from`: the session's tokens from this position on get logprobs too (and `top_logprobs`); the very
+    first has none. They are computed again where they were cached. Logprobs are natural logarithms of the model's own
+    distribution, before temperature, penalties and masks.
     """
 
     max_tokens: int = 128
@@ -54,6 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     complete: bool = False
     prompt_logprobs_from: int | None = None
     stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS)] = ()
+    if_it_fits: bool = False
 
     @property
     def is_greedy(self) -> bool:
@@ -117,7 +119,7 @@ def sampling_params(**fields: Any) -> SamplingParams:
 
 _FIELDS = SamplingParams.__struct_fields__
 _USUAL = msgspec.structs.astuple(SamplingParams())
-_SWITCHES = ("ignore_eos", "logprobs", "complete")
+_SWITCHES = ("ignore_eos", "logprobs", "complete", "if_it_fits")
 
 
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> None:
@@ -136,6 +138,8 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> 
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
     if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
         raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
+    if params.if_it_fits and not params.complete:
+        raise InputError("if_it_fits says something of complete, which is off")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
         raise InputError("complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value")
     if "stop" in given:

@@ -81,11 +81,9 @@ class Bell:
         loop = self._loop()  #                                        has left its event where it will be found
         if not self._is_called and loop is not None:
             self._is_called = True
-            if threading.get_ident() == self._thread_id:
-                loop.call_soon(self._set)
-                return
+            is_here = threading.get_ident() == self._thread_id
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(self._set)
+                (loop.call_soon if is_here else loop.call_soon_threadsafe)(self._set)
 
     def _set(self) -> None:
         self._is_called = False  # before the look, for the same reason

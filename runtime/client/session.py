@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
-from plait.runtime.errors import InputError
+from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
     MAX_CHOICES,
@@ -21,6 +21,7 @@ from plait.runtime.messages import (
     Abort,
     Append,
     Close,
+    Embed,
     Fork,
     Generate,
     Select,
@@ -71,6 +72,7 @@ class Session:
 
         What a lenient constraint leaves open is checked when the result is read: `result().violation`.
         """
+        self._require_head()
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
@@ -91,6 +93,7 @@ class Session:
         timeout_s: float | None = None,
     ) -> Call:
         """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
+        self._require_head()
         self._check_choices(choices)
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
@@ -105,12 +108,40 @@ class Session:
     def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
         """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
         tokens there. The text so far must not be empty."""
+        self._require_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
         self._flush("a score")
         choices = [list(token_ids)]
         return self._client.start_call(
             self.session_id,
             lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
+            timeout_s,
+        )
+
+    def embed(
+        self, dimensions: int | None = None, *, normalize: bool | None = None, timeout_s: float | None = None
+    ) -> Call:
+        """Makes one vector of the text so far, which stays as it is; `result().embedding` has it.
+
+        `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
+        arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
+        Nothing is put behind the text; `tokenizer.encode_whole` does that. UnsupportedModel where the files name no
+        pooling.
+        """
+        made = self._client.model.embeddings
+        if made is None:
+            why = self._client.model.no_embeddings
+            raise UnsupportedModel(f"this model has no pooling, so it gives no embeddings: {why}")
+        if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= made.size):
+            raise InputError(f"dimensions must be an integer from 1 to {made.size}, not {dimensions!r:.40}")
+        if normalize is not None and not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True, False or None, not {normalize!r:.40}")
+        if timeout_s is not None:
+            sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
+        self._flush("an embedding")
+        return self._client.start_call(
+            self.session_id,
+            lambda call: Embed(self.session_id, call, dimensions or 0, normalize, timeout_s),
             timeout_s,
         )
 
@@ -168,6 +199,10 @@ class Session:
         if len(set(choices)) != len(choices):
             twice = next(c for i, c in enumerate(choices) if c in choices[:i])
             raise InputError(f"the choice {twice!r:.80} is given twice")
+
+    def _require_head(self) -> None:
+        if not self._client.model.generates:
+            raise UnsupportedModel("this model has no output head: it gives embeddings, and generates no text")
 
     def _require_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from plait.runtime.messages import Append, Close, Fork, Generate, Select
+from plait.runtime.messages import Append, Close, Fork, Select, SessionCall
 
 MAX_WEIGHT = 1 << 18  # tokens of choices and names of children, and one for each instruction
 
@@ -22,7 +22,7 @@ class TooLong:
     num_tokens: int
 
 
-Instruction = Append | Generate | Select | Fork | Close | TooLong
+Instruction = Append | SessionCall | Fork | Close | TooLong
 
 
 class Backlog:
@@ -57,9 +57,9 @@ class Backlog:
         return self._taken(self._queue.popleft())
 
     def pop_call(self, call_id: int) -> bool:
-        """Takes out a Generate or Select; False when there is none with that number."""
+        """Takes out a call; False when there is none with that number."""
         for instruction in self._queue:
-            if isinstance(instruction, (Generate, Select)) and instruction.call == call_id:
+            if isinstance(instruction, SessionCall) and instruction.call == call_id:
                 self._queue.remove(instruction)
                 self._taken(instruction)
                 return True

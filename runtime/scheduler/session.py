@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from plait.runtime.messages import Open
 from plait.runtime.scheduler.backlog import Backlog
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.rows import Generation, Selection
 from plait.runtime.scheduler.sequence import Sequence
 
 ClientId = bytes
 ProgramId = tuple[ClientId, int]
+Call = Generation | Selection | Embedding
 
 
 class SessionKey(NamedTuple):
@@ -42,7 +44,7 @@ class Session:
         self.is_born = is_born  # a fork's child is named before its parent's text is known
         self.seq = Sequence((opened.tenant, opened.cache_salt))
         self.queue = Backlog(max_length)
-        self.active: Generation | Selection | None = None
+        self.active: Call | None = None
         self.broken: Broken | None = None
         self.program: ProgramId = (key.client, opened.program)  # the fairness account: sessions of one program share it
 

@@ -20,6 +20,7 @@ from plait.runtime.messages import (
     Abort,
     Append,
     Close,
+    Embed,
     Failed,
     Finished,
     Fork,
@@ -27,25 +28,26 @@ from plait.runtime.messages import (
     Open,
     Reply,
     Request,
-    Select,
+    SessionCall,
     Tokens,
+    Welcome,
 )
 from plait.runtime.scheduler.backlog import Instruction, TooLong
 from plait.runtime.scheduler.deadlines import Deadlines
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
 from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
-from plait.runtime.scheduler.scoring import add_rows, best_choice
+from plait.runtime.scheduler.scoring import best_choice, selection_of
 from plait.runtime.scheduler.sequence import Sequence
-from plait.runtime.scheduler.session import Broken, ClientId, Session, SessionKey
+from plait.runtime.scheduler.session import Broken, Call, ClientId, Session, SessionKey
 from plait.runtime.scheduler.totals import Totals
 
-Call = Generation | Selection
 Send = Callable[[ClientId, Reply], None]
-Sent = Append | Generate | Select | Fork | Close
+Sent = Append | SessionCall | Fork | Close
 
 
 class Sessions:
@@ -58,6 +60,7 @@ class Sessions:
         vocabulary: Vocabulary,
         config: EngineConfig,
         generating: Generating,
+        model: Welcome,
         send: Send,
     ) -> None:
         self.policy = policy
@@ -66,7 +69,7 @@ class Sessions:
         self.vocabulary = vocabulary
         self.config = config
         self.generating = generating
-        self.max_length = generating.max_length
+        self.max_length, self.model = generating.max_length, model
         self.deadlines = Deadlines()
         self.totals = Totals()
         self._send = send
@@ -101,11 +104,11 @@ class Sessions:
         """Takes an instruction; it runs once those before it in the session are done."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
-            if isinstance(message, (Generate, Select)):
+            if isinstance(message, SessionCall):
                 text = f"there is no such session (at most {self.config.max_sessions} can be open)"
                 self._send(client, Failed(message.call, "overloaded", text))
             return
-        if isinstance(message, (Generate, Select)):
+        if isinstance(message, SessionCall):
             if self._num_calls >= self.config.max_waiting_calls:
                 self._refuse(session, message, f"{self._num_calls} calls are waiting already; try again later")
                 return
@@ -114,16 +117,16 @@ class Sessions:
         if not session.queue.put(message, session.num_certain):
             self._refuse(session, message, "too many instructions wait in this session; read their results first")
             return
-        if isinstance(message, (Generate, Select)):
+        if isinstance(message, SessionCall):
             self._num_calls += 1
-            timeout_s = message.timeout_s if isinstance(message, Select) else message.sampling.timeout_s
+            timeout_s = message.sampling.timeout_s if isinstance(message, Generate) else message.timeout_s
             self.deadlines.add(session.key, message.call, timeout_s)
         self._advance(session)
 
     def _refuse(self, session: Session, message: Sent, text: str) -> None:
         """There is no room for an instruction: its session, and sessions that it was to bear, go no further."""
         why = Broken("overloaded", text)
-        if isinstance(message, (Generate, Select)):
+        if isinstance(message, SessionCall):
             self._send(session.key.client, Failed(message.call, why.kind, text))
         self._break(session, why)
         if isinstance(message, Fork):
@@ -183,6 +186,14 @@ class Sessions:
             gen,
             Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
         )
+
+    def finish_embedding(self, row: Embedding) -> None:
+        """All of the text is computed."""
+        vector = row.vector()
+        if vector is None:
+            self.fail(row, "internal", "the model's hidden states are not finite here")
+        else:
+            self._end(row, Finished(row.call_id, "stop", row.meter.usage(0), embedding=vector.tobytes()))
 
     def finish_row(self, row: Scoring) -> None:
         """One of a selection's rows is done; after the last the best choice becomes text."""
@@ -269,7 +280,7 @@ class Sessions:
     def _fault(self, session: Session, instruction: Instruction) -> None:
         why = "the runtime failed on this request; see its log"
         session.broken = session.broken or Broken("internal", why)
-        if isinstance(instruction, (Generate, Select)):
+        if isinstance(instruction, SessionCall):
             if session.active is not None:
                 self.fail(session.active, "internal", why)
             else:
@@ -286,9 +297,9 @@ class Sessions:
         elif session.broken is None:
             session.seq.tokens.extend(ids)
 
-    def _begin(self, session: Session, message: Generate | Select) -> None:
+    def _begin(self, session: Session, message: SessionCall) -> None:
         """Starts a call, or fails it before any work."""
-        refused = refusal(session, message, len(self.vocabulary), self.max_length)
+        refused = refusal(session, message, self.model, len(self.vocabulary), self.max_length)
         if refused is not None:
             self._num_calls -= 1
             self._send(session.key.client, Failed(message.call, refused.kind, refused.text))
@@ -296,15 +307,14 @@ class Sessions:
             return
         if isinstance(message, Generate):
             self._begin_generation(session, message)
-            return
-        selection = Selection(
-            session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs
-        )
-        session.active = selection
-        bos = session.seq.tokens.view()[0]
-        add_rows(selection, self.cache, int(bos))
-        for row in (*selection.rows, *selection.unconditional_rows):
-            self.policy.add(row)
+        elif isinstance(message, Embed):
+            assert self.model.embeddings is not None
+            session.active = Embedding(session, message, self.model.embeddings)
+            self.policy.add(session.active)
+        else:
+            selection = session.active = selection_of(session, message, self.cache)
+            for row in (*selection.rows, *selection.unconditional_rows):
+                self.policy.add(row)
 
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
@@ -370,16 +380,17 @@ class Sessions:
         self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self._num_calls -= 1
-        if isinstance(call, Generation):
+        if isinstance(call, Selection):
+            for row in (*call.rows, *call.unconditional_rows):
+                self._end_row(row)
+        else:
             self.policy.remove(call)
             if call.seq.num_computed > len(call.seq):  # it ended among guesses that were right
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
-            if call.ticket is not None and self._compiling.pop(call.ticket, None) is not None:
-                self.compiler.cancel(call.ticket)
-        else:
-            for row in (*call.rows, *call.unconditional_rows):
-                self._end_row(row)
+        ticket = call.ticket if isinstance(call, Generation) else None
+        if ticket is not None and self._compiling.pop(ticket, None) is not None:
+            self.compiler.cancel(ticket)
         self._send(session.key.client, reply)
         self._advance(session)
 
@@ -397,7 +408,7 @@ class Sessions:
         if session.active is not None:
             self.fail(session.active, "aborted", why)
         for instruction in queued:
-            if isinstance(instruction, (Generate, Select)):
+            if isinstance(instruction, SessionCall):
                 self._num_calls -= 1
                 self._send(session.key.client, Failed(instruction.call, "aborted", why))
             elif isinstance(instruction, Fork):

@@ -31,6 +31,7 @@ from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
 from plait.runtime.server.in_flight import current
 from plait.runtime.server.observing import Observer
+from plait.runtime.server.ollama import embed as ollama_embed
 from plait.runtime.server.ollama import generate as ollama_generate
 from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
@@ -42,7 +43,7 @@ from plait.runtime.server.state import State
 ROUTERS = (
     *(operations.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
-    *(tokens.router, program_route.router),
+    *(ollama_embed.router, tokens.router, program_route.router),
 )
 ANSWERED = (ApiError, PlaitError, HTTPException, ClientGone)  # raised by an endpoint, they are its answer
 

@@ -37,13 +37,15 @@ class Tokenizer:
     """Made by `load_tokenizer`. Safe to use from several threads.
 
     `bos_id` and `add_bos`: the token a fresh text begins with, and whether the model wants it; the caller
-    adds it. `eos_ids`: what ends a text. `control_ids`: tokens that are not text.
+    adds it. `ending`: what the model's own tokenizer puts behind a whole text, see `encode_whole`.
+    `eos_ids`: what ends a text. `control_ids`: tokens that are not text.
     """
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self.bos_id: int | None = definition.bos_id
         self.add_bos: bool = definition.add_bos
+        self.ending: tuple[int, ...] = definition.ending
         self.eos_ids: tuple[int, ...] = definition.eos_ids
         self.control_ids: frozenset[int] = definition.control_ids
         self.chat_template: ChatTemplate | None = definition.chat_template
@@ -142,6 +144,12 @@ class Tokenizer:
         [905]
         """
         return self.encode([(text, False)])
+
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of a text that nothing stands before or follows, as a model that embeds texts is given it: with the
+        tokens that its own tokenizer puts around it. The text itself is plain, whatever it says."""
+        bos = [self.bos_id] if self.bos_id is not None and self.add_bos else []
+        return [*bos, *self.encode([(text, False)], at_start=True), *self.ending]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control tokens are skipped, bytes that are no character become U+FFFD.

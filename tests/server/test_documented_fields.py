@@ -15,6 +15,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from ollama import _types as ollama
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from typed_samples import fields_of, samples
 
@@ -101,6 +102,24 @@ ENDPOINTS = {
         | {"skip_special_tokens", "logit_bias", "sampling_seed"},
         {"spaces_between_special_tokens": [True]},
     ),
+    "/v1/embeddings": (
+        EmbeddingParams,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "dimensions", "encoding_format", "user"},
+        {},
+    ),
+    "/api/embed": (
+        ollama.EmbedRequest,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "truncate", "dimensions", "options", "keep_alive"},
+        {},
+    ),
+    "/api/embeddings": (
+        ollama.EmbeddingsRequest,
+        {"model": "default", "prompt": "hi"},
+        {"model", "prompt", "options", "keep_alive"},
+        {},
+    ),
 }
 # what a field cannot be without, and values of it that no type tells
 BESIDE = {
@@ -149,7 +168,8 @@ def values_of(typed, name):
     """Each once; null is as if it were not given."""
     kind = fields_of(typed)[name]
     values = [] if name == "model" else [sample.value for sample in samples(kind) if sample.value is not None]
-    if name == "options":  # without a limit an answer may fill the context
+    generates = typed not in (ollama.EmbedRequest, ollama.EmbeddingsRequest)
+    if name == "options" and generates:  # without a limit an answer may fill the context
         values = [value | FEW if value.get("num_predict") is None else value for value in values]
     return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values + MORE.get(name, [])))]
 

@@ -33,6 +33,7 @@ from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
 from plait.runtime.server.running import Run, Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -79,6 +80,7 @@ async def _plan(body: ChatRequest, state: State, tenant: str, answer_id: str) ->
     if most is None:
         sampling = msgspec.structs.replace(sampling, max_tokens=room)
         check_sampling(sampling)
+    sampling = finishing(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority)
     head = {"id": answer_id, "created": int(time.time()), "model": state.model_name, "system_fingerprint": None}

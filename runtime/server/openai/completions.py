@@ -39,6 +39,7 @@ from plait.runtime.server.openai.fields import (
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Run, Work, running, tokenize
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -137,6 +138,7 @@ async def _plan(body: CompletionRequest, state: State, tenant: str) -> Plan:
         room = room_for_answer(state.client.model.context_length, ids, "prompt")
         most = min(DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         sampling = sampling_of(body, max_tokens=most, logprobs=with_logprobs, top_logprobs=body.logprobs or 0)
+        sampling = finishing(sampling, constraint, body.complete)
         salt, priority = body.cache_salt or "", body.priority or 0
         of_prompt = body.logprobs if body.echo else None
         works.append(Work(ids, sampling, constraint, best_of, tenant, salt, priority, of_prompt))
