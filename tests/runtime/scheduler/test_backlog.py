@@ -113,3 +113,22 @@ def test_taking_a_call_out_gives_its_room_back(monkeypatch):
         assert queue.put(Close(0), 0) and queue.put(Close(0), 0)
         assert queue.pop_call(call) and not queue.pop_call(call)
         assert [type(queue.pop()) for _ in range(len(queue))] == [Append, Close]
+
+
+def test_a_fault_that_comes_often_is_told_once_and_counted(capsys):
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+
+    def broken(prompt):
+        raise ZeroDivisionError("a fault of ours")
+
+    scheduler.policy.add = broken
+    requests = [r for i in range(250) for r in (Open(i), Append(i, [1]), gen(i, i))]
+    calls = drive(scheduler, link, *requests)
+    assert {call.end.kind for call in calls.values()} == {"internal"}
+    assert len(calls) == 250
+    said = capsys.readouterr().err
+    assert said.count("Traceback") == said.count("a fault of ours") - 1 == 1
+    assert [line.split(": ")[1] for line in said.splitlines() if "so far" in line] == [
+        "10 times so far",
+        "100 times so far",
+    ]
