@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from doubles import drive, greedy, make_scheduler
+from doubles import LETTERS, drive, greedy, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Close, Failed, Finished, Fork, Generate, Open, Select
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler import backlog
+from plait.runtime.scheduler.rows import Generation
 
 CONTEXT = 40
 
@@ -87,6 +88,23 @@ def test_text_up_to_the_context_is_taken():
     assert isinstance(calls[1].end, Finished)
     assert isinstance(calls[2].end, Finished)
     assert calls[2].end.usage.prompt_tokens == CONTEXT - 1
+
+
+def test_text_that_fits_once_a_stop_string_is_cut_off_is_taken():
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    out = greedy([1], 12)
+    cut = "".join(LETTERS[token - 1] for token in out)[-3:]
+    link.inbox += [(b"c", request) for request in (Open(0), Append(0, [1]), gen(0, 1, 20, stop=(cut,)))]
+    session = None
+    while session is None or len(session.seq) < 1 + len(out) - 1:
+        scheduler.step(timeout_s=0.0)
+        (session,) = scheduler.sessions._sessions.values()
+    assert isinstance(session.active, Generation)
+    left = CONTEXT - 1 - (len(out) - 3)
+    calls = drive(scheduler, link, Append(0, [2] * left), gen(0, 2, 0))
+    assert calls[1].tokens == out[:-3]
+    assert isinstance(calls[2].end, Finished)
+    assert calls[2].end.usage.prompt_tokens == CONTEXT
 
 
 def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
