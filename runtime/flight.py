@@ -14,7 +14,7 @@ import itertools
 from typing import Any, Protocol
 
 from plait.runtime.running import Floats, Runner, Sums
-from plait.runtime.sampler import Mask, Sampled, Sampler, asks_for_likeliest, take_likeliest
+from plait.runtime.sampler import Mask, Sampled, Sampler, take_likeliest
 from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.rows import Batch
 
@@ -57,7 +57,7 @@ class PlainFlight:
         self._sampled = Sampled()
 
     def sample(self, mask: Mask | None) -> None:
-        if mask is None and asks_for_likeliest(self._batch):
+        if mask is None and self._batch.asks_for_likeliest:
             self._sampled = take_likeliest(*self._runner.likeliest(self._hidden), self._batch)
         else:
             logits = self._runner.logits(self._hidden, mask.narrow if mask else {})

@@ -172,6 +172,11 @@ class Call:
         return len(self._token_ids)
 
     @property
+    def usage(self) -> Usage | None:
+        """What it cost; None while it runs and where it failed."""
+        return None if self._result is None else self._result.usage
+
+    @property
     def failure(self) -> CallFailed | None:
         """Why the call failed; None while it runs and where it did not."""
         return self._error

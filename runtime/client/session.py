@@ -15,6 +15,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call
 from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
+    MAX_APPEND_TOKENS,
     MAX_CHOICES,
     MAX_FORK,
     Abort,
@@ -41,11 +42,12 @@ class Session:
     ' Paris.'
     """
 
-    def __init__(self, client: Client, session_id: int, is_empty: bool = True) -> None:
+    def __init__(self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0) -> None:
         self.session_id = session_id
         self._client = client
         self._parts: list[tuple[str, bool]] = []  # (text, is the chat template's own) not yet sent
         self._is_empty = is_empty  # nothing was sent: a BOS is still owed
+        self._num_sent = num_sent  # tokens of the text, less what was sampled
         self._closed = False
 
     def append(self, text: str, *, control: bool = False) -> None:
@@ -60,11 +62,10 @@ class Session:
         """Adds tokens as they are, control tokens too, and no BOS: for a caller who has tokenized the text itself."""
         self._flush(None)
         width = self._client.model.vocab_size
-        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < width for token in token_ids):
+        is_wrong = not {int}.issuperset(map(type, token_ids))  # bool is another type
+        if is_wrong or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < width):
             raise InputError(f"token ids are integers from 0 to {width - 1}")
-        if token_ids:
-            self._client.send(Append(self.session_id, list(token_ids)))
-            self._is_empty = False
+        self._send_text(list(token_ids))
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled.
@@ -149,7 +150,7 @@ class Session:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
             raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
         self._flush(None)
-        children = [Session(self._client, self._client.next_id(), self._is_empty) for _ in range(size)]
+        children = [Session(self._client, self._client.next_id(), self._is_empty, self._num_sent) for _ in range(size)]
         self._client.send(Fork(self.session_id, [child.session_id for child in children]))
         return children
 
@@ -175,11 +176,19 @@ class Session:
             bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
             if bos is not None and token_ids[:1] != [bos]:
                 token_ids.insert(0, bos)
-            if token_ids:
-                self._client.send(Append(self.session_id, token_ids))
-                self._is_empty = False
+            self._send_text(token_ids)
         if needed_by and self._is_empty:
             raise InputError(f"the prompt is empty: add text before {needed_by}")
+
+    def _send_text(self, token_ids: list[int]) -> None:
+        """In pieces. Behind the piece that overflows the context, nothing is sent: no call can come after it."""
+        for at in range(0, len(token_ids), MAX_APPEND_TOKENS):
+            if self._num_sent > self._client.model.context_length:
+                return
+            piece = token_ids[at : at + MAX_APPEND_TOKENS]
+            self._client.send(Append(self.session_id, piece))
+            self._num_sent += len(piece)
+            self._is_empty = False
 
     def _check_choices(self, choices: Sequence[str]) -> None:
         if isinstance(choices, str) or not choices or len(choices) > MAX_CHOICES:

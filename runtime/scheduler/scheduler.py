@@ -150,7 +150,7 @@ class Scheduler:
         self.commit(step.batch, sampled)
         if not expecting and later is None:
             return
-        running = set(self.policy.running)
+        running = self.policy.running
         self.foresight.learn(len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting))
         if later is not None:
             later.resolve(self.cache, running)
@@ -167,8 +167,9 @@ class Scheduler:
         except Exception as error:
             self._fail_steps(error, step)
             return
-        step.await_tokens()
         self.under_way = step
+        if not step.is_here:
+            step.await_tokens()
 
     # -- receive ----------------------------------------------------------------------------------
 
@@ -236,6 +237,8 @@ class Scheduler:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
         rows, masks, narrow = [], [], {}
         for index, (at, gen) in enumerate(step.sampled):
+            if gen.matcher is None and not gen.params.min_tokens:  # nearly all
+                continue
             if self.generating.is_free(gen) or gen in step.passed_over:
                 continue
             words = np.empty(self._mask_words, dtype=np.int32)
@@ -270,15 +273,8 @@ class Scheduler:
 
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
-        if isinstance(row, Scoring):
-            self._commit_scores(row, sampled)
-        elif isinstance(row, Embedding):
-            if each.num_states:
-                row.take(sampled.states[row], each.start + each.count)
-            if not row.num_pending:
-                self.sessions.finish_embedding(row)
-        elif isinstance(row, Generation):
-            if row in sampled.prompt_logprobs:
+        if isinstance(row, Generation):
+            if sampled.prompt_logprobs and row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
                 row.prompt_logprobs += sampled.prompt_logprobs[row]
                 row.logits_from = min(each.start + each.count, len(row.seq) - 1)
@@ -286,6 +282,13 @@ class Scheduler:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
             elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
+        elif isinstance(row, Scoring):
+            self._commit_scores(row, sampled)
+        elif isinstance(row, Embedding):
+            if each.num_states:
+                row.take(sampled.states[row], each.start + each.count)
+            if not row.num_pending:
+                self.sessions.finish_embedding(row)
 
     def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
         scores = sampled.scores.get(row, {})
@@ -315,15 +318,13 @@ class Scheduler:
                 return
 
     def _commit_token(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> None:
-        gen.meter.first_token = gen.meter.first_token or time.monotonic()
+        if not gen.meter.first_token:
+            gen.meter.first_token = time.monotonic()
         if gen.params.max_tokens == 0:
             self.sessions.finish_generation(gen, Ending("length"))
             return
-        if token == NO_TOKEN:
-            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
-            return
-        if token == NOT_FINITE:
-            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+        if token < 0:
+            self._fail_token(gen, token)
             return
         begun = 0.0 if gen.matcher is None else time.thread_time()  # a system call
         try:
@@ -338,6 +339,13 @@ class Scheduler:
         else:
             self.sessions.send_tokens(gen, gen.num_safe_tokens())
 
+    def _fail_token(self, gen: Generation, token: int) -> None:
+        if token == NO_TOKEN:
+            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
+        else:
+            assert token == NOT_FINITE
+            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+
     def _fail_row(self, row: Row, kind: str, text: str) -> None:
         assert isinstance(row, (Generation, Scoring, Embedding))
         self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
@@ -348,7 +356,7 @@ class Scheduler:
         rows = [each.row for step in steps for each in step.batch.rows]
         for step in steps:
             step.end(self.cache)
-            step.batch.rows.clear()
+            step.batch.keep([])
         for row in rows:
             row.drop_draft()
             self.cache.reset(row.seq)

@@ -32,6 +32,7 @@ from plait.runtime.messages import (
     Tokens,
     Welcome,
 )
+from plait.runtime.scheduler.backlog import Instruction, TooLong
 from plait.runtime.scheduler.deadlines import Deadlines
 from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
@@ -42,10 +43,11 @@ from plait.runtime.scheduler.refusals import refusal
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
 from plait.runtime.scheduler.scoring import best_choice, selection_of
 from plait.runtime.scheduler.sequence import Sequence
-from plait.runtime.scheduler.session import Broken, Call, ClientId, Instruction, Session, SessionKey
+from plait.runtime.scheduler.session import Broken, Call, ClientId, Session, SessionKey
 from plait.runtime.scheduler.totals import Totals
 
 Send = Callable[[ClientId, Reply], None]
+Sent = Append | SessionCall | Fork | Close
 
 
 class Sessions:
@@ -96,9 +98,9 @@ class Sessions:
         too_long = len(message.tenant) > MAX_NAME or len(message.cache_salt) > MAX_NAME
         if too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return  # calls in it will be told that it does not exist
-        self._add(Session(key, message))
+        self._add(Session(key, message, self.max_length))
 
-    def enqueue(self, client: ClientId, message: Instruction) -> None:
+    def enqueue(self, client: ClientId, message: Sent) -> None:
         """Takes an instruction; it runs once those before it in the session are done."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
@@ -108,17 +110,29 @@ class Sessions:
             return
         if isinstance(message, SessionCall):
             if self._num_calls >= self.config.max_waiting_calls:
-                text = f"{self._num_calls} calls are waiting already; try again later"
-                self._send(client, Failed(message.call, "overloaded", text))
-                self._break(session, Broken("overloaded", text))
+                self._refuse(session, message, f"{self._num_calls} calls are waiting already; try again later")
                 return
+        elif isinstance(message, Fork):
+            self._name_children(session, message)
+        if not session.queue.put(message, session.num_certain):
+            self._refuse(session, message, "too many instructions wait in this session; read their results first")
+            return
+        if isinstance(message, SessionCall):
             self._num_calls += 1
             timeout_s = message.sampling.timeout_s if isinstance(message, Generate) else message.timeout_s
             self.deadlines.add(session.key, message.call, timeout_s)
-        elif isinstance(message, Fork):
-            self._name_children(session, message)
-        session.queue.append(message)
         self._advance(session)
+
+    def _refuse(self, session: Session, message: Sent, text: str) -> None:
+        """There is no room for an instruction: its session, and sessions that it was to bear, go no further."""
+        why = Broken("overloaded", text)
+        if isinstance(message, SessionCall):
+            self._send(session.key.client, Failed(message.call, why.kind, text))
+        self._break(session, why)
+        if isinstance(message, Fork):
+            for child in self._unborn(session, message):
+                child.is_born = True
+                self._break(child, why)
 
     def abort(self, client: ClientId, message: Abort) -> None:
         """Ends one call or the whole session now."""
@@ -213,14 +227,11 @@ class Sessions:
         if session.active is not None and session.active.call_id == call_id:
             self.fail(session.active, kind, text, breaks=breaks)
             return
-        for instruction in session.queue:
-            if isinstance(instruction, SessionCall) and instruction.call == call_id:
-                session.queue.remove(instruction)
-                self._num_calls -= 1
-                self._send(key.client, Failed(call_id, kind, text))
-                if breaks:
-                    self._break(session, Broken(kind, text))
-                return
+        if session.queue.pop_call(call_id):
+            self._num_calls -= 1
+            self._send(key.client, Failed(call_id, kind, text))
+            if breaks:
+                self._break(session, Broken(kind, text))
 
     def send_tokens(self, gen: Generation, upto: int) -> None:
         """Tells the client the output tokens before `upto` that it has not heard of."""
@@ -246,7 +257,7 @@ class Sessions:
             if not at.queue or at.active is not None or not at.is_born:
                 self._ready.remove(at)
                 continue
-            instruction = at.queue.popleft()
+            instruction = at.queue.pop()
             try:
                 self._carry_out(at, instruction)
             except Exception:  # a fault of ours: its call is answered, and the other sessions go on
@@ -260,6 +271,9 @@ class Sessions:
             self._ready.extend(self._bear(session, instruction))
         elif isinstance(instruction, Close):
             self._drop(session, "the session was closed")
+        elif isinstance(instruction, TooLong):
+            text = f"the text has {instruction.num_tokens} tokens or more; the context holds {self.max_length}"
+            session.broken = session.broken or Broken("context_overflow", text)
         else:
             self._begin(session, instruction)
 
@@ -274,14 +288,14 @@ class Sessions:
                 self._send(session.key.client, Failed(instruction.call, "internal", why))
 
     def _append(self, session: Session, message: Append) -> None:
-        limit, total = len(self.vocabulary), len(session.seq) + len(message.token_ids)
+        ids, limit, total = message.token_ids, len(self.vocabulary), len(session.seq) + len(message.token_ids)
         if total > self.max_length:
             text = f"the text has {total} tokens; the context holds {self.max_length}"
             session.broken = session.broken or Broken("context_overflow", text)
-        elif any(not 0 <= token < limit for token in message.token_ids):
+        elif min(ids) < 0 or max(ids) >= limit:
             session.broken = session.broken or Broken("invalid", f"a token id is outside the vocabulary of {limit}")
         elif session.broken is None:
-            session.seq.tokens.extend(message.token_ids)
+            session.seq.tokens.extend(ids)
 
     def _begin(self, session: Session, message: SessionCall) -> None:
         """Starts a call, or fails it before any work."""
@@ -337,19 +351,21 @@ class Sessions:
         for child in message.children[:MAX_FORK]:  # calls in the others are told that they do not exist
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add(Session(key, parent.opened, is_born=False))
+                self._add(Session(key, parent.opened, self.max_length, is_born=False))
 
     def _bear(self, parent: Session, message: Fork) -> list[Session]:
         """The children begin with the parent's text and share its pages."""
-        born = []
-        for number in message.children[:MAX_FORK]:
-            child = self._sessions.get(SessionKey(parent.key.client, number))
-            if child is not None and not child.is_born:
-                child.is_born = True
-                child.seq = self.cache.fork(parent.seq)
-                child.broken = child.broken or parent.broken
-                born.append(child)
+        born = self._unborn(parent, message)
+        for child in born:
+            child.is_born = True
+            child.seq = self.cache.fork(parent.seq)
+            child.broken = child.broken or parent.broken
         return born
+
+    def _unborn(self, parent: Session, message: Fork) -> list[Session]:
+        keys = dict.fromkeys(SessionKey(parent.key.client, number) for number in message.children[:MAX_FORK])
+        children = [self._sessions.get(key) for key in keys]
+        return [child for child in children if child is not None and not child.is_born]
 
     # -- how a session ends -----------------------------------------------------------------------
 
@@ -388,8 +404,7 @@ class Sessions:
 
     def _drop(self, session: Session, why: str) -> None:
         """Removes the session now; calls not yet done fail as aborted, children not yet born with them."""
-        queued = list(session.queue)
-        session.queue.clear()
+        queued = session.queue.clear()
         if session.active is not None:
             self.fail(session.active, "aborted", why)
         for instruction in queued:

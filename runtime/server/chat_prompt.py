@@ -32,6 +32,7 @@ class Defuser:
         self._search = _search(added)
         self._nonce = secrets.token_hex(8)
         self._taken: list[str] = []
+        self._numbers: dict[str, int] = {}
         self.end_mark = f"Qz{self._nonce}endzQ"
 
     def take(self, value: Any) -> Any:
@@ -56,13 +57,21 @@ class Defuser:
         return text
 
     def _placeholder(self, text: str) -> str:
+        self._numbers[str(len(self._taken))] = len(self._taken)
         self._taken.append(text)
         return f"Qz{self._nonce}n{len(self._taken) - 1}zQ"
 
     def put_back(self, rendered: str) -> Parts:
         """The template's text and, apart from it, what was taken."""
-        pieces = re.split(f"Qz{self._nonce}n([0-9]+)zQ", rendered)
-        parts = [(self._taken[int(piece)], False) if i % 2 else (piece, True) for i, piece in enumerate(pieces)]
+        mark = f"Qz{self._nonce}n"
+        first, *pieces = rendered.split(mark)
+        parts = [(first, True)]
+        for piece in pieces:
+            number, end, rest = piece.partition("zQ")
+            if end and number in self._numbers:
+                parts += [(self._taken[self._numbers[number]], False), (rest, True)]
+            else:  # the template has cut it
+                parts.append((mark + piece, True))
         return [part for part in parts if part[0]]
 
 

@@ -49,6 +49,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = definition.eos_ids
         self.control_ids: frozenset[int] = definition.control_ids
         self.chat_template: ChatTemplate | None = definition.chat_template
+        self._ids_of_own: dict[tuple[str, bool], list[int]] = {}
         longest_first = sorted(definition.added, key=lambda text: (-len(text), text))
         self._added_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -66,6 +67,12 @@ class Tokenizer:
     def control_texts(self) -> dict[int, str]:
         """The text that stands for each control token that has one."""
         return {token.id: text for text, token in self._definition.added.items() if token.id in self.control_ids}
+
+    @cached_property
+    def _own_texts(self) -> frozenset[str]:
+        """What the chat template itself says between control tokens."""
+        literals = frozenset() if self.chat_template is None else self.chat_template.literals
+        return frozenset(p for text in literals for p in self._pieces([(text, True)]) if isinstance(p, str) and p)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -117,12 +124,17 @@ class Tokenizer:
             text = text.rstrip()
         if not text:
             return []
+        own = self._ids_of_own.get((text, begins))
+        if own is not None:
+            return own
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError("the text holds half of a surrogate pair, which is not a character") from error
         backend = self._definition.start if begins else self._definition.plain
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        if text in self._own_texts:  # of every conversation; what somebody wrote is kept for no one else
+            self._ids_of_own[text, begins] = ids
         return ids
 
     def encode_plain(self, text: str) -> list[int]:

@@ -104,7 +104,7 @@ def test_a_mean_that_is_retracted_goes_on_from_what_it_has_added_up(keep):
     link.inbox += [(b"c", r) for r in (Open(1), Append(1, prompt), Embed(1, 1))]
     for _ in range(3):
         scheduler.step(timeout_s=0.0)
-        scheduler.policy.retract(scheduler.policy.running[0])
+        scheduler.policy.retract(next(iter(scheduler.policy.running)))
         if not keep:
             scheduler.cache.flush()
     calls = drive(scheduler, link)
