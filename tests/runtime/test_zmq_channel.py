@@ -316,3 +316,25 @@ def test_a_flood_is_taken_in_parts(echo, monkeypatch):
     assert {call.result(60).text for call in calls} == {"abc"}
     assert max(sizes) <= 300 + 256
     client.close()
+
+
+def test_what_is_queued_between_two_readers_is_sent(echo, monkeypatch):
+    monkeypatch.setattr(zmq_channel, "POLL_S", 3600)
+    channel = ZmqChannel(echo.directory)
+    client = Client(channel, TOKENIZER)
+
+    async def main():
+        for number, change in enumerate((client.join_loop, client.leave_loop), start=500):
+            stop = channel._driver.stop
+
+            def stop_and_queue(*, ends, stop=stop, number=number):
+                stop(ends=ends)
+                channel._queue.append(encode(Inspect(number)))
+
+            monkeypatch.setattr(channel._driver, "stop", stop_and_queue)
+            change()
+            while Inspect(number) not in echo.requests:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    client.close()
