@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.messages import TokenLogprob
+from plait.runtime.running import Floats, Sums
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Scoring
 
@@ -41,7 +43,7 @@ class Mask(NamedTuple):
 
 @dataclass
 class Sampled:
-    """What a step gave: a token (or NO_TOKEN, NOT_FINITE) per generation; logprobs where asked for."""
+    """What a step gave: a token (or NO_TOKEN, NOT_FINITE) per generation; logprobs and states where asked for."""
 
     tokens: dict[Generation, int] = field(default_factory=dict)
     logprobs: dict[Generation, TokenLogprob] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Sampled:
     tops: dict[Scoring, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[Generation, list[TokenLogprob]] = field(default_factory=dict)
     drafted: dict[Generation, list[int]] = field(default_factory=dict)  # one more token than there were guesses
+    states: dict[Embedding, Floats | Sums] = field(default_factory=dict)  # see Embedding.take
 
 
 class Draw(NamedTuple):
@@ -195,7 +198,8 @@ def take_likeliest(highest: list[float], tokens: list[int], batch: Batch) -> Sam
     sampled, at = Sampled(), 0
     for each in batch.rows:
         row = each.row
-        assert isinstance(row, Generation)
+        if not isinstance(row, Generation):
+            continue
         if each.num_draft:
             sampled.drafted[row] = chosen[at : at + each.num_logits]
         elif each.is_sampled:

@@ -2,6 +2,7 @@
 
     Generation  samples tokens after a session's text       (a Generate instruction)
     Scoring     reads the logprobs of given next tokens     (one of several for a Select instruction)
+    Embedding   pools the states of a session's text        (an Embed instruction, see embedding.py)
 
 Knows: one row's own progress. Must not know: the batch it runs in, the pool, or the wire.
 """
@@ -78,11 +79,13 @@ class Meter:
 
 
 class Row:
-    """Base of both kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted."""
+    """Base of all kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted, or
+    the hidden states there for a row that `wants_states`."""
 
     session: Session
     tenant: Tenant  # this and the next are set by `Fairness` when it comes to wait the first time
     account: Account
+    wants_states = False
     num_draft = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
     awaited = -1  # where its next token is among those that the step under way samples; -1: none is
 
@@ -137,7 +140,7 @@ class Generation(Row):
         self.unsent_logprobs: list[TokenLogprob] = []
         self.lookup: PromptLookup | None = None  # what guesses this text's next tokens
         self.num_drafted = 0  # output tokens that were guessed right
-        self.plan: list[int] = []  # with params.complete: tokens that would make the text whole from here
+        self.plan: list[int] | None = None  # tokens that make the text whole from here, where that is wanted
         self.ahead: list[int] = []  # with params.logprobs: tokens that must come next, to be sampled one by one
         self.is_closing = False  # `ahead` is the plan, and the text is whole behind it
 
@@ -243,7 +246,8 @@ class Ahead(NamedTuple):
 
 @dataclass(slots=True, eq=False)  # not frozen: sixteen of them are made for every step, and that takes twice as long
 class BatchRow:
-    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them.
+    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them, or the
+    hidden states of the last `num_states`.
 
     `is_sampled`: the row's last token is among them, so what follows it is known after this step.
     """
@@ -255,6 +259,7 @@ class BatchRow:
     num_draft: int = 0  # how many of the tokens are guesses; the logits before each tell whether it is right
     is_sampled: bool = True
     ahead: Ahead | None = None
+    num_states: int = 0
 
     @property
     def is_current(self) -> bool:
@@ -288,7 +293,7 @@ class Batch:
     def keep(self, rows: list[BatchRow]) -> None:
         """The batch has these rows and no others; what is left of its budgets stays as it is."""
         self.rows: list[BatchRow] = []
-        self.num_tokens = self.num_logits = self.num_drafts = 0
+        self.num_tokens = self.num_logits = self.num_states = self.num_drafts = 0
         self.asks_for_likeliest = True  # nothing but the likeliest tokens is wanted of its logits
         self.sampled: list[tuple[int, Generation]] = []  # who gets one token, each with the index of its logits
         for each in rows:
@@ -300,8 +305,9 @@ class Batch:
         self.num_tokens += each.count
         self.num_logits += num_logits
         self.num_drafts += each.num_draft
+        self.num_states += each.num_states
         if not isinstance(row, Generation):
-            self.asks_for_likeliest = False
+            self.asks_for_likeliest &= row.wants_states
         elif each.num_draft:
             self.asks_for_likeliest &= row.is_plainly_greedy
         else:
@@ -312,8 +318,10 @@ class Batch:
 
     def add(self, row: Row, start: int, count: int) -> None:
         end = start + count
-        num_logits = max(0, end - max(start, row.logits_from))
-        self._take(BatchRow(row, start, count, num_logits, row.num_draft, end == row.seq.tokens.size))
+        num_wanted = max(0, end - max(start, row.logits_from))
+        num_logits, num_states = (0, num_wanted) if row.wants_states else (num_wanted, 0)
+        is_sampled = end == row.seq.tokens.size
+        self._take(BatchRow(row, start, count, num_logits, row.num_draft, is_sampled, num_states=num_states))
         self.budget -= count
         self.logits_budget -= num_logits
 
@@ -331,6 +339,8 @@ class Batch:
 
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
+        if row.wants_states:
+            return self.budget
         return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
 
     def token_ids(self) -> IntArray:
