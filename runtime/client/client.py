@@ -85,6 +85,15 @@ class Client:
         """Drops every cached prefix that no running call needs."""
         return self._ask(FlushCache)
 
+    def join_loop(self) -> None:
+        """Reads replies in the running event loop from now on, without a change of thread. For a process that has one
+        loop and nothing that blocks it; call it there, and `leave_loop` before that loop is closed."""
+        self._channel.join_loop()
+
+    def leave_loop(self) -> None:
+        """Reads in a thread again."""
+        self._channel.leave_loop()
+
     def close(self) -> None:
         """Ends this connection; the scheduler frees its sessions. Idempotent."""
         self._channel.close()

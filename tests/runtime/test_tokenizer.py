@@ -190,6 +190,9 @@ def test_ends_user_defined_tokens_and_padding_rows() -> None:
     assert tokenizer.encode([("<tool><|eot|>", True)]) == [tool, eot]
     assert tool not in tokenizer.encode_plain("<tool>")
     assert tokenizer.decode([tool, eot]) == "<tool>"
+    assert tokenizer.ending == ()
+    ended = Tokenizer(definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.add_eos_token": True}))
+    assert ended.encode_whole("<|end|>") == [begin, *tokenizer.encode_plain("<|end|>"), end]
 
 
 @pytest.mark.parametrize(
