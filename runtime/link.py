@@ -153,7 +153,7 @@ class ZmqLink:
 
     def _refuse(self, client: bytes, head: Head | None, why: str) -> None:
         """Answers the call of a request that cannot be taken, so that nobody waits for it."""
-        if head is not None and head.kind in (b"Generate", b"Select") and len(head.numbers) == 2:
+        if head is not None and head.kind in (b"Generate", b"Select", b"Embed") and len(head.numbers) == 2:
             self.send(client, Failed(head.numbers[1], "invalid", f"the runtime refused this request: {why:.200}"))
 
     def _accept(self) -> None:
