@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_panel, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_passes, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
@@ -227,9 +227,7 @@ class CpuDecoder:
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
         if cpu_amx.available():
-            first = weights.layers[0]
-            widest = max(first.down.inputs, first.output.inputs, 2 * first.gated.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, cpu_panel.panel_bytes(widest))
+            scratch = cpu_amx.scratch(self.threads, cpu_passes.SCRATCH_BYTES)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
         plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))

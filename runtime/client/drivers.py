@@ -100,7 +100,10 @@ class ThreadDriver:
 
 
 class LoopDriver:
-    """The running event loop, in whose thread this is made: what is sent there goes without a change of thread."""
+    """The running event loop, in whose thread this is made: what is sent there goes without a change of thread.
+
+    It needs one `wake` at first: of what came before, the socket may have told already.
+    """
 
     def __init__(self, channel: Turned, dealer: Dealer) -> None:
         self._channel, self._dealer = channel, dealer
@@ -112,7 +115,6 @@ class LoopDriver:
         self._loop.add_reader(self._fds[0], self._turn)
         self._loop.add_reader(self._fds[1], self._on_lifeline)
         self._tick_handle = self._loop.call_later(channel.poll_s, self._tick)
-        self._loop.call_soon(self._turn)  # what came before is not told of again
 
     def wake(self) -> None:
         if threading.get_ident() != self._thread_id:

@@ -79,7 +79,7 @@ class ZmqChannel:
         self._driver.stop(ends=False)
         if not self.is_over:
             self._driver = kind(self, self._dealer)
-            self._driver.wake()  # for what was queued in between
+            self._driver.wake()  # for what was queued and what came in between
 
     # -- what the driver calls --------------------------------------------------------------------
 

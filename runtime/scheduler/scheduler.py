@@ -8,9 +8,7 @@ Knows: the order of a step. Must not know: sockets, how a batch is computed, or 
 from __future__ import annotations
 
 import math
-import sys
 import time
-import traceback
 from typing import Protocol
 
 import msgspec
@@ -179,16 +177,16 @@ class Scheduler:
         for client, request in self.link.receive(wait_s, self.compiler.filenos()):
             try:
                 self._handle(client, request)
-            except Exception:  # a fault of ours in one request must not end the others
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:  # a fault of ours in one request must not end the others
+                self.sessions.faults.tell(error)
                 self.sessions.drop_after_fault(client, request)
         self.sessions.take_compiled()
         self.sessions.fail_late_calls()
         for client in self.link.gone():
             try:
                 self.sessions.drop_client(client)
-            except Exception:
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:
+                self.sessions.faults.tell(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
         events = [at for at in (self.sessions.deadlines.next(), self.compiler.next_deadline()) if at is not None]
@@ -268,7 +266,7 @@ class Scheduler:
             try:
                 self._commit_row(each, sampled)
             except Exception as error:
-                traceback.print_exc(file=sys.stderr)
+                self.sessions.faults.tell(error)
                 self._fail_row(each.row, "internal", f"this call broke ({type(error).__name__}); see the runtime's log")
 
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
@@ -352,7 +350,7 @@ class Scheduler:
 
     def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:
         """The steps, the latest first, broke: their rows fail, and what they were about to write leaves the tree."""
-        traceback.print_exception(error, file=sys.stderr)
+        self.sessions.faults.tell(error)
         rows = [each.row for step in steps for each in step.batch.rows]
         for step in steps:
             step.end(self.cache)

@@ -6,9 +6,7 @@ Knows: sessions, calls, which replies they are owed. Must not know: batches, log
 from __future__ import annotations
 
 import secrets
-import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 
@@ -35,6 +33,7 @@ from plait.runtime.messages import (
 from plait.runtime.scheduler.backlog import Instruction, TooLong
 from plait.runtime.scheduler.deadlines import Deadlines
 from plait.runtime.scheduler.embedding import Embedding
+from plait.runtime.scheduler.faults import Faults
 from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
 from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.policy import Policy
@@ -72,6 +71,7 @@ class Sessions:
         self.max_length, self.model = generating.max_length, model
         self.deadlines = Deadlines()
         self.totals = Totals()
+        self.faults = Faults()
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._compiling: dict[int, Generation] = {}
@@ -260,8 +260,8 @@ class Sessions:
             instruction = at.queue.pop()
             try:
                 self._carry_out(at, instruction)
-            except Exception:  # a fault of ours: its call is answered, and the other sessions go on
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:  # a fault of ours: its call is answered, and the other sessions go on
+                self.faults.tell(error)
                 self._fault(at, instruction)
 
     def _carry_out(self, session: Session, instruction: Instruction) -> None:

@@ -47,13 +47,15 @@ class Defuser:
 
     def _take_text(self, text: str, search: _Search) -> str:
         text = search.whole.sub(lambda match: self._placeholder(match[0]), text)
-        for size in range(min(search.longest, len(text)), 0, -1):
-            if text[-size:] in search.beginnings:
-                text = text[:-size] + self._placeholder(text[-size:])
-                break
-        for size in range(min(search.longest, len(text)), 0, -1):
-            if text[:size] in search.endings:
-                return self._placeholder(text[:size]) + text[size:]
+        if not search.first_letters.isdisjoint(text[-search.longest :]):
+            for size in range(min(search.longest, len(text)), 0, -1):
+                if text[-size:] in search.beginnings:
+                    text = text[:-size] + self._placeholder(text[-size:])
+                    break
+        if not search.last_letters.isdisjoint(text[: search.longest]):
+            for size in range(min(search.longest, len(text)), 0, -1):
+                if text[:size] in search.endings:
+                    return self._placeholder(text[:size]) + text[size:]
         return text
 
     def _placeholder(self, text: str) -> str:
@@ -81,6 +83,8 @@ class _Search(NamedTuple):
     whole: re.Pattern[str]
     beginnings: frozenset[str]
     endings: frozenset[str]
+    first_letters: frozenset[str]
+    last_letters: frozenset[str]
     longest: int
 
 
@@ -91,7 +95,8 @@ def _search(added: frozenset[str]) -> _Search | None:
     whole = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
     beginnings = frozenset(text[:at] for text in added for at in range(1, len(text)))
     endings = frozenset(text[at:] for text in added for at in range(1, len(text)))
-    return _Search(whole, beginnings, endings, max(map(len, added)))
+    letters = frozenset(text[0] for text in added), frozenset(text[-1] for text in added)
+    return _Search(whole, beginnings, endings, *letters, max(map(len, added)))
 
 
 def chat_parts(template: ChatTemplate, added: frozenset[str], asked: Conversation, style: ToolFormat) -> Parts:

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,11 @@ from plait.runtime.client.zmq_channel import DIED, ZmqChannel
 from plait.runtime.errors import CallRejected, RuntimeGone
 from plait.runtime.link import ZmqLink
 from plait.runtime.messages import (
+    MAX_APPEND_TOKENS,
     PROTOCOL,
+    Abort,
     Append,
+    Close,
     Embed,
     Failed,
     Finished,
@@ -42,6 +46,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.sampling import sampling_params
 
+CONTEXT = 100_000
 WORDS = Vocabulary(tuple(bytes([i]) for i in range(128)), (0,), lambda text: list(text.encode()))
 TOKENIZER = SimpleNamespace(
     encode=lambda parts, at_start: [ord(c) for text, _ in parts for c in text], add_bos=False, bos_id=None,
@@ -70,7 +75,7 @@ class Echo:
 
     def answer(self, client, request) -> None:
         if isinstance(request, Hello):
-            self.link.send(client, Welcome(PROTOCOL, "", 128, 10**6, os.getpid()))
+            self.link.send(client, Welcome(PROTOCOL, "", 128, CONTEXT, os.getpid()))
         elif isinstance(request, Append):
             self.texts.setdefault((client, request.session), []).extend(request.token_ids)
         elif isinstance(request, Generate):
@@ -132,7 +137,8 @@ def test_each_gets_its_own_whoever_reads(echo, uses_loop):
     assert len(echo.gone) == 1
 
 
-def test_who_reads_may_change_at_any_time_and_nothing_is_lost(echo):
+def test_who_reads_may_change_at_any_time_and_nothing_is_lost(echo, monkeypatch):
+    monkeypatch.setattr(zmq_channel, "POLL_S", 3600)  # no look that nobody asked for
     client, random_ = Client(ZmqChannel(echo.directory), TOKENIZER), random.Random(5)
     found, texts = {}, [f"call {i}" for i in range(300)]
 
@@ -154,6 +160,58 @@ def test_who_reads_may_change_at_any_time_and_nothing_is_lost(echo):
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert found == {text: text for text in texts}
+    client.close()
+
+
+def test_an_answer_that_comes_while_the_loop_sends_is_not_overlooked(echo, monkeypatch):
+    monkeypatch.setattr(zmq_channel, "POLL_S", 3600)
+    client = Client(ZmqChannel(echo.directory), TOKENIZER)
+
+    async def main():
+        client.join_loop()
+        for number in range(5):
+            reading = asyncio.create_task(read(client, f"text {number}"))
+            await asyncio.sleep(0)
+            while not client._channel._dealer.has_more:  # looking takes the socket's notice away, as sending does
+                time.sleep(0.001)
+            client.send(Abort(1))
+            assert await reading == f"text {number}"
+        client.leave_loop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    client.close()
+
+
+def test_goodbyes_go_without_anything_after_them(echo, monkeypatch):
+    monkeypatch.setattr(zmq_channel, "POLL_S", 3600)
+    client = Client(ZmqChannel(echo.directory), TOKENIZER)
+
+    async def main():
+        client.join_loop()
+        await read(client, "text")
+        while not any(isinstance(request, Close) for request in echo.requests):
+            await asyncio.sleep(0.01)
+        client.leave_loop()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    client.close()
+
+
+def test_text_that_cannot_fit_is_not_sent_to_its_end(echo):
+    client = Client(ZmqChannel(echo.directory), TOKENIZER)
+    session = client.open_session()
+    session.append_tokens([65] * 300_000)
+    session.append("and more")
+    session.generate(sampling_params()).result(60)
+    sent = sum(len(request.token_ids) for request in echo.requests if isinstance(request, Append))
+    assert CONTEXT < sent <= CONTEXT + MAX_APPEND_TOKENS
+    child = session.fork(1)[0]
+    child.append("still more")
+    child._flush(None)
+    client.send(Inspect(10**6))
+    while not isinstance(echo.requests[-1], Inspect):
+        time.sleep(0.001)
+    assert sent == sum(len(request.token_ids) for request in echo.requests if isinstance(request, Append))
     client.close()
 
 
@@ -261,4 +319,26 @@ def test_a_flood_is_taken_in_parts(echo, monkeypatch):
     calls = [ask(client, "abc")[1] for _ in range(2000)]
     assert {call.result(60).text for call in calls} == {"abc"}
     assert max(sizes) <= 300 + 256
+    client.close()
+
+
+def test_what_is_queued_between_two_readers_is_sent(echo, monkeypatch):
+    monkeypatch.setattr(zmq_channel, "POLL_S", 3600)
+    channel = ZmqChannel(echo.directory)
+    client = Client(channel, TOKENIZER)
+
+    async def main():
+        for number, change in enumerate((client.join_loop, client.leave_loop), start=500):
+            stop = channel._driver.stop
+
+            def stop_and_queue(*, ends, stop=stop, number=number):
+                stop(ends=ends)
+                channel._queue.append(encode(Inspect(number)))
+
+            monkeypatch.setattr(channel._driver, "stop", stop_and_queue)
+            change()
+            while Inspect(number) not in echo.requests:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
     client.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from doubles import drive, greedy, make_scheduler
+from doubles import LETTERS, drive, greedy, make_scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Close, Failed, Finished, Fork, Generate, Open, Select
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler import backlog
+from plait.runtime.scheduler.rows import Generation
 
 CONTEXT = 40
 
@@ -89,6 +90,23 @@ def test_text_up_to_the_context_is_taken():
     assert calls[2].end.usage.prompt_tokens == CONTEXT - 1
 
 
+def test_text_that_fits_once_a_stop_string_is_cut_off_is_taken():
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    out = greedy([1], 12)
+    cut = "".join(LETTERS[token - 1] for token in out)[-3:]
+    link.inbox += [(b"c", request) for request in (Open(0), Append(0, [1]), gen(0, 1, 20, stop=(cut,)))]
+    session = None
+    while session is None or len(session.seq) < 1 + len(out) - 1:
+        scheduler.step(timeout_s=0.0)
+        (session,) = scheduler.sessions._sessions.values()
+    assert isinstance(session.active, Generation)
+    left = CONTEXT - 1 - (len(out) - 3)
+    calls = drive(scheduler, link, Append(0, [2] * left), gen(0, 2, 0))
+    assert calls[1].tokens == out[:-3]
+    assert isinstance(calls[2].end, Finished)
+    assert calls[2].end.usage.prompt_tokens == CONTEXT
+
+
 def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
     monkeypatch.setattr(backlog, "MAX_WEIGHT", 20)
     scheduler, link, _ = make_scheduler(context=200)
@@ -113,3 +131,22 @@ def test_taking_a_call_out_gives_its_room_back(monkeypatch):
         assert queue.put(Close(0), 0) and queue.put(Close(0), 0)
         assert queue.pop_call(call) and not queue.pop_call(call)
         assert [type(queue.pop()) for _ in range(len(queue))] == [Append, Close]
+
+
+def test_a_fault_that_comes_often_is_told_once_and_counted(capsys):
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+
+    def broken(prompt):
+        raise ZeroDivisionError("a fault of ours")
+
+    scheduler.policy.add = broken
+    requests = [r for i in range(250) for r in (Open(i), Append(i, [1]), gen(i, i))]
+    calls = drive(scheduler, link, *requests)
+    assert {call.end.kind for call in calls.values()} == {"internal"}
+    assert len(calls) == 250
+    said = capsys.readouterr().err
+    assert said.count("Traceback") == said.count("a fault of ours") - 1 == 1
+    assert [line.split(": ")[1] for line in said.splitlines() if "so far" in line] == [
+        "10 times so far",
+        "100 times so far",
+    ]
