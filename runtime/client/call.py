@@ -67,6 +67,14 @@ class CallResult:
         return why_not(self.checked_by, self.text)
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a select chooses from: the texts, and the tokens of each, which may begin in the text before them."""
+
+    choices: tuple[str, ...]
+    token_ids: list[list[int]]
+
+
 class Call:
     """One Generate, Select or Embed on its way. Reading waits; nothing else does.
 
@@ -82,12 +90,14 @@ class Call:
         cancel: Callable[[], None],
         timeout_s: float | None = None,
         checked_by: Spec | None = None,
+        scored: Scored | None = None,
     ) -> None:
         self.call_id = call_id
         self.started = time.monotonic()
         self._detokenizer = detokenizer
         self._cancel = cancel
         self._checked_by = checked_by
+        self.scored = scored
         self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -109,12 +119,14 @@ class Call:
                 self._logprobs = self._logprobs or []
                 self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
-            if piece:
+            if piece and self.scored is None:  # a choice's text comes with its end
                 self._pieces.append(piece)
             self._notify()
 
     def on_finished(self, message: Finished) -> None:
         with self._lock:
+            if self.scored is not None and message.choice is not None:
+                self._pieces.append(self.scored.choices[message.choice.index])
             self._result = CallResult(
                 text="".join(self._pieces),
                 finish_reason=message.reason,

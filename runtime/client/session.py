@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.call import Call
+from plait.runtime.client.call import Call, Scored
 from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
@@ -28,6 +28,7 @@ from plait.runtime.messages import (
     SelectMethod,
 )
 from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
+from plait.runtime.tokenizer.joining import joined
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -92,17 +93,27 @@ class Session:
         method: SelectMethod = "token_length_normalized",
         timeout_s: float | None = None,
     ) -> Call:
-        """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
+        """Scores the choices after the text so far and appends the best; `result().choice` has the scores.
+
+        What was appended since the last call or fork is tokenized as one with them (`plait.runtime.tokenizer.joining`).
+        `scored` of the call: the ids whose logprobs `result().choice` holds.
+        """
         self._require_head()
         self._check_choices(choices)
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
         if timeout_s is not None:
             sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
-        token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
-        self._flush("select")
+        self._require_open()
+        text_ids, token_ids = joined(self._client.tokenizer, self._parts, choices, at_start=self._is_empty)
+        self._parts.clear()
+        self._send_text(text_ids)
+        self._require_text("select")
         return self._client.start_call(
-            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
+            self.session_id,
+            lambda call: Select(self.session_id, call, token_ids, method, timeout_s),
+            timeout_s,
+            scored=Scored(tuple(choices), token_ids),
         )
 
     def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
@@ -169,19 +180,24 @@ class Session:
     def _flush(self, needed_by: str | None) -> None:
         """Sends the text kept back. A call (not a fork) needs at least one token before it."""
         self._require_open()
-        tokenizer = self._client.tokenizer
         if self._parts:
-            token_ids = tokenizer.encode(self._parts, at_start=self._is_empty)
+            token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
             self._parts.clear()
-            bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
-            if bos is not None and token_ids[:1] != [bos]:
-                token_ids.insert(0, bos)
             self._send_text(token_ids)
-        if needed_by and self._is_empty:
+        if needed_by:
+            self._require_text(needed_by)
+
+    def _require_text(self, needed_by: str) -> None:
+        if self._is_empty:
             raise InputError(f"the prompt is empty: add text before {needed_by}")
 
     def _send_text(self, token_ids: list[int]) -> None:
-        """In pieces. Behind the piece that overflows the context, nothing is sent: no call can come after it."""
+        """In pieces, the first of a session behind the tokenizer's BOS. Behind the piece that overflows the context,
+        nothing is sent: no call can come after it."""
+        tokenizer = self._client.tokenizer
+        bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
+        if token_ids and bos is not None and token_ids[0] != bos:
+            token_ids.insert(0, bos)
         for at in range(0, len(token_ids), MAX_APPEND_TOKENS):
             if self._num_sent > self._client.model.context_length:
                 return

@@ -1,13 +1,16 @@
 """Who goes first: what tenants and programs were served so far, and the rank of a row that follows from it.
 
-    fair         the tenant served least so far (virtual token counter, Sheng et al. 2024, arXiv 2401.00588: one that
-                 comes back is lifted to the least of those that are here, or to the one that left last), then
+    fair         the tenant served least so far (virtual token counter, Sheng et al. 2024, arXiv 2401.00588), then
                  priority, then the program served least (least attained service over whole programs, Autellix,
                  arXiv 2502.13965), in doubling levels so that equals do not take turns with every token
     first-come   the call that came first, as most servers do
 
 Levels order those that wait. Tiers, which are wider, also let a row go before one that runs already. A program that
 nobody served for long goes first, whatever it had; the more it had, the longer that takes.
+
+A tenant that comes, or comes back, is lifted to the least of the counters of those that are here, or to that of who
+left last: it has saved up nothing. One that comes back may keep as much as ranks do not tell, a level: a client that
+posts a call when it has the answer to the one before would lose so much with each.
 
 Knows: tokens served, times. Must not know: pages, batches, what a row computes.
 """
@@ -62,6 +65,7 @@ class Fairness:
         self._tenants: dict[str, Tenant] = {}  # those that have rows
         self._away: dict[str, int] = {}  # the counters of those that have none, the longest away first
         self._last_to_leave = 0  # its counter
+        self._floor = 0  # what newcomers are lifted to; it never sinks, so those that keep a level do not add up
         self._programs: dict[ProgramId, Account] = {}
         self._arrivals = 0
 
@@ -73,9 +77,12 @@ class Fairness:
         row.arrival = self._arrivals
         name = row.session.opened.tenant
         tenant = self._tenants.get(name)
-        if tenant is None:  # one that comes back has saved up nothing while it was away, and owes what it owed
+        if tenant is None:
             least = min((each.served for each in self._tenants.values()), default=self._last_to_leave)
-            tenant = self._tenants[name] = Tenant(max(least, self._away.pop(name, 0)))
+            self._floor = max(self._floor, least)
+            known = self._away.pop(name, None)
+            served = self._floor if known is None else max(known, self._floor - LEVEL_TOKENS)
+            tenant = self._tenants[name] = Tenant(served)
         tenant.num_rows += 1
         row.tenant, row.account = tenant, self._programs.setdefault(row.session.program, Account())
 

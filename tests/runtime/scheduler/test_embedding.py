@@ -90,6 +90,13 @@ def test_a_last_token_takes_its_prefix_from_the_cache_and_a_mean_does_not():
         assert told(calls[3]).tobytes() == vector_of(prompt, pooling).tobytes()
 
 
+def test_states_are_not_charged_as_logits_are():
+    scheduler, link, runner = make_scheduler(pooling="mean")
+    scheduler.policy.max_logits = 2
+    drive(scheduler, link, Open(1), Append(1, [1, 2, 3] * 10), Embed(1, 1))
+    assert runner.batches == [[(0, 30)]]
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_mean_that_is_retracted_goes_on_from_what_it_has_added_up(keep):
     scheduler, link, runner = make_scheduler(batch_tokens=5, pooling="mean")
