@@ -15,6 +15,7 @@ import llguidance
 from plait.constrained.blame import blamed
 from plait.constrained.full_check import Segment
 from plait.constrained.llg import LlgText, compiled, is_refused
+from plait.constrained.long_numbers import MAX_DIGITS, most_digits
 from plait.constrained.rewrite import Rewritten, rewritten
 from plait.constrained.rewrite.document import Schema
 from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
@@ -30,11 +31,12 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlgTe
     """
     if isinstance(spec, JsonObject):
         found = Rewritten({} if spec.any_value else {"type": "object"}, ())
-        return compiled(LlgText(_grammar(found.schema, spec.whitespace)), vocabulary)
+        return compiled(LlgText(_grammar(found.schema, spec.whitespace), max_digits=MAX_DIGITS), vocabulary)
     found = rewritten(spec.text, annotations=spec.annotations, lenient=spec.lenient)
     checked = (spec.text,) if found.unchecked else ()
     try:
-        return compiled(LlgText(_grammar(found.schema, spec.whitespace), found.unchecked, checked), vocabulary)
+        grammar = _grammar(found.schema, spec.whitespace)
+        return compiled(LlgText(grammar, found.unchecked, checked, max_digits=most_digits(spec.text)), vocabulary)
     except GrammarError as error:
         raise GrammarError(_rephrased(error.reason), blamed(spec.text, _refuses)) from None
 
@@ -60,7 +62,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
         rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, False))}")
         calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
-    begins = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
+    any_begin = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
     tail = " TAIL" if spec.free_text else ""
     most = "" if spec.at_most is None else spec.at_most
     if spec.otherwise is None:
@@ -71,10 +73,14 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
         rules[:0] = [f"start: call{{1,{most}}} | otherwise", f"otherwise: %json {json.dumps(value)}"]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
-        rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({begins})(?s:.*)/")
+        rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
     text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
     segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
-    return compiled(LlgText(text, tuple(unchecked), (), segments if unchecked else ()), vocabulary)
+    begins = tuple(one.begin for one in spec.triggers if isinstance(one, Trigger))
+    schemas = [str(one.schema) for one in spec.triggers if isinstance(one, Trigger)]
+    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
+    digits = max(map(most_digits, schemas))
+    return compiled(LlgText(text, tuple(unchecked), (), segments if unchecked else (), digits, begins), vocabulary)
 
 
 def _otherwise(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:

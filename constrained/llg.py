@@ -10,6 +10,7 @@ its masks are wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from plait.constrained.full_check import Segment, check_segments, full_check
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.llg_ways import Walk, left_of
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
@@ -36,13 +38,16 @@ class LlgText(msgspec.Struct, frozen=True, tag="llg"):
     """A grammar in llguidance's own notation, known to compile within the limits.
 
     `unchecked` are the pointers of what was left out of it; `checked_by` the schema that the whole text must
-    meet, or nothing; `segments` what a structural text's parts must meet.
+    meet, or nothing; `segments` what a structural text's parts must meet. `max_digits`: it is JSON, or JSON
+    behind one of `begins`, and a number in it has no more digits unless it must have (0: any number of them).
     """
 
     text: str
     unchecked: tuple[str, ...] = ()
     checked_by: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
+    max_digits: int = 0
+    begins: tuple[str, ...] = ()
 
 
 class LlgGrammar(Grammar):
@@ -65,6 +70,9 @@ class LlgGrammar(Grammar):
         self.unchecked = grammar.unchecked
         self._checked_by = grammar.checked_by
         self._segments = grammar.segments
+        self._max_digits, self._begins = grammar.max_digits, tuple(begin.encode() for begin in grammar.begins)
+        self.first_way: list[int] | None = None  # from the start of a text, once it was sought
+        self.wayless_limit = -1  # within so many tokens none was found
         self._first = self._compiled()
         try:
             matcher = LlgMatcher(self)
@@ -88,6 +96,12 @@ class LlgGrammar(Grammar):
             return check_segments(self._segments, text)
         return next((found for schema in self._checked_by if (found := full_check(schema, text))), None)
 
+    def is_long(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of `tokens` ends in a JSON number that should have no more digits."""
+        if not self._max_digits:
+            return False
+        return self.vocabulary.long_numbers.is_long(tokens, self._max_digits, self._begins)
+
     def inner(self) -> llguidance.LLMatcher:
         """A matcher of the library at the start of a text; shares its lexer with the others."""
         return self._first.deep_copy()
@@ -108,13 +122,14 @@ class LlgGrammar(Grammar):
 class LlgMatcher(Matcher):
     """A place in an LlgGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
 
-    __slots__ = ("_address", "_bits", "_ended", "_grammar", "_inner", "_plan", "_tokens", "_words")
+    __slots__ = ("_address", "_bits", "_ended", "_grammar", "_inner", "_since", "_tokens", "_way", "_words")
 
     def __init__(self, grammar: LlgGrammar) -> None:
         self._grammar = grammar
         self._inner = grammar.inner()
         self._tokens: list[int] = []  # what the inner matcher consumed
-        self._plan: list[int] | None = None  # a way from here to an end, if one was asked for
+        self._way = grammar.first_way  # to an end, from where it was asked for
+        self._since: list[int] = []  # the tokens accepted since
         self._ended = 0  # end tokens accepted; the inner matcher never sees them
         self._bits = bytearray()  # where the library writes masks: its address is asked for once, not for each
         self._words = np.zeros(0, np.int32)  # the same memory
@@ -129,10 +144,13 @@ class LlgMatcher(Matcher):
             return True
         if self._ended or not 0 <= token < len(grammar.vocabulary) or not grammar.vocabulary.token_bytes[token]:
             return False
+        if self._makes_too_long(token):
+            return False
         if not self._ask(lambda inner: inner.validate_tokens([token]) == 1 and inner.consume_token(token)):
             return False
         self._tokens.append(token)
-        self._plan = self._plan[1:] if self._plan and self._plan[0] == token else None
+        if self._way is not None:
+            self._since.append(token)
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
@@ -151,16 +169,20 @@ class LlgMatcher(Matcher):
                 raise GrammarError(_STUCK)
         for at, bit, others in grammar.end_bits:
             bits[at] = bits[at] | bit if ending else bits[at] & others
+        if grammar.is_long(self._tokens):
+            grammar.vocabulary.long_numbers.end(self._words)
         row[:] = self._words
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._ended:
             raise ValueError(f"cannot take back {n} tokens of {len(self._tokens) + self._ended}")
-        self._plan = None
         ends = min(n, self._ended)
         self._ended -= ends
         if n > ends:
             del self._tokens[len(self._tokens) - (n - ends) :]
+            if len(self._since) < n - ends:
+                self._way, self._since = None, []
+            del self._since[len(self._since) - (n - ends) :]
             if not self._inner.rollback(n - ends):
                 self._inner = self._grammar.renewed(self._tokens)
 
@@ -173,14 +195,49 @@ class LlgMatcher(Matcher):
     def completion(self, limit: int) -> list[int] | None:
         if self.is_accepting:
             return []
-        if self._plan is None or len(self._plan) > limit:
-            vocabulary = self._grammar.vocabulary
-            ends = self._grammar.end_ids
-            found = vocabulary.seeker.seek(
-                lambda: _Walker(self._inner.deep_copy(), vocabulary, ends), limit + SPELLED_OUT
-            )
-            self._plan = None if found is None else self._respelled(found)
-        return None if self._plan is None or len(self._plan) > limit else list(self._plan)
+        known = self._known_way()
+        self._way, self._since = self._sought(limit) if known is None or len(known) > limit else known, []
+        return None if self._way is None or len(self._way) > limit else list(self._way)
+
+    def _known_way(self) -> list[int] | None:
+        """What is left of the way known before, where that leads to an end from here; None where it does not."""
+        if self._way is None or not self._since:
+            return self._way
+        way = left_of(self._way, self._since, self._grammar.vocabulary)
+        whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # an end token is valid where the text is complete
+        leads = self._ask(lambda inner: inner.validate_tokens(whole) == len(whole))
+        return way if leads and not self._grows_a_long_number(way) else None
+
+    def _grows_a_long_number(self, way: list[int]) -> bool:
+        """Whether the way begins with digits that are too many behind those there are."""
+        digits = list(takewhile(self._grammar.vocabulary.long_numbers.goes_on, way))
+        return any(self._grammar.is_long([*self._tokens, *digits[:n]]) for n in range(len(digits)))
+
+    def _sought(self, limit: int) -> list[int] | None:
+        """A way that is sought from here, and from the start of a text only once."""
+        grammar = self._grammar
+        if not self._tokens and limit <= grammar.wayless_limit:
+            return None
+        found = grammar.vocabulary.seeker.seek(self._walk, limit + SPELLED_OUT)
+        way = None if found is None else self._respelled(found)
+        if not self._tokens and way is not None:
+            grammar.first_way = way
+        elif not self._tokens:
+            grammar.wayless_limit = limit
+        return way
+
+    def _walk(self) -> Walk:
+        grammar = self._grammar
+        return Walk(self._inner.deep_copy(), grammar.vocabulary, self._tokens, grammar.is_long)
+
+    def _makes_too_long(self, token: int) -> bool:
+        """Whether the token would go on with a number that has to end here."""
+        grammar = self._grammar
+        if not grammar.vocabulary.long_numbers.goes_on(token) or not grammar.is_long(self._tokens):
+            return False
+        mask = np.zeros(grammar.num_words, np.int32)
+        self.fill_mask(mask)
+        return not mask.view(np.uint32)[token // 32] >> (token % 32) & 1
 
     def _respelled(self, tokens: list[int]) -> list[int]:
         """The same text as the tokenizer splits it, where that is shorter and allowed."""
@@ -209,31 +266,6 @@ class LlgMatcher(Matcher):
             answer = question(self._inner)
             _sound(self._inner)
         return answer
-
-
-class _Walker:
-    """A copy of a matcher, for a Seeker to walk."""
-
-    def __init__(self, inner: llguidance.LLMatcher, vocabulary: Vocabulary, end_ids: frozenset[int]) -> None:
-        self._inner, self._vocabulary, self._end_ids = inner, vocabulary, end_ids
-
-    @property
-    def is_done(self) -> bool:
-        return bool(self._inner.is_accepting())
-
-    def forced(self) -> list[int]:
-        return list(self._inner.compute_ff_tokens())
-
-    def can(self, token: int) -> bool:
-        return bool(self._inner.validate_tokens([token]) == 1)
-
-    def go(self, tokens: Sequence[int]) -> bool:
-        return bool(self._inner.consume_tokens(list(tokens)))
-
-    def any(self) -> int | None:
-        bits = np.unpackbits(np.frombuffer(self._inner.compute_bitmask(), np.uint8), bitorder="little")
-        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in self._end_ids)
-        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
 
 
 class _Tokens:

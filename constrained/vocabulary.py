@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.constrained.long_numbers import LongNumbers
 from plait.constrained.seeker import Seeker
 from plait.constrained.trie import ByteTrie
 
@@ -87,6 +88,7 @@ class Vocabulary:
         """Make now what is made once and then kept; some tens of ms each for 49,152 tokens."""
         self.begins_longer(b"a")
         len(self.byte_rank)
+        self.long_numbers.goes_on(0)
 
     def begins_longer(self, text: bytes) -> bool:
         """Whether some token begins with `text` and has more behind it.
@@ -112,6 +114,11 @@ class Vocabulary:
         """What finds short completions with these tokens."""
         ends = frozenset(self.eos_ids)
         return Seeker({t[0]: i for i, t in enumerate(self.token_bytes) if len(t) == 1 and i not in ends})
+
+    @cached_property
+    def long_numbers(self) -> LongNumbers:
+        """What ends JSON numbers with these tokens."""
+        return LongNumbers(self.token_bytes)
 
     @cached_property
     def byte_rank(self) -> NDArray[np.int32]:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NoReturn
 
+import msgspec
+
 from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.grammar import Grammar
+from plait.constrained.llg import LlgText
 from plait.constrained.product import TooLarge
 from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
@@ -47,8 +50,12 @@ def why_not_fit(spec: Spec, text: str, *, whole: bool = True) -> str | None:
 @lru_cache(maxsize=256)
 def _grammar(spec: Spec) -> Grammar:
     """Compiled here, not in a child with a deadline. A pattern's whole automaton can take minutes and gigabytes, and
-    one text needs little of it: patterns are followed step by step."""
-    return as_grammar(compile_form(spec, _BYTES, _no_automaton), _BYTES)
+    one text needs little of it: patterns are followed step by step. Numbers may be as long as JSON lets them be: only
+    what a model samples has to end."""
+    form = compile_form(spec, _BYTES, _no_automaton)
+    if isinstance(form, LlgText):
+        form = msgspec.structs.replace(form, max_digits=0)
+    return as_grammar(form, _BYTES)
 
 
 def _no_automaton(pattern: str) -> NoReturn:

@@ -45,14 +45,13 @@ class Generating:
     def begin(self, gen: Generation) -> Ending | None:
         """Starts a generation that has a matcher: what is forced from the beginning is text already.
 
-        Raises Unfinishable when `complete` was asked for and no whole value fits.
+        Raises Unfinishable when `complete` was asked for, without `if_it_fits`, and no whole value fits.
         """
         assert gen.matcher is not None
         if gen.params.complete:
-            plan = gen.matcher.completion(self._room(gen))
-            if plan is None:
+            gen.plan = gen.matcher.completion(self._room(gen))
+            if gen.plan is None and not gen.params.if_it_fits:
                 raise Unfinishable(f"found no whole value of this constraint that fits into {self._room(gen)} tokens")
-            gen.plan = plan
         return self._extend(gen, [])
 
     def take(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> Ending | None:
@@ -63,7 +62,8 @@ class Generating:
             gen.unsent_logprobs.append(logprob)
         if gen.matcher is not None and not gen.matcher.accept(token):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
-        del gen.ahead[:1]
+        if gen.ahead:
+            del gen.ahead[0]
         ending = self._ending_token(gen, token)
         if ending is not None:
             return ending
@@ -72,8 +72,8 @@ class Generating:
     def _extend(self, gen: Generation, sampled: list[int]) -> Ending | None:
         """The sampled token, if there is one, and those that it leaves no choice about, become text."""
         tokens = sampled + self._forced(gen)
-        if gen.params.complete and tokens and not self._can_be_closed(gen, len(tokens)):
-            return self._close(gen, len(tokens), bool(sampled))
+        if gen.plan is not None and tokens and not self._can_be_closed(gen, len(tokens)):
+            return self._close(gen, gen.plan, len(tokens), bool(sampled))
         for index, token in enumerate(tokens):
             gen.num_forced += index >= len(sampled)
             ending = self._add(gen, token, is_last=index == len(tokens) - 1)
@@ -99,7 +99,7 @@ class Generating:
 
     def _room(self, gen: Generation) -> int:
         """Tokens that the output can still take."""
-        return min(gen.params.max_tokens - gen.num_output, self.max_length - len(gen.seq))
+        return min(gen.params.max_tokens - len(gen.byte_ends), self.max_length - gen.seq.tokens.size)
 
     def _can_be_closed(self, gen: Generation, num_new: int) -> bool:
         """Whether a whole value still fits once `num_new` tokens, which the matcher has accepted, are added."""
@@ -112,8 +112,8 @@ class Generating:
         gen.plan = plan
         return True
 
-    def _close(self, gen: Generation, num_new: int, was_sampled: bool) -> Ending | None:
-        """Takes back the tokens that would leave too little room and follows the last plan that was known to fit.
+    def _close(self, gen: Generation, plan: list[int], num_new: int, was_sampled: bool) -> Ending | None:
+        """Takes back the tokens that would leave too little room and follows `plan`, the last that was known to fit.
 
         Where logprobs are asked for, the plan's tokens are sampled one by one, each the only one allowed; the last
         token before them goes through the model again, for its logits.
@@ -124,10 +124,10 @@ class Generating:
             gen.num_sampled -= 1
         if gen.params.logprobs:
             del gen.unsent_logprobs[-1:]
-            gen.ahead, gen.is_closing = list(gen.plan), True
+            gen.ahead, gen.is_closing = list(plan), True
             self.cache.truncate(gen.seq, len(gen.seq) - 1)
             return None if gen.ahead else Ending("stop")
-        for token in gen.plan:
+        for token in plan:
             if not gen.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which was part of its own completion")
             gen.num_forced += 1
@@ -143,8 +143,7 @@ class Generating:
         """
         token_bytes = self.vocabulary.token_bytes[token]
         gen.append(token, token_bytes)
-        hit = gen.stops.push(token_bytes)
-        if hit is not None:
+        if gen.stops is not None and (hit := gen.stops.push(token_bytes)) is not None:
             self._cut(gen, hit)
             return Ending("stop", hit.text)
         if gen.is_closing and not gen.ahead:
@@ -152,7 +151,7 @@ class Generating:
         if gen.matcher is not None and is_last and self._only_end_left(gen):
             return Ending("stop")
         if self._room(gen) <= 0:
-            return Ending("stop" if gen.params.complete else "length")
+            return Ending("stop" if gen.params.complete and not gen.params.if_it_fits else "length")
         return None
 
     @staticmethod

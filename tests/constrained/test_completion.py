@@ -104,6 +104,7 @@ def test_a_shortest_value_that_does_not_fit_is_known_at_the_start(smollm: Vocabu
         {"enum": ["x" * 400, {"a": 1}]},
         {"type": "object", "minProperties": 1},
         {"type": "number", "minimum": 1000, "multipleOf": 7},
+        {"type": "object", "properties": {"in": {"pattern": "a$"}, "on": {"pattern": "^x|y$"}}, "required": ["in"]},
     ],
 )
 def test_short_ways_are_found(smollm: Vocabulary, schema: dict[str, object]) -> None:

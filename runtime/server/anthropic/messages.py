@@ -35,6 +35,7 @@ from plait.runtime.server.openai.fields import refuse, room_for_answer
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -83,6 +84,7 @@ async def _plan(body: MessagesRequest, state: State, request: Request) -> Plan:
     sampling = sampling_of(body)
     prepared = await prepare(state.client, conversation_of(body))
     room_for_answer(state.client.model.context_length, prepared.prompt_ids, "messages")
+    sampling = finishing(sampling, prepared.constraint)
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
     head: dict[str, Any] = {

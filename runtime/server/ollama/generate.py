@@ -28,6 +28,7 @@ from plait.runtime.server.ollama.types import OllamaChat, OllamaChatRequest, Oll
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -79,6 +80,7 @@ async def _plan(body: OllamaChatRequest | OllamaGenerateRequest, kind: Kind, sta
     with_thinking = shows_thinking(body, client)
     prepared = await prepared_of(body, client)
     sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)
+    sampling = finishing(sampling, prepared.constraint)
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)
     return Plan(kind, body.model, work, prepared, with_thinking)
 

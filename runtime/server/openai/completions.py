@@ -5,6 +5,7 @@ Knows: OpenAI's completion objects. Must not know: chat templates, sockets.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +21,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
+from plait.runtime.server.answering import Last, json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.errors import as_api_error, invalid, unsupported
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.logprobs import LogprobFeed
@@ -38,6 +39,7 @@ from plait.runtime.server.openai.fields import (
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Run, Work, running, tokenize
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -136,6 +138,7 @@ async def _plan(body: CompletionRequest, state: State, tenant: str) -> Plan:
         room = room_for_answer(state.client.model.context_length, ids, "prompt")
         most = min(DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         sampling = sampling_of(body, max_tokens=most, logprobs=with_logprobs, top_logprobs=body.logprobs or 0)
+        sampling = finishing(sampling, constraint, body.complete)
         salt, priority = body.cache_salt or "", body.priority or 0
         of_prompt = body.logprobs if body.echo else None
         works.append(Work(ids, sampling, constraint, best_of, tenant, salt, priority, of_prompt))
@@ -206,18 +209,22 @@ async def _events(state: State, plan: Plan, head: dict[str, Any]) -> AsyncGenera
             scored = await run.prompt_logprobs()
             works = range(len(plan.works))
             writers = [_Writer(state.client, plan, at, scored[at]) for at in works for _ in range(plan.n)]
-            async for batch in run.progress():
-                chunks = []
-                for index, news in batch:
-                    text, logprobs = writers[index].write(news)
-                    reason = run.calls[index].result(0).finish_reason if news.ended else None
-                    if text or reason or logprobs:
-                        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
-                        chunks.append(sse({**head, "choices": [choice], **usage}))
-                if chunks:
-                    told = True
-                    yield b"".join(chunks)
-            yield _last(run, plan, head)
+            num_open = len(run.calls)
+            async with contextlib.aclosing(run.progress()) as batches:
+                async for batch in batches:
+                    chunks = []
+                    for index, news in batch:
+                        num_open -= news.ended
+                        text, logprobs = writers[index].write(news)
+                        reason = run.calls[index].result(0).finish_reason if news.ended else None
+                        if text or reason or logprobs:
+                            choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+                            chunks.append(sse({**head, "choices": [choice], **usage}))
+                    if not num_open:
+                        yield Last(b"".join([*chunks, _end(run, plan, head)]))
+                    elif chunks:
+                        told = True
+                        yield b"".join(chunks)
         except Exception as error:
             if not told:
                 raise
@@ -225,7 +232,7 @@ async def _events(state: State, plan: Plan, head: dict[str, Any]) -> AsyncGenera
             yield sse(answer.body())
 
 
-def _last(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
+def _end(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
     done = b"data: [DONE]\n\n"
     return sse({**head, "choices": [], "usage": usage_body(run.usage())}) + done if plan.include_usage else done
 

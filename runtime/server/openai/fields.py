@@ -56,6 +56,7 @@ class Sampled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
+    complete: bool | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):

@@ -33,6 +33,7 @@ from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
+from plait.runtime.server.whole_values import finishing
 
 router = APIRouter()
 
@@ -80,6 +81,7 @@ async def _plan(body: ResponsesRequest, state: State, tenant: str, answer_id: st
         logprobs=with_logprobs,
         top_logprobs=body.top_logprobs or 0,
     )
+    sampling = finishing(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, 1, tenant, salt, priority)
     return Plan(work, prepared, _head(body, state, answer_id), with_logprobs)

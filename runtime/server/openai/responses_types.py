@@ -146,6 +146,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     cache_salt: str | None = None
     priority: int | None = None
     timeout: float | None = None
+    complete: bool | None = None
     access_programs: Any = None
     background: Any = None
     background_options: Any = None

@@ -1,0 +1,96 @@
+"""Ways to the end of a text that llguidance follows: walked on copies of its matcher, and kept as the text grows.
+
+Knows: copies of a matcher, tokens, long numbers. Must not know: which form of constraint a grammar was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import llguidance
+import numpy as np
+
+from plait.constrained.grammar import Int32Array, mask_words
+from plait.constrained.vocabulary import Vocabulary
+
+
+class Walk:
+    """A copy of a matcher behind `tokens`, for a Seeker to walk. Numbers that are long, as `is_long` says, end."""
+
+    def __init__(
+        self,
+        inner: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        tokens: Sequence[int],
+        is_long: Callable[[Sequence[int]], bool],
+    ) -> None:
+        self._inner, self._vocabulary = inner, vocabulary
+        self._tokens, self._is_long = list(tokens), is_long
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._inner.is_accepting())
+
+    def forced(self) -> list[int]:
+        return list(self._inner.compute_ff_tokens())
+
+    def can(self, token: int) -> bool:
+        if self._inner.validate_tokens([token]) != 1:
+            return False
+        return not self._vocabulary.long_numbers.goes_on(token) or self._may_go_on()
+
+    def go(self, tokens: Sequence[int]) -> bool:
+        self._tokens += tokens
+        return bool(self._inner.consume_tokens(list(tokens)))
+
+    def any(self) -> int | None:
+        ends = self._vocabulary.eos_ids
+        bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
+        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
+        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
+
+    def _may_go_on(self) -> bool:
+        """Whether a number that the text ends in may have another digit."""
+        if not self._is_long(self._tokens):
+            return True
+        mask = self._mask()
+        before = mask.copy()
+        self._vocabulary.long_numbers.end(mask)
+        return bool((mask == before).all())
+
+    def _mask(self) -> Int32Array:
+        width = mask_words(len(self._vocabulary))  # the library's have a word more where there is an end token beyond
+        mask = np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
+        if self._is_long(self._tokens):
+            self._vocabulary.long_numbers.end(mask)
+        return mask
+
+
+def left_of(way: list[int], since: list[int], vocabulary: Vocabulary) -> list[int]:
+    """What may be left of `way` once the tokens `since` were written: all that stands behind the longest end of theirs
+    that the way begins with. A guess: what was written before that end may have closed the way.
+
+    >>> left_of([1, 2], [3, 1], Vocabulary((b"", b"a", b"b", b"c"), (0,), lambda text: []))
+    [2]
+    """
+    if way[: len(since)] == since:
+        return way[len(since) :]
+    spelled = vocabulary.token_bytes
+    text, written = b"".join(spelled[token] for token in way), b"".join(spelled[token] for token in since)
+    size = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
+    at = 0
+    for index, token in enumerate(way):
+        if at == size:
+            return way[index:]
+        at += len(spelled[token])
+        if at > size:
+            return [*_encoded(text[size:at], vocabulary), *way[index + 1 :]]
+    return []
+
+
+def _encoded(text: bytes, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of a piece of a token; none where it is no text by itself."""
+    try:
+        return list(vocabulary.encode(text.decode()))
+    except UnicodeDecodeError:
+        return []

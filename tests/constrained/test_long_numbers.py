@@ -1,0 +1,187 @@
+"""Numbers end: at most as many digits as a double's shortest text has, unless the schema asks for more."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from drawn_schemas import BYTES, ENDED, accepts, grammar_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.constrained import Grammar, JsonObject, JsonSchema, Lark, Matcher, Structural, Vocabulary, mask_words
+from plait.constrained.dispatch import as_grammar, compile_form
+from plait.constrained.llg import LlgText
+from plait.constrained.specs import Spec
+from plait.runtime.client.fitting import why_not_fit
+
+NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?')
+
+
+def allowed(matcher: Matcher, vocabulary: Vocabulary = BYTES) -> list[int]:
+    row = np.zeros(mask_words(len(vocabulary)), np.int32)
+    matcher.fill_mask(row)
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+def is_short(text: str) -> bool:
+    """Whether no number of a JSON text has more digits than it may; the obvious way, over the whole text."""
+    for number in NUMBER.findall(TEXT.sub('""', text)):
+        mantissa, _, exponent = number.lower().partition("e")
+        if sum(char.isdigit() for char in mantissa) > 23 or sum(char.isdigit() for char in exponent) > 3:
+            return False
+    return True
+
+
+def with_long_numbers(spec: Spec) -> Grammar:
+    """The grammar that ends no number."""
+    form = compile_form(spec, BYTES)
+    assert isinstance(form, LlgText)
+    return as_grammar(msgspec.structs.replace(form, max_digits=0), BYTES)
+
+
+@settings(max_examples=300, deadline=None)
+@given(number=st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**64), 2**64))
+@pytest.mark.parametrize("grammar", [grammar_of({"type": "number"}), grammar_of({})])
+def test_every_double_can_be_written(grammar: Grammar, number: float) -> None:
+    assert accepts(grammar, json.dumps(number))
+    if number == 0 or 1e-6 <= abs(number) < 1e21:  # what JavaScript writes without an exponent
+        assert accepts(grammar, f"{Decimal(repr(number)):f}")
+
+
+SPECS: list[Spec] = [
+    JsonSchema({"type": "number"}),
+    JsonSchema({"type": "integer"}),
+    JsonSchema({"type": "number", "minimum": 0, "maximum": 1}),
+    JsonSchema({"type": "array", "items": {"type": ["number", "string"]}}),
+    JsonSchema({"type": "object", "properties": {"a": {"type": "number", "exclusiveMinimum": 3}, "b": {}}}),
+    JsonSchema({}, whitespace=True),
+    JsonObject(),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_text_has_no_number_that_is_too_long_and_loses_nothing_else(spec: Spec) -> None:
+    """Along walks that like digits, the mask is that of the grammar without ends, less what would be too long."""
+    grammar, wide = as_grammar(compile_form(spec, BYTES), BYTES), with_long_numbers(spec)
+    for seed in range(6):
+        matcher, other, rng, text = grammar.matcher(), wide.matcher(), random.Random(seed), ""
+        for _ in range(120):
+            now, wider = allowed(matcher), allowed(other)
+            left_out = [token for token in wider if token not in now]
+            assert all(not is_short(text + chr(token - 1)) for token in left_out if chr(token - 1) not in ".eE")
+            assert all(is_short(text + chr(token - 1)) for token in now if token != ENDED)
+            assert not any(matcher.accept(token) for token in left_out)
+            digits = [token for token in now if token != ENDED and chr(token - 1) in "0123456789.e"]
+            token = rng.choice(digits if digits and rng.random() < 0.97 else now)
+            if token == ENDED:
+                break
+            assert matcher.accept(token)
+            assert other.accept(token)
+            text += chr(token - 1) if token < 129 else "?"
+            way = matcher.completion(200)
+            if way is not None and rng.random() < 0.2:
+                assert all(token in allowed(matcher) and matcher.accept(token) for token in way)
+                assert matcher.is_accepting
+                matcher.rollback(len(way))
+
+
+def test_a_number_that_the_schema_writes_may_have_any_length() -> None:
+    long, longer = 10**30, 10**40
+    assert accepts(grammar_of({"const": long}), str(long))
+    assert accepts(grammar_of({"enum": [long, longer, "x"]}), str(longer))
+    assert accepts(grammar_of({"enum": [1.5e-25]}), f"{Decimal(repr(1.5e-25)):f}")
+    assert accepts(grammar_of({"type": "array", "items": {"enum": [long, 1]}}), f"[{long},1]")
+    assert not accepts(grammar_of({"type": "integer"}), str(longer))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "string", "pattern": "^[0-9]*$"},
+        {"type": "string", "pattern": "^[0-9,\\]]{60}$"},
+        {"type": "array", "items": {"type": "string", "pattern": "^:[0-9}]{60}$"}},
+    ],
+)
+def test_digits_in_a_text_are_no_number(schema: Any) -> None:
+    body = '"' + (":" if "items" in schema else "") + "0" * 60 + '"'
+    assert accepts(grammar_of(schema), f"[{body}]" if "items" in schema else body)
+
+
+def structural(schema: Any) -> Grammar:
+    return as_grammar(compile_form(Structural([("<c>", schema, "</c>")]), BYTES), BYTES)
+
+
+def test_numbers_of_calls_end_and_those_of_free_text_do_not() -> None:
+    zeros, quote = "0" * 60, 'an "open quote '
+    assert accepts(structural({"type": "number"}), f"{quote}{zeros} <c>1</c> {zeros}")
+    assert accepts(structural({"type": "string"}), f'{quote}<c>"{zeros}"</c>')
+    assert not accepts(structural({"type": "number"}), f"{quote}<c>1{zeros}</c>")
+    assert not accepts(structural({"type": "object"}), f'{quote}<c>{{"a \\" b":[1{zeros}]}}</c>')
+
+
+def test_a_grammar_of_ones_own_has_numbers_as_it_says() -> None:
+    assert accepts(as_grammar(compile_form(Lark("start: /[0-9]+/"), BYTES), BYTES), "0" * 60)
+
+
+def test_a_finished_text_may_have_longer_numbers() -> None:
+    assert why_not_fit(JsonSchema({"type": "number"}), "1" + "0" * 60) is None
+    assert why_not_fit(JsonSchema({"type": "integer"}), "1.5") is not None
+
+
+def test_a_model_that_only_writes_zeros_ends_a_record(smollm: Vocabulary) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "number"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    matcher, text = as_grammar(compile_form(JsonSchema(schema), smollm), smollm).matcher(), b""
+    zero, one = smollm.token_bytes.index(b"0"), smollm.token_bytes.index(b"1")
+    for _ in range(80):
+        choices = allowed(matcher, smollm)
+        token = next(t for t in (one, zero, *choices) if t in choices and (t != one or not text[-1:].isdigit()))
+        if token in smollm.eos_ids:
+            break
+        assert matcher.accept(token)
+        text += smollm.token_bytes[token]
+    assert json.loads(text) == {"a": 10**22, "b": 10**22}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_known_of_the_way_is_kept_and_never_wrong(smollm: Vocabulary, seed: int) -> None:
+    """Steps forth and back: the way told is always one, within its limit, whatever was known before."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "kind": {"enum": ["good", "bad"]}, "sizes": {"items": {}}, "n": {}},
+        "required": ["name", "kind", "sizes", "n"],
+    }
+    grammar, rng = as_grammar(compile_form(JsonSchema(schema), smollm), smollm), random.Random(seed)
+    matcher, num_tokens, num_known = grammar.matcher(), 0, 0
+    for _ in range(60):
+        limit = rng.choice((5, 30, 200))
+        way = matcher.completion(limit)
+        num_known += way is not None
+        assert way is None or len(way) <= limit
+        if way is not None:
+            fresh = [token for token in way if matcher.accept(token)]
+            assert fresh == way
+            assert matcher.is_accepting
+            matcher.rollback(len(way))
+        back = rng.randrange(min(num_tokens, 3) + 1) if rng.random() < 0.3 else 0
+        matcher.rollback(back)
+        num_tokens -= back
+        choices = [token for token in allowed(matcher, smollm) if token not in smollm.eos_ids]
+        if not choices:
+            break
+        assert matcher.accept(rng.choice(choices))
+        num_tokens += 1
+    assert num_known > 10 or matcher.is_accepting
