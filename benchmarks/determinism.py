@@ -6,9 +6,11 @@ so few pages that rows are retracted. Nothing is run twice to make it pass: ever
 with the number of its trial.
 
     python benchmarks/determinism.py [--weights bf16,as-stored] [--trials 1000] [--minutes 5] [--first 0]
-                                     [--loose] [--cost]
+                                     [--json FILE] [--loose] [--cost]
 
-Knows: the engine. Must not know: kernels.
+With `--json` the counts of all runs with the same file, which a run that was killed or whose minutes were over goes on
+with: trials in it are not done again, and their numbers are the seeds of what failed. A trial that breaks (no answer in
+time, say) counts as one that differs, and ends the run. Knows: the engine. Must not know: kernels.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ import argparse
 import random
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from trial_record import Record, code_stamp
+
+import plait.kernels
+import plait.runtime
 from plait.runtime.client.call import Call
 from plait.runtime.engine import Engine
 from plait.runtime.sampling import SamplingParams, sampling_params
@@ -49,50 +57,61 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000, help="of each form")
     parser.add_argument("--minutes", type=float, default=60.0, help="of each form; trials end when they are over")
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="what all trials gave; an existing one is gone on with"
+    )
     parser.add_argument("--loose", action="store_true", help="without deterministic: does this script see anything?")
     parser.add_argument("--cost", action="store_true", help="only the cost in throughput")
     options = parser.parse_args()
-    differences = 0
-    for form in options.weights.split(","):
-        if options.cost:
+    forms = options.weights.split(",")
+    if options.cost:
+        for form in forms:
             cost(form)
-        else:
-            differences += trials(form, not options.loose, options.first, options.trials, options.minutes)
-    return int(differences > 0)
+        return 0
+    sources = [Path(each.__path__[0]) for each in (plait.kernels, plait.runtime)]
+    try:
+        record = Record(options.json, code_stamp(sources, Path(__file__).read_text(), options.loose))
+    except ValueError as error:
+        parser.error(str(error))
+    for form in forms:
+        trials(record, form, not options.loose, options.first, options.trials, options.minutes)
+    return int(any(record.part(form)["failing"] for form in forms))
 
 
 # -- trials -------------------------------------------------------------------------------------------
 
 
-def trials(form: str, deterministic: bool, first: int, count: int, minutes: float) -> int:
-    """Runs them and prints what came out; how many differed."""
-    engines = {
-        name: Engine(weights=form, deterministic=deterministic, **settings)  # type: ignore[arg-type]
-        for name, settings in ENGINES.items()
-    }
-    kinds: Counter[str] = Counter()
-    differing, begun, done = [], time.monotonic(), 0
+def trials(record: Record, form: str, deterministic: bool, first: int, count: int, minutes: float) -> None:
+    """Does those of trials [first, first + count) that are not in the record, and prints what it has then."""
+    begun = time.monotonic()
+    if next(record.left(form, first, count), None) is not None:
+        engines = {
+            name: Engine(weights=form, deterministic=deterministic, **settings)  # type: ignore[arg-type]
+            for name, settings in ENGINES.items()
+        }
+        try:
+            for number in record.left(form, first, count):
+                if time.monotonic() - begun > 60 * minutes:
+                    break
+                recorded(record, form, engines, number)
+        finally:
+            for engine in engines.values():
+                engine.shutdown()
+    print(f"{form}: {record.summary(form)}", flush=True)
+
+
+def recorded(record: Record, form: str, engines: dict[str, Engine], number: int) -> None:
+    """One trial, counted; one that breaks, too."""
+    begun, status = time.monotonic(), engines["few pages"].client.status
+    before = status().retractions
     try:
-        for number in range(first, first + count):
-            if time.monotonic() - begun > 60 * minutes:
-                break
-            kind, difference = trial(engines, random.Random(number))
-            kinds[kind] += 1
-            done += 1
-            if difference:
-                differing.append(number)
-                print(f"{form}: trial {number} ({kind}) differs: {difference}", flush=True)
-        retractions = engines["few pages"].client.status().retractions
-    finally:
-        for engine in engines.values():
-            engine.shutdown()
-    spent = ", ".join(f"{name} {n}" for name, n in sorted(kinds.items()))
-    print(
-        f"{form}: {len(differing)} of {done} trials differ ({time.monotonic() - begun:.0f} s; {spent}; "
-        f"{retractions} retractions)",
-        flush=True,
-    )
-    return len(differing)
+        kind, difference = trial(engines, random.Random(number))
+    except Exception as error:
+        record.add(form, number, "broken", f"{type(error).__name__}: {error}", time.monotonic() - begun, 0)
+        raise
+    record.add(form, number, kind, difference, time.monotonic() - begun, status().retractions - before)
+    if difference:
+        print(f"{form}: trial {number} ({kind}) differs: {difference}", flush=True)
 
 
 def trial(engines: dict[str, Engine], draw: random.Random) -> tuple[str, str]:

@@ -1,11 +1,15 @@
 """What HTTP and ZeroMQ cost: a server beside an engine in one process, asked for the same text in turns.
 
-    python benchmarks/server.py [--streams 64] [--tokens 64] [--rounds 3] [--clock MS] [--weights FORM] [--refusals]
+    python benchmarks/server.py [--streams 64] [--tokens 64] [--rounds 9] [--clock MS] [--weights FORM] [--refusals]
 
 With `--clock` the model is a clock whose step takes so many milliseconds and no processor, as one on a device would;
 without, it is the embedded one, and its threads, the server and this program share the machine. The server is
-`plait serve`'s own code with its log. Said beside the figures: each process's processor time for a token, and this
-program's, which a machine whose clients are elsewhere would not spend. `--refusals`: how soon wrong bodies are refused.
+`plait serve`'s own code with its log.
+
+Everything is measured in rounds, each once here and once there, first the one and then the other in turns; a figure is
+the median of the rounds' own ratios or differences, with their quartiles. Beside them stands the processor time of each
+process, which scatters far less, and this program's, which a machine whose clients are elsewhere would not spend.
+`--refusals`: how soon wrong bodies are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +45,7 @@ with Runtime(progress=False, prompt_lookup=False, **json.loads(sys.argv[1])) as 
     sys.stdin.read()
 """
 HERE = Path(__file__).parent / "serving"
-PROBES = 40
+PROBES = 12  # requests of a round, one at a time
 
 
 class Cpu:
@@ -126,59 +130,122 @@ def prompts(count: int, about: str) -> list[str]:
     return [f"Tell me about the number {i} of {about} and " for i in range(count)]
 
 
-def throughput(options: argparse.Namespace, engine: InProcess, port: int, cpus: dict[str, Cpu]) -> None:
-    """The same number of streams, here and there in turns; each round has prompts of its own."""
-    streams = [Stream(port) for _ in range(options.streams)]
-    run(streams, prompts(options.streams, "the first round"), 4)
-    engine.ask("run", prompts(options.streams, "the first round"), 4)
-    num_tokens, ratios = options.streams * options.tokens, []
-    for number in range(options.rounds):
-        texts = prompts(options.streams, f"round {number}")
-        alone, alone_cpu = engine.ask("run", texts, options.tokens)
-        for cpu in cpus.values():
-            cpu.spent()
-        own = time.process_time()
-        through = run(streams, texts, options.tokens)
-        own = time.process_time() - own
-        ratios.append(alone["wall_s"] / through["wall_s"])
-        spent = ", ".join(f"{name} {cpu.spent() / num_tokens * 1e6:.1f}" for name, cpu in cpus.items())
+class Rounds:
+    """What the rounds gave, by name; each is told at the end with its spread."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[float]] = {}
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self._found.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self._found[name])
+
+    def spread(self, name: str, form: str = ".2f") -> str:
+        """The median and the quartiles."""
+        low, middle, high = statistics.quantiles(self._found[name], n=4, method="inclusive")
+        return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+
+class Beside:
+    """An engine in one process and a server, asked for the same in turns."""
+
+    def __init__(self, options: argparse.Namespace, engine: InProcess, port: int, cpus: dict[str, Cpu]) -> None:
+        self.options, self.engine, self.cpus = options, engine, cpus
+        self.probe = Stream(port)
+        self.streams = [Stream(port) for _ in range(options.streams)]
+        self.port, self.rounds = port, Rounds()
+
+    def in_turns(self, number: int, here: Callable[[], Any], there: Callable[[], Any]) -> tuple[Any, Any]:
+        """Both, the one that is first changing from round to round."""
+        if number % 2:
+            second = there()
+            return here(), second
+        return here(), there()
+
+    def throughput(self, number: int) -> None:
+        """All streams at once; each round has prompts of its own."""
+        count = self.options.streams * self.options.tokens
+        texts = prompts(self.options.streams, f"round {number}")
+
+        def there() -> tuple[float, dict[str, float]]:
+            for cpu in self.cpus.values():
+                cpu.spent()
+            own = time.process_time()
+            wall_s = run(self.streams, texts, self.options.tokens)["wall_s"]
+            return wall_s, {name: cpu.spent() for name, cpu in self.cpus.items()} | {"load": time.process_time() - own}
+
+        (alone, alone_cpu), (wall_s, spent) = self.in_turns(
+            number, lambda: self.engine.ask("run", texts, self.options.tokens), there
+        )
+        self.rounds.add(ratio=alone["wall_s"] / wall_s, here=count / alone["wall_s"], there=count / wall_s)
+        self.rounds.add(
+            engine_us=alone_cpu / count * 1e6, **{f"{name}_us": s / count * 1e6 for name, s in spent.items()}
+        )
+
+    def idle(self, number: int) -> None:
+        """One request of one token at a time, with nothing else running."""
+        text = "Tell me about the number "
+
+        def there() -> list[float]:
+            self.cpus["server"].spent()
+            times = [one(self.probe, f"{number}.{i}: {text}") for i in range(PROBES)]
+            self.rounds.add(request_us=self.cpus["server"].spent() / PROBES * 1e6)
+            return times
+
+        (here, _), through = self.in_turns(number, lambda: self.engine.ask("one", f"{number}. {text}", PROBES), there)
+        self.rounds.add(idle_here=median_ms(here), idle_there=median_ms(through))
+        self.rounds.add(idle_more=median_ms(through) - median_ms(here))
+
+    def loaded(self, number: int) -> None:
+        """One request at a time while all but one of the streams are answered."""
+        texts = prompts(self.options.streams, f"many {number}")
+        step_s = self.options.clock / 1e3 or 0.025
+        pauses = [(i * 7 % PROBES + 0.5) / PROBES * step_s for i in range(PROBES)]  # at every part of a step
+
+        def there() -> list[float]:
+            streams = [Stream(self.port) for _ in range(self.options.streams - 1)]
+            times = under_load(streams, texts, self.probe, pauses)
+            for each in streams:
+                each.socket.close()
+            return times
+
+        (here, _), through = self.in_turns(number, lambda: self.engine.ask("under_load", texts, pauses), there)
+        self.rounds.add(loaded_here=statistics.mean(here) * 1e3, loaded_there=statistics.mean(through) * 1e3)
+        self.rounds.add(loaded_more=(statistics.mean(through) - statistics.mean(here)) * 1e3)
+
+    def tell(self) -> None:
+        found, options = self.rounds, self.options
+        net = found.median("server_us") - found.median("request_us") / options.tokens
         print(
-            f"{options.streams} streams: {num_tokens / alone['wall_s']:.0f} tokens/s in process, "
-            f"{num_tokens / through['wall_s']:.0f} through the server ({ratios[-1]:.3f}); first token "
-            f"{median_ms(alone['first_s']):.1f} and {median_ms(through['first_s']):.1f} ms; CPU us a token: in process "
-            f"{alone_cpu / num_tokens * 1e6:.1f}; {spent}, this program {own / num_tokens * 1e6:.1f}",
+            f"{options.rounds} rounds: medians (and quartiles)\n"
+            f"tokens/s of {options.streams} streams: {found.spread('here', '.0f')} in process, "
+            f"{found.spread('there', '.0f')} through the server\n"
+            f"through the server over in process: {found.spread('ratio', '.3f')}\n"
+            f"first token, idle, ms: {found.spread('idle_here')} in process, {found.spread('idle_there')} through the "
+            f"server: more by {found.spread('idle_more')}\n"
+            f"first token beside {options.streams - 1} streams, mean, ms: {found.spread('loaded_here')} in process, "
+            f"{found.spread('loaded_there')} through the server: more by {found.spread('loaded_more')}\n"
+            f"processor, us a token: in process {found.spread('engine_us', '.1f')}; server "
+            f"{found.spread('server_us', '.1f')}, of it {net:.1f} beside the requests; runtime "
+            f"{found.spread('runtime_us', '.1f')}; this program {found.spread('load_us', '.1f')}\n"
+            f"the server's processor, us a request: {found.spread('request_us', '.0f')}",
             flush=True,
         )
-    print(f"median of {options.rounds} rounds: {statistics.median(ratios):.3f}", flush=True)
 
 
-def first_token(options: argparse.Namespace, engine: InProcess, port: int, cpus: dict[str, Cpu]) -> None:
-    """One request at a time: on an idle machine, then while all but one of the streams are answered."""
-    stream = Stream(port)
-    text = "Tell me about the number "
-    here, _ = engine.ask("one", text, PROBES)
-    cpus["server"].spent()
-    there = [one(stream, f"{i}: {text}") for i in range(PROBES)]
-    own = cpus["server"].spent() / PROBES
-    print(
-        f"first token, idle: {median_ms(here):.2f} ms in process, {median_ms(there):.2f} through the server "
-        f"(+{median_ms(there) - median_ms(here):.2f}); the server's CPU for a request {own * 1e3:.2f} ms",
-        flush=True,
-    )
-    texts = prompts(options.streams, "many")
-    step_s = options.clock / 1e3 or 0.05
-    pauses = [(i * 7 % PROBES + 0.5) / PROBES * step_s for i in range(PROBES)]  # at every part of a step
-    here, _ = engine.ask("under_load", texts, pauses)
-    streams = [Stream(port) for _ in range(options.streams - 1)]
-    there = under_load(streams, texts, stream, pauses)
-    for each in streams:
-        each.socket.close()
-    mean_here, mean_there = statistics.mean(here) * 1e3, statistics.mean(there) * 1e3
-    print(
-        f"first token beside {options.streams - 1} streams, mean: {mean_here:.2f} ms in process, {mean_there:.2f} "
-        f"through the server (+{mean_there - mean_here:.2f})",
-        flush=True,
-    )
+def compare(beside: Beside) -> None:
+    """All rounds, after one that is not counted."""
+    warm = prompts(beside.options.streams, "the first round")
+    run(beside.streams, warm, 4)
+    beside.engine.ask("run", warm, 4)
+    for number in range(beside.options.rounds):
+        beside.throughput(number)
+        beside.idle(number)
+        beside.loaded(number)
+    beside.tell()
 
 
 def median_ms(seconds: list[float]) -> float:
@@ -216,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clock", type=float, default=0.0)
     parser.add_argument("--weights", default="as-stored")
     parser.add_argument("--refusals", action="store_true")
@@ -228,8 +295,7 @@ def main() -> None:
         engine = InProcess(options)
         with ended(engine.process):
             cpus = {"server": Cpu(pid), "runtime": Cpu(runtime_pid)}
-            throughput(options, engine, port, cpus)
-            first_token(options, engine, port, cpus)
+            compare(Beside(options, engine, port, cpus))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 Every refusal is to come within 100 ms, also while the model is busy, and every page of a client that hung up is to be
 free within 250 ms. The median and the slowest of each are printed, in milliseconds.
 
-    python benchmarks/server_errors.py [ROUNDS]
+    python benchmarks/server_errors.py [--rounds 20]
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import http.client
 import json
@@ -95,7 +96,9 @@ def show(name: str, milliseconds: list[float]) -> None:
 
 
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
     command = [sys.executable, "-m", "plait.cli", "serve", "--port=0", f"--api-key={KEY}", "--drain-timeout=0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 MAX_PATTERN_BYTES = 64 << 10
 MAX_CHOICES = 10_000
@@ -69,7 +70,7 @@ class Choices(msgspec.Struct, frozen=True, tag="choices"):
     ('yes', 'no')
     """
 
-    choices: tuple[str, ...]
+    choices: Annotated[tuple[str, ...], Meta(max_length=MAX_CHOICES)]
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, list):
@@ -181,7 +182,7 @@ class Trigger(msgspec.Struct, frozen=True):
 if TYPE_CHECKING:
     Triggers: TypeAlias = Sequence[Trigger | tuple[str, SchemaSource, str]]
 else:
-    Triggers = tuple[Trigger, ...]
+    Triggers = Annotated[tuple[Trigger, ...], Meta(max_length=MAX_TRIGGERS)]
 
 
 class Structural(msgspec.Struct, frozen=True, tag="structural"):

@@ -1,7 +1,7 @@
 """AMX, Intel's matrix registers: whether they are there, and a thread's scratch for them.
 
-A thread's scratch, 64-byte aligned: the shapes of its matrix registers, each 16 x 64 bytes, then the widened weights of
-`cpu_panel`. Attention's part is `cpu_flash`.
+A thread's scratch, 64-byte aligned: the shapes of its matrix registers, each 16 x 64 bytes, then what `cpu_passes`
+needs. Attention's part is `cpu_flash`.
 
 Knows: Linux's way to ask for AMX. Must not know: models, threads, what is multiplied.
 """

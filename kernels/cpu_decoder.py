@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_panel, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_passes, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
@@ -98,6 +98,7 @@ class CpuDecoder:
         self._plan = self._fixed_plan()
         self._room_for = 0
         self._logits = aligned((0, 0), np.float32)
+        self._kept_rounded: Rounded | None = None
 
     def forward(self, token_ids: npt.NDArray[np.int32], layout: Ragged, kv_cache: Cache) -> Floats:
         """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call.
@@ -107,8 +108,7 @@ class CpuDecoder:
         count, plan = len(token_ids), self._plan
         if count > self._room_for:
             self._make_state(count)
-        for entry in self._state:
-            plan.numbers[entry, 1] = count
+        plan.numbers[self._state_entries, 1] = count
         if not self._is_wide(count):
             plan.numbers[WIDE_ENTRIES, 1] = 0
         self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
@@ -148,14 +148,14 @@ class CpuDecoder:
         plan = self._head_plan
         plan.put(step.HEAD_IN, np.ascontiguousarray(hidden))
         plan.put(step.HEAD_OUT, out)
-        for i, array in enumerate(_rounded(count, channels)):
+        for i, array in enumerate(self._room_for_rounded(count, channels)):
             plan.put(step.HEAD_ROUNDED + i, array, count)
         if not self._is_wide(count):
             plan.numbers[step.HEAD_ROUNDED + step.WIDE, 1] = 0
         plan.put(step.HEAD_WEIGHT, head.data)
         plan.put(step.HEAD_COUNTERS, self._counters)
         plan.put(step.HEAD_PEAKS, peaks)
-        self._counters[:1].fill(0)
+        self._counters[0, : step.HEAD_PHASES].fill(0)  # the others' lines lie in other cores' caches
         step.project(plan.numbers, head.bits, head.outputs, self.threads)
         found: Floats = out[:, : head.outputs]
         return found
@@ -170,6 +170,14 @@ class CpuDecoder:
         if width != self._logits.shape[1] or count > len(self._logits):
             self._logits = aligned((_filled(count), width), np.float32)
         return self._logits[:count]
+
+    def _room_for_rounded(self, count: int, channels: int) -> Rounded:
+        """The same memory for what becomes of hidden states, too."""
+        if count > KEPT_ROWS:
+            return _rounded(count, channels)
+        if self._kept_rounded is None or count > len(self._kept_rounded.wide):
+            self._kept_rounded = _rounded(count, channels)
+        return self._kept_rounded
 
     def _is_wide(self, count: int) -> bool:
         return self._wide_from is not None and count >= self._wide_from
@@ -219,9 +227,7 @@ class CpuDecoder:
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
         if cpu_amx.available():
-            first = weights.layers[0]
-            widest = max(first.down.inputs, first.output.inputs, 2 * first.gated.inputs, weights.head.inputs)
-            scratch = cpu_amx.scratch(self.threads, cpu_panel.panel_bytes(widest))
+            scratch = cpu_amx.scratch(self.threads, cpu_passes.SCRATCH_BYTES)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
         plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))
@@ -245,6 +251,7 @@ class CpuDecoder:
             self._state |= {entry + i: array for i, array in enumerate(_rounded(count, width))}
         for entry, array in self._state.items():
             self._plan.put(entry, array)
+        self._state_entries = list(self._state)
         self._room_for = count
 
 

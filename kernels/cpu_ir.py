@@ -130,7 +130,7 @@ _EVERY_LANE, _AS_SET = ir.Constant(I16, 0xFFFF), I32(4)  # of masked instruction
 
 
 def exp2(b: Any, x: Any) -> Any:
-    """2 to the x, to 3e-6 of it, exactly 1 at 0; x is finite."""
+    """2 to the x, to 3e-6 of it, exactly 1 at 0 and 0 far below; x is not infinite."""
     whole = call(b, "llvm.nearbyint.v16f32", FLOATS, [x])
     rest = b.fsub(x, whole)
     sum_ = constant(FLOATS, _TERMS[0])

@@ -1,4 +1,4 @@
-"""The products of a decoder's step on a CPU: activations in 8 bits by `cpu_tile`, or in bfloat16 by `cpu_panel`.
+"""The products of a decoder's step on a CPU: activations in 8 bits by `cpu_tile`, or in bfloat16 by `cpu_passes`.
 
 An item of a phase is a tile of 32 outputs for all rows, of a gated product two. A row's bits depend on the form its
 activations have, and on nothing else.
@@ -13,13 +13,13 @@ from typing import Any
 import numba
 import numpy as np
 
-from plait.kernels import cpu_amx, cpu_panel, cpu_rows
-from plait.kernels.cpu_parts import Rounded, Team, portion, wide_block
+from plait.kernels import cpu_passes, cpu_rows
+from plait.kernels.cpu_parts import Rounded, Team, portion
+from plait.kernels.cpu_passes import NO_GATE, Work
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
 
-ROWS = cpu_amx.ROWS
 BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
 
@@ -36,14 +36,14 @@ def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any
         if first >= items:
             break
         last = min(items, first + count)
-        for item in range(first, last):
-            tile_at, out_at = weight + item * tile_bytes, address_of(out) + 4 * WIDTH * item
-            if len(x.wide):
-                panel = team.scratch + cpu_amx.PANELS_AT
-                for row in range(0, rows, 2 * ROWS):
-                    x_at, to = address_of(x.wide) + 64 * row * blocks, out_at + row * steps[2]
-                    multiply_wide(bits, tile_at, blocks, panel, x_at, row, rows, to, steps[2])
-            else:
+        if len(x.wide):
+            work = Work(
+                bits, NO_GATE, weight, blocks, address_of(x.wide), address_of(out), 4 * out.shape[1], first, last
+            )
+            cpu_passes.multiply(work, rows, team.scratch)
+        else:
+            for item in range(first, last):
+                tile_at, out_at = weight + item * tile_bytes, address_of(out) + 4 * WIDTH * item
                 sources = address_of(x.numbers), address_of(x.scales), address_of(x.sums)
                 multiply(bits, tile_at, sources[0], steps, sources[1], sources[2], blocks, out_at, rows)
         finish(team.counters, phase, last - first)
@@ -64,12 +64,13 @@ def gated_product(
         if first >= items:
             break
         last = min(items, first + count)
-        for item in range(first, last):
-            tiles = weight + 2 * item * tile_bytes
-            if len(x.wide):
-                _gated_wide(team.scratch + cpu_amx.PANELS_AT, bits, tiles, tile_bytes, gate, x, out, item, gates)
-            else:
-                _gated_tile(bits, tiles, tile_bytes, gate, x, out, item, gates)
+        if len(x.wide):
+            to, step = address_of(out.wide), 1024 * out.scales.shape[1]
+            work = Work(bits, gate, weight, blocks, address_of(x.wide), to, step, 2 * first, 2 * last)
+            cpu_passes.multiply(work, len(x.scales), team.scratch)
+        else:
+            for item in range(first, last):
+                _gated_tile(bits, weight + 2 * item * tile_bytes, tile_bytes, gate, x, out, item, gates)
         finish(team.counters, phase, last - first)
     wait(team.counters, phase, items)
 
@@ -90,46 +91,6 @@ def _gated_tile(
             multiply(bits, tile_at, numbers, steps, scales, sums, blocks, place, here)
         for row in range(here):
             _gate(gate, address_of(gates) + 8 * WIDTH * row, out, begin + row, item)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _gated_wide(
-    panel: int, bits: int, tiles: int, tile_bytes: int, gate: int, x: Rounded, out: Rounded, item: int, gates: Any
-) -> None:
-    rows, blocks = x.scales.shape
-    second, step = panel + cpu_panel.PANEL_BYTES * blocks, np.int64(8 * WIDTH)
-    for begin in range(0, rows, 2 * ROWS):
-        x_at, place = address_of(x.wide) + 64 * begin * blocks, address_of(gates)
-        multiply_wide(bits, tiles, blocks, panel, x_at, begin, rows, place, step)
-        multiply_wide(bits, tiles + tile_bytes, blocks, second, x_at, begin, rows, place + 4 * WIDTH, step)
-        for row in range(begin, min(rows, begin + 2 * ROWS), ROWS):
-            pairs, to, here = place + step * (row - begin), wide_block(out, row, item), min(ROWS, rows - row)
-            if gate == cpu_rows.SILU:
-                cpu_rows.gate_wide(0, pairs, to, here)
-            else:
-                cpu_rows.gate_wide(1, pairs, to, here)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def multiply_wide(
-    bits: int, weight: int, blocks: int, panel: int, x: int, first: int, rows: int, out: int, step: int
-) -> None:
-    """Up to 32 of the rows, from `first` on, through a tile's panel, which the first of them make."""
-    two, keep = rows - first > ROWS, cpu_panel.WHOLE if rows > 2 * ROWS else cpu_panel.RING
-    if first:
-        if two:
-            cpu_panel.multiply(2, panel, blocks, x, out, step)
-        else:
-            cpu_panel.multiply(1, panel, blocks, x, out, step)
-    elif bits == 4:
-        if two:
-            cpu_panel.widen_and_multiply(4, 2, weight, blocks, panel, keep, x, out, step)
-        else:
-            cpu_panel.widen_and_multiply(4, 1, weight, blocks, panel, keep, x, out, step)
-    elif two:
-        cpu_panel.widen_and_multiply(8, 2, weight, blocks, panel, keep, x, out, step)
-    else:
-        cpu_panel.widen_and_multiply(8, 1, weight, blocks, panel, keep, x, out, step)
 
 
 @numba.njit  # type: ignore[untyped-decorator]

@@ -60,7 +60,7 @@ def room(address: int, lanes: int, size: int) -> Any:
     limits = floors + 4 * padded
     places = limits + 4 * padded
     marks = places + 2 * 8 * KEYS
-    ranges = marks + 4 * (padded + 1)
+    ranges = marks + 4 * (padded + 2)  # whole int64, padded being even
     return Room(
         address, size, lanes, keys, values, copies, 4 * padded, queries, rows, totals, scores, weights, references,
         sums, floors, limits, places, marks, ranges,

@@ -85,35 +85,30 @@ def gate_block(context: Any, kind: Any, gate: Any, up: Any, numbers: Any, scale:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, gate, up, *places = values
-        _round(b, _gated(b, kind.literal_value, gate, up), *places)
+        pairs = [[v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up)] for i in range(2)]
+        _round(b, [_gated(b, kind.literal_value, *pair) for pair in pairs], *places)
         return context.get_dummy_value()
 
     return types.void(kind, *([types.int64] * 5)), generate
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def gate_wide(context: Any, kind: Any, pairs: Any, out: Any, count: Any) -> Any:
-    """gate(g) * u of `count` rows of 32 g and 32 u, to as many rows of 32 bfloat16, as by `to_bfloat16`."""
+def gate_four(context: Any, kind: Any, pairs: Any, out: Any) -> Any:
+    """gate(g) * u of 4 rows of 16 g and 16 u, to 4 rows of 16 bfloat16, 64 bytes apart, as by `to_bfloat16`."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _, pairs, out, count = values
-        loop = v.Loop(b, count)
-        gate, to = b.add(pairs, b.shl(loop.i, v.I64(8))), b.add(out, b.shl(loop.i, v.I64(6)))
-        for i, found in enumerate(_gated(b, kind.literal_value, gate, b.add(gate, v.I64(128)))):
-            v.store(b, v.nearest_bfloat16(b, found), to, 32 * i)
-        loop.end()
+        _, pairs, out = values
+        for row in range(4):
+            g, u = (v.load(b, pairs, v.FLOATS, 128 * row + 64 * i) for i in range(2))
+            v.store(b, v.nearest_bfloat16(b, _gated(b, kind.literal_value, g, u)), out, 64 * row)
         return context.get_dummy_value()
 
-    return types.void(kind, *([types.int64] * 3)), generate
+    return types.void(kind, types.int64, types.int64), generate
 
 
-def _gated(b: Any, kind: int, gate: Any, up: Any) -> list[Any]:
-    """32 of gate(g) * u, two vectors."""
-    found = []
-    for i in range(2):
-        g, u = (v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up))
-        found.append(b.fmul(b.fmul(g, _sigmoid(b, _argument(b, kind, g))), u))
-    return found
+def _gated(b: Any, kind: int, g: Any, u: Any) -> Any:
+    """gate(g) * u, one vector each."""
+    return b.fmul(b.fmul(g, _sigmoid(b, _argument(b, kind, g))), u)
 
 
 def _argument(b: Any, kind: int, g: Any) -> Any:

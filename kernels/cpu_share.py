@@ -20,7 +20,9 @@ import numpy as np
 
 from plait.kernels.cpu_lanes import BLOCK
 
-MANY = 4  # full tiles, from which on tiles are filled; fewer tokens make tiles half as large, more for the threads
+FULL_TILES = (
+    4  # full tiles, from which on tiles are filled; fewer tokens make tiles half as large, more for the threads
+)
 SEGMENT = 4  # int32: a row, its first token in this tile, how many, blocks shared with the segment before
 
 
@@ -87,7 +89,7 @@ def share_out(
     `segments` [(T + R) * SEGMENT]; `tiles` [T + R + 1]: tile i has segments tiles[i] .. tiles[i + 1].
     """
     count = len(q_starts) - 1
-    if q_starts[count] < MANY * most:
+    if q_starts[count] < FULL_TILES * most:
         most = max(1, most // 2)
     order = np.arange(count).astype(np.int32)
     if count > 1:

@@ -25,19 +25,6 @@ FEW = 4  # lanes
 HIDDEN, NOTHING = -1e30, -1e20  # a score that weighs nothing; the reference before the first score
 DOUBLINGS = 8.0
 LOG2_E = 1.4426950408889634
-# 2^r for |r| <= 1/2 as 1 + r (a + r (b + ...)), the largest relative error least: 3e-6, a thousandth of bfloat16's.
-_TERMS = (0.009582849219441414, 0.055906426161527634, 0.24024099111557007, 0.6931241750717163, 1.0)
-
-
-def _exp2(b: Any, x: Any) -> Any:
-    """2 to the x, exactly 1 at 0 and 0 far below; x is not infinite."""
-    whole = v.call(b, "llvm.nearbyint.v16f32", v.FLOATS, [x])
-    rest = b.fsub(x, whole)
-    sum_ = v.constant(v.FLOATS, _TERMS[0])
-    for term in _TERMS[1:]:
-        sum_ = v.fma(b, sum_, rest, v.constant(v.FLOATS, term))
-    everywhere, as_set = ir.Constant(ir.IntType(16), 0xFFFF), v.I32(4)
-    return v.call(b, "llvm.x86.avx512.mask.scalef.ps.512", v.FLOATS, [sum_, whole, sum_, everywhere, as_set])
 
 
 def _rounded(b: Any, weight: Any) -> Any:
@@ -50,7 +37,7 @@ def _moved(b: Any, before: Any, top: Any, scales: Any) -> tuple[Any, Any, Any]:
     best = v.larger(b, before, b.fmul(top, scales))
     moves = b.fcmp_ordered(">", best, b.fadd(before, v.constant(v.FLOATS, DOUBLINGS)))
     reference = b.select(moves, best, before)
-    return reference, _exp2(b, b.fsub(before, reference)), moves
+    return reference, v.exp2(b, b.fsub(before, reference)), moves
 
 
 def _shrink(b: Any, total: Any, factors: Any, parts: Any) -> None:
@@ -83,7 +70,7 @@ def soften(
         top = v.splat(b, v.fold(b, top, lambda x, y: v.larger(b, x, y)))
         references, shrink, moves = _moved(b, v.spread(b, reference), top, scales)
         sum_ = b.fmul(v.load(b, weight, v.F32), b.extract_element(shrink, v.I32(0)))
-        weights = [_exp2(b, v.fma(b, each, scales, b.fsub(v.constant(v.FLOATS, 0.0), references))) for each in seen]
+        weights = [v.exp2(b, v.fma(b, each, scales, b.fsub(v.constant(v.FLOATS, 0.0), references))) for each in seen]
         for i, each in enumerate(weights):
             v.store(b, b.and_(_rounded(b, each), v.constant(v.INTS, 0xFFFF0000)), scores, 64 * i)
         for i in (0, 2):
@@ -266,7 +253,7 @@ def _soften_few(
     lower = b.fsub(v.constant(v.FLOATS, 0.0), reference)
     loop = v.Loop(b, chunks, [b.fmul(_four(b, weights, v.F32), shrink)])
     here, to = b.add(scores, b.shl(loop.i, v.I64(9))), b.add(out, b.shl(loop.i, v.I64(6)))
-    each = [_exp2(b, v.fma(b, v.load(b, here, v.FLOATS, 64 * i), scales, lower)) for i in range(CHUNK // FEW)]
+    each = [v.exp2(b, v.fma(b, v.load(b, here, v.FLOATS, 64 * i), scales, lower)) for i in range(CHUNK // FEW)]
     for lane, positions in enumerate(_by_lane(b, [_rounded(b, weight) for weight in each])):
         v.store(b, positions, to, 2 * BLOCK * lane)
     while len(each) > 1:
@@ -301,7 +288,7 @@ def _weigh(b: Any, scores: Any, scales: Any, lower: Any) -> Any:
     """Scores [32, 16] become weights, positions 2 i and 2 i + 1 together in row 2 i; what they add up to, [16]."""
 
     def pair(k: int) -> list[Any]:
-        found = [_exp2(b, v.fma(b, v.load(b, scores, v.FLOATS, 64 * (k + i)), scales, lower)) for i in range(2)]
+        found = [v.exp2(b, v.fma(b, v.load(b, scores, v.FLOATS, 64 * (k + i)), scales, lower)) for i in range(2)]
         low, high = (_rounded(b, each) for each in found)
         upper = b.and_(high, v.constant(v.INTS, 0xFFFF0000))
         v.store(b, b.or_(b.lshr(low, v.constant(v.INTS, 16)), upper), scores, 64 * k)

@@ -218,7 +218,7 @@ def block_bytes_of(bits: int) -> int:
 
 # Entries of the head's plan:
 HEAD_IN, HEAD_OUT, HEAD_ROUNDED, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_SCRATCH, HEAD_PEAKS = 0, 1, 2, 6, 7, 8, 9
-HEAD_ENTRIES = 10
+HEAD_ENTRIES, HEAD_PHASES = 10, 3
 
 
 @numba.njit  # type: ignore[untyped-decorator]

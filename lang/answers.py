@@ -214,28 +214,8 @@ class Generated(Answer):
 class Chosen(Answer):
     """The choice that scored best."""
 
-    def __init__(self, run: Run, name: str | None, call: Call, choices: tuple[str, ...]) -> None:
-        super().__init__(run, name, call)
-        self._choices = choices
-
-    def text(self) -> str:
-        result = self.result()
-        if getattr(result, "said", None) is not None:  # another service chose, and gave the text itself
-            return result.text
-        choice = result.choice
-        assert choice is not None, "a Select finished without its choice"
-        return self._choices[choice.index]
-
-    def pieces(self) -> Iterator[str]:
-        yield self.text()
-
-    async def apieces(self) -> AsyncIterator[str]:
-        async for _ in super().apieces():
-            pass
-        yield self.text()
-
     def meta(self) -> dict[str, Any]:
-        return choice_meta(self.result(), self._choices, self._run.client.tokenizer)
+        return choice_meta(self.result(), self.call.scored, self._run.client.tokenizer)
 
 
 class Several(Readable):

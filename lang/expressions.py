@@ -6,6 +6,7 @@ Knows: the nodes and how they are put together. Must not know: sessions, states,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -35,15 +36,20 @@ class Expr:
 
     def __format__(self, spec: str) -> str:
         raise InputError(
-            f"{self!r:.80} stands inside an f-string or format(), where it would never run; "
+            f"{_said(self)} stands inside an f-string or format(), where it would never run; "
             "write 'text' + gen(...) + 'text'"
         )
 
+    def __str__(self) -> str:
+        raise InputError(
+            f"{_said(self)} is made text by str() or '%s', where it would never run; write 'text' + gen(...) + 'text'"
+        )
+
     def __bool__(self) -> bool:
-        raise InputError(f"{self!r:.80} has no value yet: append it with s += ..., then read it with s['name']")
+        raise InputError(f"{_said(self)} has no value yet: append it with s += ..., then read it with s['name']")
 
     def __getitem__(self, name: object) -> Any:
-        raise InputError(f"{self!r:.80} has no value: append it with s += ..., then read s[{name!r}]")
+        raise InputError(f"{_said(self)} has no value: append it with s += ..., then read s[{name!r}]")
 
 
 @dataclass(frozen=True)
@@ -140,10 +146,34 @@ def as_expr(value: object) -> Expr:
         if isinstance(value, Coroutine):
             value.close()  # nobody will await it
         raise InputError("a value that is still to be awaited cannot be appended: write s += await s['name']")
+    if isinstance(value, AbstractContextManager):
+        raise InputError("a copy is used in a with block: with s.copy() as c: c += ...")
+    if isinstance(value, list | tuple):
+        raise InputError(
+            f"a {type(value).__name__} cannot be appended to one text: append its parts one by one, or join them with +"
+        )
+    if isinstance(value, dict):
+        raise InputError("a dict cannot be appended; a message is a turn: s += user(...), s += assistant(...)")
+    if isinstance(value, bytes):
+        raise InputError("bytes cannot be appended; write data.decode()")
     if callable(value):
         name = getattr(value, "__name__", type(value).__name__)
         raise InputError(f"{name} is a function and cannot be appended: call it, {name}(...)")
     raise InputError(f"only text and expressions can be appended, not {type(value).__name__}; write str(...)")
+
+
+def _said(expr: Expr) -> str:
+    """An expression as its program wrote it, in short."""
+    match expr:
+        case Gen() | GenCall():
+            return "gen()" if expr.name is None else f"gen({expr.name!r})"
+        case Select():
+            return "select()" if expr.name is None else f"select({expr.name!r})"
+        case Text():
+            return repr(expr.text)[:40]
+        case Concat():
+            return " + ".join(map(_said, expr.parts))[:80]
+    return type(expr).__name__
 
 
 def turn(role: Role, expr: str | Expr) -> Expr:

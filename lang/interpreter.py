@@ -144,7 +144,7 @@ def _select(strand: Strand, expr: Select) -> None:
     session = strand.session()
     _announce(session, expr.name)
     call = session.select(expr.choices, expr.method, timeout_s)
-    answer = Chosen(run, expr.name, call, expr.choices)
+    answer = Chosen(run, expr.name, call)
     answer.lane = strand.lane
     run.add(answer)
     strand.add(expr.name, answer)

@@ -247,6 +247,8 @@ def select(
     """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
 
     Nothing is sampled: `choices_method` scores every choice and the best one wins. `timeout` in seconds.
+    Text and choices are scored as they are written together: whether the space between stands at the text's end or
+    before each choice makes no difference, unless a fork or another call stands between.
     Raises InputError for an empty list, equal choices, or a temperature above 0.
 
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
@@ -303,7 +305,7 @@ def _gen_choices(
         temperature, timeout = checked.fields.get("temperature", 0.0), checked.fields.get("timeout_s")
         return select(name, choices, temperature, method or token_length_normalized, timeout=timeout)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {str(error).removeprefix(where_of('select', name) + ': ')}") from None
 
 
 def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling: dict[str, Any]) -> Typed[Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from plait.lang.answers import Generated, Readable
 from plait.lang.errors import ProgramError, missing_variable
-from plait.lang.expressions import T, Typed
+from plait.lang.expressions import Expr, T, Typed
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 
@@ -224,6 +224,8 @@ class Reading:
         return self._existing(name)
 
     def _existing(self, name: str) -> Readable:
+        if isinstance(name, Expr):
+            raise InputError("a variable is read by its name, s['name'], or by a typed gen that was appended")
         if not isinstance(name, str):
             raise InputError(f"a variable is read by its name or its typed gen, not by {name!r:.80}")
         if self._outside:

@@ -60,7 +60,10 @@ class Writing(Turns):
         self._strand.set(_name(name), Span(self._strand.segments[start:]))
 
     def set_var(self, name: str, value: Any) -> None:
-        """Sets variable `name` to any object. The text does not change."""
+        """Sets variable `name` to any object. The text does not change. Raises InputError for a gen, which only runs
+        where it is appended."""
+        if isinstance(value, Expr):
+            raise InputError(f"s[{name!r}] = ... keeps a value and runs nothing: append the expression, s += ...")
         self._strand.set(_name(name), Known(value))
 
     __setitem__ = set_var

@@ -50,7 +50,18 @@ def _described(path: Path) -> dict[str, str]:
         f"{config.num_kv_heads} KV heads",
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{config.context_length:,} tokens",
+        "embeddings": _embeddings(path),
     }
+
+
+def _embeddings(path: Path) -> str:
+    from plait.runtime.weights.pooling import NoPooling, read_pooling
+
+    pooling = read_pooling(path)
+    if isinstance(pooling, NoPooling):
+        return f"none: {pooling.why}"
+    how = {"last": "the state of the last token", "mean": "the mean of all tokens' states"}[pooling.kind]
+    return how + (", scaled to the length 1" if pooling.normalize else "")
 
 
 def _weights(path: Path, form: WeightForm | None) -> str:

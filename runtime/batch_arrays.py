@@ -16,11 +16,12 @@ from plait.runtime.scheduler.rows import Batch
 class BatchArrays(NamedTuple):
     """All int32, R rows, T new tokens; `layout.AttentionLayout` explains the last five.
 
-    `token_ids` that are not known yet are negative, see BatchRow; `wanted` are the places where logits are wanted.
+    `token_ids` that are not known yet are negative, see BatchRow; `wanted` are the places where hidden states are, for
+    logits or for themselves.
     """
 
     token_ids: IntArray  # [T]
-    wanted: IntArray  # [batch.num_logits]
+    wanted: IntArray  # [batch.num_logits + batch.num_states]
     q_starts: IntArray  # [R + 1]
     kv_starts: IntArray  # [R + 1]
     kv_pages: IntArray
@@ -31,16 +32,17 @@ class BatchArrays(NamedTuple):
 def batch_arrays(batch: Batch) -> BatchArrays:
     """The batch's rows, one after the other."""
     rows = batch.rows
-    if batch.num_tokens == len(rows) == batch.num_logits:
+    if batch.num_tokens == len(rows) == batch.num_logits + batch.num_states:
         return _one_token_each(batch)
-    numbers = np.array([(each.count, each.start, each.num_logits) for each in rows], dtype=np.int32)
-    counts, firsts, num_logits = numbers[:, 0], numbers[:, 1], numbers[:, 2]
+    wanted = [(each.count, each.start, each.num_logits + each.num_states) for each in rows]
+    numbers = np.array(wanted, dtype=np.int32)
+    counts, firsts, num_wanted = numbers[:, 0], numbers[:, 1], numbers[:, 2]
     q_starts, kv_starts = starts(counts), starts(counts + firsts)
     kv_pages = np.concatenate([each.pages() for each in rows])
     each_token = np.arange(q_starts[-1], dtype=np.int32)
     positions = each_token + np.repeat(firsts - q_starts[:-1], counts)
     writes = kv_pages[positions + np.repeat(kv_starts[:-1], counts)]
-    is_wanted = each_token >= np.repeat(q_starts[1:] - num_logits, counts)
+    is_wanted = each_token >= np.repeat(q_starts[1:] - num_wanted, counts)
     return BatchArrays(batch.token_ids(), each_token[is_wanted], q_starts, kv_starts, kv_pages, positions, writes)
 
 

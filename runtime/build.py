@@ -12,12 +12,13 @@ from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
 from plait.runtime.flight import DeviceSteps
 from plait.runtime.machine import give_back_memory
-from plait.runtime.messages import PROTOCOL, Welcome
+from plait.runtime.messages import PROTOCOL, Embeddings, Welcome
 from plait.runtime.placing import packed_checkpoint
 from plait.runtime.running import LoadedRunner, Progress
 from plait.runtime.sampler import Sampler
 from plait.runtime.scheduler.scheduler import Link, Scheduler
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
+from plait.runtime.weights.pooling import NoPooling, read_pooling
 
 
 def build_scheduler(
@@ -30,12 +31,16 @@ def build_scheduler(
     compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s, at_once=False)
     compiler.start()
     give_back_memory()
+    pooling, size = read_pooling(model_path), runner.config.hidden_size
     welcome = Welcome(
         protocol=PROTOCOL,
         model_path=str(model_path),
         vocab_size=runner.config.vocab_size,
         context_length=runner.max_session_tokens,
         server_pid=os.getpid(),
+        embeddings=None if isinstance(pooling, NoPooling) else Embeddings(size, pooling.kind, pooling.normalize),
+        no_embeddings=pooling.why if isinstance(pooling, NoPooling) else "",
+        generates=runner.config.has_head,
     )
     return Scheduler(config, welcome, runner, sampler, vocabulary, compiler, link, steps)
 

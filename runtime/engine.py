@@ -6,11 +6,16 @@ client. Must not know: what a client does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from plait.runtime.build import build_scheduler
 from plait.runtime.client.client import Client
+from plait.runtime.client.embedding import embed_texts
 from plait.runtime.client.local_channel import LocalChannel
 from plait.runtime.config import engine_config
 from plait.runtime.link import LocalLink
@@ -30,6 +35,12 @@ class Engine:
         self.scheduler = build_scheduler(config, locate_model(config.model_path or None), self._link)
         self._channel = LocalChannel(self.scheduler.welcome, self._link, self.scheduler.step)
         self.client = Client(self._channel)
+
+    def embed(
+        self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text: [len(texts), dimensions] float32; see `Runtime.embed`."""
+        return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
 
     def shutdown(self) -> None:
         """Ends it; calls still waiting fail. Idempotent."""

@@ -10,10 +10,12 @@ device takes them from there. Knows: the order. Must not know: sessions, how a d
 
 from __future__ import annotations
 
-from typing import Protocol
+import itertools
+from typing import Any, Protocol
 
-from plait.runtime.running import Runner
-from plait.runtime.sampler import Mask, Sampled, Sampler, asks_for_likeliest, take_likeliest
+from plait.runtime.running import Floats, Runner, Sums
+from plait.runtime.sampler import Mask, Sampled, Sampler, take_likeliest
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.rows import Batch
 
 
@@ -49,14 +51,18 @@ class PlainFlight:
     def __init__(self, runner: Runner, sampler: Sampler, batch: Batch) -> None:
         self._runner, self._sampler, self._batch = runner, sampler, batch
         self._hidden = runner.forward(batch)
+        self._states: dict[Embedding, Floats | Sums] = {}
+        if batch.num_states:
+            self._hidden, self._states = without_states(runner, self._hidden, batch)
         self._sampled = Sampled()
 
     def sample(self, mask: Mask | None) -> None:
-        if mask is None and asks_for_likeliest(self._batch):
+        if mask is None and self._batch.asks_for_likeliest:
             self._sampled = take_likeliest(*self._runner.likeliest(self._hidden), self._batch)
-            return
-        logits = self._runner.logits(self._hidden, mask.narrow if mask else {})
-        self._sampled = self._sampler.sample(logits, self._batch, mask)
+        else:
+            logits = self._runner.logits(self._hidden, mask.narrow if mask else {})
+            self._sampled = self._sampler.sample(logits, self._batch, mask)
+        self._sampled.states = self._states
 
     @property
     def is_done(self) -> bool:
@@ -68,6 +74,25 @@ class PlainFlight:
 
     def collect(self) -> Sampled:
         return self._sampled
+
+
+def without_states(runner: Runner, hidden: Any, batch: Batch) -> tuple[Any, dict[Embedding, Floats | Sums]]:
+    """Of hidden states [num_logits + num_states, C]: those that logits are wanted of, in order, and what each
+    embedding takes of its own."""
+    ends = itertools.accumulate((each.num_logits + each.num_states for each in batch.rows), initial=0)
+    spans = list(zip(batch.rows, itertools.pairwise(ends), strict=True))
+    taken: dict[Embedding, Floats | Sums] = {}
+    lasts: list[tuple[Embedding, int]] = []
+    for each, (start, end) in spans:
+        if not isinstance(each.row, Embedding) or start == end:
+            continue
+        if each.row.is_mean:
+            taken[each.row] = runner.total(hidden[start:end])
+        else:
+            lasts.append((each.row, end - 1))
+    if lasts:
+        taken |= zip((row for row, _ in lasts), runner.states(hidden, [at for _, at in lasts]), strict=True)
+    return hidden[[at for each, span in spans if each.num_logits for at in range(*span)]], taken
 
 
 class Launcher:

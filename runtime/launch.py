@@ -14,9 +14,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from tqdm import tqdm
@@ -26,6 +27,10 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.zmq_channel import DIED, ZmqChannel, weakly
 from plait.runtime.config import engine_config
 from plait.runtime.models.locate import locate_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
@@ -100,6 +105,22 @@ class Runtime:
     def pid(self) -> int:
         """The runtime's process id."""
         return self.client.model.server_pid
+
+    def embed(
+        self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text: [len(texts), dimensions] float32, from a model whose files say how to pool.
+
+        `dimensions`: only so many first numbers of each, for a model that was trained to be cut. Whether they have the
+        length 1 is the model's to say. `timeout_s`: each text's own. Raises UnsupportedModel where there is no pooling,
+        InputError, or the first failed text's CallFailed.
+
+        >>> runtime.embed(["a cat", "a dog"]).shape                          # doctest: +SKIP
+        (2, 1024)
+        """
+        from plait.runtime.client.embedding import embed_texts
+
+        return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
 
     def shutdown(self) -> None:
         """Disconnects, and ends the process if it is ours. Idempotent."""

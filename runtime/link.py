@@ -13,6 +13,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from plait.runtime.messages import MAX_FRAME_BYTES, Failed, Reply, Request, decode_request, encode, frame_of
+from plait.runtime.messages import Failed, Head, Reply, Request, decode_requests, encode, frame_of, split_frame
 
 CLIENT_ID_BYTES = 16
 FRAMES, LIFELINE = "frames", "lifeline"
 MAX_WAIT_S = 3600.0  # a poll's milliseconds are a C int
-MAX_FRAMES_PER_RECEIVE = 4096
+MAX_RECEIVE_S = 0.005  # of one `receive`, and one frame more; what else has come waits for the next step
+MAX_RECEIVED = 1024  # requests
+MAX_SOCKET_BYTES = 16 << 20  # ZeroMQ cuts off who sends more at once; see `messages` for what is refused with an answer
 
 
 class ZmqLink:
@@ -44,7 +47,7 @@ class ZmqLink:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.SNDHWM, 0)  # never drop an answer: a client's calls bound what it is owed
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_SOCKET_BYTES)
         self._router.bind(f"ipc://{directory / FRAMES}")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(directory / LIFELINE))
@@ -119,29 +122,39 @@ class ZmqLink:
         self._outbox.clear()
 
     def _frames(self) -> list[tuple[bytes, Request]]:
-        frames: list[tuple[bytes, Request]] = []
-        for _ in range(MAX_FRAMES_PER_RECEIVE):
+        taken: list[tuple[bytes, Request]] = []
+        until = time.monotonic() + MAX_RECEIVE_S
+        while len(taken) < MAX_RECEIVED and time.monotonic() < until:
             try:
                 client, *parts = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            try:
-                if len(parts) != 1 or client not in self._clients:
-                    raise msgspec.DecodeError("not a frame of a client we know")
-                frames.append((client, decode_request(parts[0])))
-            except (msgspec.DecodeError, RecursionError) as error:
+            if len(parts) == 1 and client in self._clients:
+                taken += [(client, request) for request in self._requests(client, parts[0])]
+            else:
                 self.num_bad_frames += 1
-                self._refuse(client, parts, str(error))
-        return frames
+        return taken
 
-    def _refuse(self, client: bytes, parts: list[bytes], why: str) -> None:
-        """Answers the call of a frame that is well-formed but not valid, so that nobody waits for it."""
+    def _requests(self, client: bytes, frame: bytes) -> list[Request]:
+        """A frame's requests; what is none is counted, and if it was to be a call, its client is told."""
         try:
-            kind, _, call = msgspec.msgpack.decode(parts[0])[:3]
-        except (msgspec.DecodeError, RecursionError, TypeError, ValueError, IndexError):
-            return
-        if kind in ("Generate", "Select") and isinstance(call, int) and 0 <= call < 1 << 63:
-            self.send(client, Failed(call, "invalid", f"the runtime refused this request: {why:.200}"))
+            return decode_requests(frame)
+        except (msgspec.DecodeError, RecursionError) as error:
+            why = str(error)
+        try:
+            each = split_frame(frame)
+        except (msgspec.DecodeError, RecursionError):
+            each = [frame]
+        if len(each) == 1:
+            self.num_bad_frames += 1
+            self._refuse(client, Head.of(frame), why)
+            return []
+        return [request for one in each for request in self._requests(client, one)]
+
+    def _refuse(self, client: bytes, head: Head | None, why: str) -> None:
+        """Answers the call of a request that cannot be taken, so that nobody waits for it."""
+        if head is not None and head.kind in (b"Generate", b"Select", b"Embed") and len(head.numbers) == 2:
+            self.send(client, Failed(head.numbers[1], "invalid", f"the runtime refused this request: {why:.200}"))
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it went away again, or there are no file descriptors left

@@ -1,27 +1,35 @@
 """The frames between a client and the scheduler: one struct per message, encoded by msgspec, never pickled.
 
-Client to scheduler: Hello Open Append Generate Select Fork Close Abort Inspect FlushCache.
+Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache.
 Scheduler to client: Welcome Tokens Finished Failed Status.
 
-A request is a frame. Replies travel as lists: a frame holds all that one step has for a client.
+Frames are lists, both ways: requests that were queued together, and all that one step has for a client. A frame is
+bounded by the time that it takes to decode and carry out, since the scheduler does that between two steps: 256 requests
+in 128 KiB; what is larger is alone in its frame and of a kind that may be, see `decode_requests`.
 
 Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
-another's. Every call (Generate, Select, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
+another's. Every call (Generate, Select, Embed, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
 
 Knows: the shape of a message. Must not know: sockets, tensors, text.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from plait.constrained.specs import Spec
+from plait.runtime.errors import InputError
 from plait.runtime.sampling import SamplingParams
 
-PROTOCOL = 3  # counts up whenever a frame changes its shape
-MAX_FRAME_BYTES = 64 << 20
+PROTOCOL = 4  # counts up whenever a frame changes its shape
+MAX_FRAME_BYTES = 128 << 10
+MAX_BYTES_OF = {b"Generate": 8 << 20, b"Select": 256 << 10}  # of those that may be alone in a larger frame
+MAX_REQUESTS = 256  # of one frame
+MAX_APPEND_TOKENS = 1 << 14  # of one instruction; more are several
 MAX_CHOICES = 1024
 MAX_FORK = 4096
 MAX_NAME = 256  # characters of a tenant or cache salt
@@ -29,6 +37,7 @@ MAX_PRIORITY = 1_000_000
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 FinishReason = Literal["stop", "length"]
+PoolingKind = Literal["last", "mean"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
@@ -50,10 +59,10 @@ class Open(Message, frozen=True):
 
 
 class Append(Message, frozen=True):
-    """Adds tokens to the session's text. Costs nothing until a Generate or Select needs them."""
+    """Adds tokens to the session's text. Costs nothing until a call needs them."""
 
     session: int
-    token_ids: list[int]
+    token_ids: Annotated[list[int], Meta(max_length=MAX_APPEND_TOKENS)]
 
 
 class Generate(Message, frozen=True):
@@ -70,17 +79,31 @@ class Select(Message, frozen=True):
 
     session: int
     call: int
-    choices: list[list[int]]
+    choices: Annotated[list[list[int]], Meta(max_length=MAX_CHOICES)]
     method: SelectMethod = "token_length_normalized"
     timeout_s: float | None = None
     top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
+
+
+class Embed(Message, frozen=True):
+    """Makes one vector of the session's text, which stays as it is; the answer is `Finished.embedding`.
+
+    `dimensions`: only so many of its first numbers are wanted (0: all). `normalize`: whether it is then scaled to the
+    length 1 (None: where the model's files say so).
+    """
+
+    session: int
+    call: int
+    dimensions: int = 0
+    normalize: bool | None = None
+    timeout_s: float | None = None
 
 
 class Fork(Message, frozen=True):
     """Opens sessions `children` that begin with this session's text as it is when the instruction is reached."""
 
     session: int
-    children: list[int]
+    children: Annotated[list[int], Meta(max_length=MAX_FORK)]
 
 
 class Close(Message, frozen=True):
@@ -108,17 +131,33 @@ class FlushCache(Message, frozen=True):
     call: int
 
 
-Request = Hello | Open | Append | Generate | Select | Fork | Close | Abort | Inspect | FlushCache
+Request = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
+SessionCall = Generate | Select | Embed
+
+
+class Embeddings(msgspec.Struct, frozen=True, array_like=True):
+    """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
+    token, or the mean of all. `normalized`: its files want the vector's length to be 1."""
+
+    size: int
+    pooling: PoolingKind
+    normalized: bool
 
 
 class Welcome(Message, frozen=True):
-    """What a client must know of the model: where its tokenizer is and what fits."""
+    """What a client must know of the model: where its tokenizer is and what fits.
+
+    `embeddings`: None where it makes none, for the reason in `no_embeddings`. `generates`: it has an output head.
+    """
 
     protocol: int
     model_path: str
     vocab_size: int
     context_length: int
     server_pid: int
+    embeddings: Embeddings | None = None
+    no_embeddings: str = ""
+    generates: bool = True
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -178,6 +217,7 @@ class Finished(Message, frozen=True):
     """The call ended with a value. `matched` is the stop string or stop token that ended it.
 
     `prompt_logprobs`: one for each token from `SamplingParams.prompt_logprobs_from` on, where that was asked for.
+    `embedding`: an Embed's numbers, float32, little-endian.
     """
 
     call: int
@@ -186,6 +226,7 @@ class Finished(Message, frozen=True):
     matched: str | int | None = None
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    embedding: bytes | None = None
 
 
 class Failed(Message, frozen=True):
@@ -226,14 +267,94 @@ class Status(Message, frozen=True):
 Reply = Welcome | Tokens | Finished | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_replies = msgspec.msgpack.Decoder(list[Reply]).decode
+_decode_requests = msgspec.msgpack.Decoder(Annotated[list[Request], Meta(max_length=MAX_REQUESTS)]).decode
+_split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_REQUESTS)]).decode
+_LIST_OF = b"\xdd"  # MessagePack's header of a list: this, and how many in four bytes
+_ALONE = _LIST_OF + (1).to_bytes(4, "big")
 
 
-def frame_of(replies: list[bytes]) -> bytes:
-    """The frame of replies that are encoded already: a list in MessagePack is a header, then one after the other.
+def frame_of(messages: list[bytes]) -> bytes:
+    """The frame of messages that are encoded already: a list in MessagePack is a header, then one after the other.
 
     >>> decode_replies(frame_of([encode(Tokens(1, [2])), encode(Tokens(3, [4]))]))[1].call
     3
     """
-    return b"\xdd" + len(replies).to_bytes(4, "big") + b"".join(replies)
+    return _LIST_OF + len(messages).to_bytes(4, "big") + b"".join(messages)
+
+
+def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
+    """Requests as few frames, none above the limit but those of one request."""
+    taken: list[bytes] = []
+    size = len(_ALONE)
+    for message in messages:
+        if taken and (size + len(message) > MAX_FRAME_BYTES or len(taken) == MAX_REQUESTS):
+            yield frame_of(taken)
+            taken, size = [], len(_ALONE)
+        taken.append(message)
+        size += len(message)
+    if taken:
+        yield frame_of(taken)
+
+
+def encode_request(request: Request) -> bytes:
+    """A request as it stands in a frame. InputError for one that the scheduler would not take."""
+    message = encode(request)
+    most = MAX_BYTES_OF.get(type(request).__name__.encode(), MAX_FRAME_BYTES - len(_ALONE))
+    if len(message) > most:
+        raise InputError(f"a message of {len(message)} bytes is above the limit of {most}")
+    return message
+
+
+def decode_requests(frame: bytes) -> list[Request]:
+    """The requests of a frame. msgspec.DecodeError for what is none, and, undecoded, for what is too large.
+
+    Bytes bound the time: integers take the most, and lists of them are bounded by their number.
+    """
+    _check_size(frame)
+    requests: list[Request] = _decode_requests(frame)
+    return requests
+
+
+def split_frame(frame: bytes) -> list[bytes]:
+    """The requests of a frame, each as a frame of its own, not decoded. Raises as `decode_requests` does."""
+    _check_size(frame)
+    return [frame_of([bytes(message)]) for message in _split(frame)]
+
+
+def _check_size(frame: bytes) -> None:
+    if len(frame) > MAX_FRAME_BYTES:
+        head = Head.of(frame)
+        most = 0 if head is None or not frame.startswith(_ALONE) else MAX_BYTES_OF.get(head.kind, 0) + len(_ALONE)
+        if len(frame) > most:
+            raise msgspec.DecodeError(f"a frame of {len(frame)} bytes is above the limit")
+
+
+class Head(NamedTuple):
+    """What the first request of a frame is, and the numbers of its session and its call, as far as it has them."""
+
+    kind: bytes
+    numbers: list[int]
+
+    @classmethod
+    def of(cls, frame: bytes) -> Head | None:
+        """Read without the rest, which may be anything. None where nothing there looks like a request.
+
+        >>> Head.of(frame_of([encode(Select(7, 8, [[1]]))]))
+        Head(kind=b'Select', numbers=[7, 8])
+        """
+        if len(frame) < 8 or not frame.startswith(_LIST_OF) or frame[5] & 0xF0 != 0x90 or frame[6] & 0xE0 != 0xA0:
+            return None
+        at = 7 + (frame[6] & 0x1F)
+        head = frame[7:at]
+        numbers: list[int] = []
+        while at < len(frame) and len(numbers) < 2:
+            first, size = frame[at], _SIZES.get(frame[at], 0)
+            if not size and first > 0x7F:
+                break
+            numbers.append(int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else first)
+            at += 1 + size
+        return cls(head, numbers)
+
+
+_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of MessagePack's unsigned integers behind their first byte

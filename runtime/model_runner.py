@@ -28,7 +28,15 @@ from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoders import MODELS
 from plait.runtime.placing import dtype_name, torch_form
 from plait.runtime.prefix_sharing import PrefixSharing
-from plait.runtime.running import CPU_BATCH_TOKENS, Progress, choose_num_pages, warm_up
+from plait.runtime.running import (
+    CPU_BATCH_TOKENS,
+    QUANTUM,
+    Floats,
+    Progress,
+    Sums,
+    choose_num_pages,
+    warm_up,
+)
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch
 from plait.runtime.weights.checkpoint import open_checkpoint
@@ -41,7 +49,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Inputs(NamedTuple):
-    """Token ids [T], the places among them where logits are wanted [num_logits], and the layout; all int32."""
+    """Token ids [T], the places among them where hidden states are wanted, and the layout; all int32."""
 
     token_ids: torch.Tensor
     wanted: torch.Tensor
@@ -134,7 +142,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
+        """As `Runner` has it."""
         return self.compute(self.inputs(batch))
 
     @torch.inference_mode()
@@ -145,6 +153,19 @@ class ModelRunner:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
         hidden = self.model.forward(token_ids, layout, self.kv_cache)
         return hidden if len(wanted) == len(hidden) else hidden[wanted]
+
+    @torch.inference_mode()
+    def states(self, hidden: torch.Tensor, places: list[int]) -> Floats:
+        """As `Runner` has it."""
+        found: Floats = hidden[places].float().cpu().numpy()
+        return found
+
+    @torch.inference_mode()
+    def total(self, hidden: torch.Tensor) -> Sums:
+        """As `Runner` has it."""
+        hidden = hidden if hidden.is_cuda else hidden.cpu()  # not every device has float64
+        found: Sums = (hidden.float() / QUANTUM).round_().sum(dim=0, dtype=torch.float64).cpu().numpy()
+        return found * QUANTUM
 
     def likeliest(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
         """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""

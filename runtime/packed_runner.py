@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from plait.kernels.cpu_kept import compile_missing
 from plait.kernels.cpu_plan import aligned
@@ -19,10 +18,18 @@ from plait.runtime.errors import InputError
 from plait.runtime.machine import num_threads, spare_memory
 from plait.runtime.models.packed import packed_decoder
 from plait.runtime.models.source import Checkpoint
-from plait.runtime.running import CPU_BATCH_TOKENS, Narrow, Progress, choose_num_pages, warm_up
+from plait.runtime.running import (
+    CPU_BATCH_TOKENS,
+    QUANTUM,
+    Floats,
+    Narrow,
+    Progress,
+    Sums,
+    choose_num_pages,
+    warm_up,
+)
 from plait.runtime.scheduler.rows import Batch
 
-Floats = npt.NDArray[np.float32]
 BFLOAT16_BYTES = 2
 
 
@@ -74,6 +81,15 @@ class PackedRunner:
         layout = Ragged(arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.writes)
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache)
         return hidden if len(arrays.wanted) == len(hidden) else hidden[arrays.wanted]
+
+    def states(self, hidden: Floats, places: list[int]) -> Floats:
+        """As `Runner` has it."""
+        return hidden[places]
+
+    def total(self, hidden: Floats) -> Sums:
+        """As `Runner` has it."""
+        found: Sums = np.rint(hidden * np.float32(1 / QUANTUM)).sum(axis=0, dtype=np.float64) * QUANTUM
+        return found
 
     def likeliest(self, hidden: Floats) -> tuple[list[float], list[int]]:
         """As `Runner` has it."""

@@ -19,6 +19,9 @@ from plait.runtime.scheduler.sequence import Sequence
 CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
 Progress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
+Floats = npt.NDArray[np.float32]
+Sums = npt.NDArray[np.float64]
+QUANTUM = 2.0**-26
 Narrow = Mapping[int, npt.NDArray[np.int64]]
 
 
@@ -36,7 +39,15 @@ class Runner(Protocol):
         """Cached tokens that attention read once for several rows, each counted once for every row but the first."""
 
     def forward(self, batch: Batch) -> Any:
-        """Hidden states [batch.num_logits, C] for the positions the rows want logits at, in row order."""
+        """Hidden states [batch.num_logits + batch.num_states, C], after the last norm, at the positions the rows want
+        logits or states at, in row order."""
+
+    def states(self, hidden: Any, places: list[int]) -> Floats:
+        """Those of hidden states [n, C] that stand at `places`, [len(places), C] float32 on the host, a copy."""
+
+    def total(self, hidden: Any) -> Sums:
+        """The sum of hidden states [n, C], [C] float64, each number rounded to a multiple of `QUANTUM`: then no sum is
+        rounded (below 2^27), and the same comes out however a text was cut into chunks."""
 
     def likeliest(self, hidden: Any) -> tuple[list[float], list[int]]:
         """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.messages import TokenLogprob
+from plait.runtime.running import Floats, Sums
 from plait.runtime.sampling import SamplingParams
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.page_pool import IntArray
 from plait.runtime.scheduler.rows import Batch, BatchRow, Generation, Scoring
 
@@ -41,7 +43,7 @@ class Mask(NamedTuple):
 
 @dataclass
 class Sampled:
-    """What a step gave: a token (or NO_TOKEN, NOT_FINITE) per generation; logprobs where asked for."""
+    """What a step gave: a token (or NO_TOKEN, NOT_FINITE) per generation; logprobs and states where asked for."""
 
     tokens: dict[Generation, int] = field(default_factory=dict)
     logprobs: dict[Generation, TokenLogprob] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Sampled:
     tops: dict[Scoring, dict[int, TopLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[Generation, list[TokenLogprob]] = field(default_factory=dict)
     drafted: dict[Generation, list[int]] = field(default_factory=dict)  # one more token than there were guesses
+    states: dict[Embedding, Floats | Sums] = field(default_factory=dict)  # see Embedding.take
 
 
 class Draw(NamedTuple):
@@ -113,7 +116,7 @@ class Sampler:
             elif isinstance(each.row, Generation) and each.num_logits - each.is_sampled > 0:
                 sampled.prompt_logprobs[each.row] = self._prompt_logprobs(logits[at : at + each.num_logits], each)
             at += each.num_logits
-        places = batch.sampled_rows()
+        places = batch.sampled
         if places:
             rows = logits if len(places) == len(logits) else logits[[at for at, _ in places]]
             self._sample_generations(rows, [gen for _, gen in places], mask, sampled)
@@ -184,29 +187,23 @@ class Sampler:
         return TokenLogprob(token, self.on.values(logprobs, [token])[0], top)
 
 
-def asks_for_likeliest(batch: Batch) -> bool:
-    """Whether all rows are greedy and nothing bends their logits, which then need not be looked at one by one."""
-    return all(
-        isinstance(each.row, Generation)
-        and each.row.params.is_plainly_greedy
-        and (each.num_draft or each.num_logits == each.is_sampled)
-        for each in batch.rows
-    )
-
-
 def take_likeliest(highest: list[float], tokens: list[int], batch: Batch) -> Sampled:
     """What `Sampler.sample` gives for a batch that asks for the likeliest: `tokens` and their logits, in its order."""
-    chosen = [
-        token if math.isfinite(peak) else NO_TOKEN if peak == -math.inf else NOT_FINITE
-        for peak, token in zip(highest, tokens, strict=True)
-    ]
+    chosen = tokens
+    if not all(map(math.isfinite, highest)):
+        chosen = [
+            token if math.isfinite(peak) else NO_TOKEN if peak == -math.inf else NOT_FINITE
+            for peak, token in zip(highest, tokens, strict=True)
+        ]
     sampled, at = Sampled(), 0
     for each in batch.rows:
-        assert isinstance(each.row, Generation)
+        row = each.row
+        if not isinstance(row, Generation):
+            continue
         if each.num_draft:
-            sampled.drafted[each.row] = chosen[at : at + each.num_logits]
+            sampled.drafted[row] = chosen[at : at + each.num_logits]
         elif each.is_sampled:
-            sampled.tokens[each.row] = chosen[at]
+            sampled.tokens[row] = chosen[at]
         at += each.num_logits
     return sampled
 

@@ -6,9 +6,10 @@ Knows: names, ranges and units. Must not know: tensors, sessions, or who asked.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from plait.constrained.search import MAX_EDGES, search_automaton
 from plait.constrained.specs import GrammarError
@@ -43,17 +44,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     ignore_eos: bool = False
     seed: int | None = None
-    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] = msgspec.field(default_factory=dict)
     logprobs: bool = False
     top_logprobs: int = 0
     timeout_s: float | None = None
     complete: bool = False
     prompt_logprobs_from: int | None = None
-    stop_regex: tuple[str, ...] = ()
+    stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS)] = ()
     if_it_fits: bool = False
 
     @property
@@ -87,6 +88,9 @@ _RANGES: dict[str, tuple[type[Any], float, float, bool]] = {
 }
 
 
+_KNOWN = frozenset(SamplingParams.__struct_fields__)
+
+
 def sampling_params(**fields: Any) -> SamplingParams:
     """Checked `SamplingParams`; `None` means "the default".
 
@@ -95,7 +99,7 @@ def sampling_params(**fields: Any) -> SamplingParams:
     >>> sampling_params(max_tokens=8, stop="\\n").stop
     ('\\n',)
     """
-    unknown = fields.keys() - set(SamplingParams.__struct_fields__)
+    unknown = fields.keys() - _KNOWN
     if unknown:
         known = ", ".join(SamplingParams.__struct_fields__)
         raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {known}")
@@ -113,16 +117,23 @@ def sampling_params(**fields: Any) -> SamplingParams:
     return params
 
 
+_FIELDS = SamplingParams.__struct_fields__
+_USUAL = msgspec.structs.astuple(SamplingParams())
+_SWITCHES = ("ignore_eos", "logprobs", "complete", "if_it_fits")
+
+
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> None:
     """Raises InputError unless every field is finite, typed and in range (and ids fit `vocab_size`)."""
-    for name, (kind, lowest, highest, _) in _RANGES.items():
-        value = getattr(params, name)
-        if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
-            _number(name, value)
+    values = zip(_FIELDS, msgspec.structs.astuple(params), _USUAL, strict=True)
+    given = {name: value for name, value, usual in values if value is not usual}  # few are: most need no look
+    for name, value in given.items():
+        if name in _RANGES:
+            kind, lowest, highest, _ = _RANGES[name]
+            if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
+                _number(name, value)
+        elif name in _SWITCHES and not isinstance(value, bool):
+            raise InputError(f"{name} must be True or False, not {value!r}")
     _check_top_k(params.top_k)
-    for name in ("ignore_eos", "logprobs", "complete", "if_it_fits"):
-        if not isinstance(getattr(params, name), bool):
-            raise InputError(f"{name} must be True or False, not {getattr(params, name)!r}")
     if params.min_tokens > params.max_tokens:
         raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
     if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
@@ -131,9 +142,12 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> 
         raise InputError("if_it_fits says something of complete, which is off")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
         raise InputError("complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value")
-    _check_stops(params.stop)
-    _check_stop_patterns(params.stop_regex)
-    _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
+    if "stop" in given:
+        _check_stops(params.stop)
+    if "stop_regex" in given:
+        _check_stop_patterns(params.stop_regex)
+    if "stop_token_ids" in given:
+        _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     _check_bias(params.logit_bias, vocab_size)
 
 
@@ -195,6 +209,8 @@ def _check_ids(name: str, ids: Any, most: int, vocab_size: int | None) -> None:
 def _check_bias(bias: Any, vocab_size: int | None) -> None:
     if not isinstance(bias, dict):
         raise InputError("logit_bias must be a dict of token id to number")
+    if not bias:
+        return
     _check_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size)
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:

@@ -287,6 +287,17 @@ def test_check_describes_the_embedded_model(capsys, monkeypatch):
         assert word in out
 
 
+def test_check_says_how_a_model_embeds_or_why_it_does_not(capsys, tmp_path):
+    from embedders import write_embedder
+
+    write_embedder(tmp_path)
+    assert main(["check", "--model", str(tmp_path)]) == 0
+    assert "the state of the last token, scaled to the length 1" in capsys.readouterr().out
+    (tmp_path / "modules.json").unlink()
+    assert main(["check", "--model", str(tmp_path)]) == 0
+    assert "none: its files do not say" in capsys.readouterr().out
+
+
 def weights_line(capsys, *options):
     assert main(["check", *options]) == 0
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))

@@ -42,7 +42,7 @@ class ClockFlight:
 
     def __init__(self, batch: Batch, token_ids: list[int]) -> None:
         self._sampled = Sampled()
-        for _, row in batch.sampled_rows():
+        for _, row in batch.sampled:
             self._sampled.tokens[row] = token_ids[len(row.seq) % len(token_ids)]
 
     def sample(self, mask: Mask | None) -> None:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+from plait.lang.aio.pending import Pending
 from plait.lang.answers import Readable
 from plait.lang.control.ending import end_branch
 from plait.lang.errors import ProgramError
@@ -46,7 +47,8 @@ class AsyncState(Writing):
     def __getitem__(self, name: str) -> Coroutine[Any, Any, Any]: ...
     def __getitem__(self, name: str | Typed[Any]) -> Coroutine[Any, Any, Any]:
         """`await s["x"]`, or of a typed gen `p` that was appended `await s[p]`."""
-        return self.get_var(name)
+        of = name.name if isinstance(name, Typed) else name
+        return Pending(self.get_var(name), f"s[{of!r}]")
 
     async def get_var(self, name: str | Typed[Any]) -> Any:
         """The value of a variable, once it is there. Raises like a read of ProgramState."""

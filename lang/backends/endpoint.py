@@ -15,7 +15,7 @@ from typing import Any
 
 from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec
 from plait.lang.backends.given import Given, asked_logprobs, told_entry, told_logprobs
-from plait.lang.backends.http import Http
+from plait.lang.backends.http import Http, failed, told_error
 from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.scoring import scores_of
 from plait.lang.backends.session import Part, RemoteCall
@@ -23,6 +23,7 @@ from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, Inp
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.joining import MAX_JOINED, joined, num_alike
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # ours: theirs
@@ -142,7 +143,7 @@ class RuntimeEndpoint(RemoteClient):
         with closing(self._events(call, body, params.timeout_s)) as events:
             for event in events:
                 if "error" in event:
-                    raise CallFailed(f"{self.name}: {str(event['error'])[:300]}")
+                    raise failed(self.name, *told_error(event))
                 meta = event.get("meta_info") or {}
                 fresh = max(0, int(meta.get("completion_tokens", 0)) - num_tokens)
                 num_tokens += fresh
@@ -168,9 +169,7 @@ class RuntimeEndpoint(RemoteClient):
         method: SelectMethod,
         timeout_s: float | None,
     ) -> None:
-        before = self._length(parts)
-        answers = self._score(parts, choices, before, timeout_s)
-        entries = [_after(answer, before, choice) for answer, choice in zip(answers, choices, strict=True)]
+        before, answers, entries = self._score(parts, choices, timeout_s)
         logprobs = [[float(logprob) for logprob, *_ in each] for each in entries]
         tokens = [[int(token) for _, token, *_ in each] for each in entries]
         is_against = method == "unconditional_likelihood_normalized"
@@ -197,27 +196,43 @@ class RuntimeEndpoint(RemoteClient):
 
     def _token_ids(self, parts: Sequence[Part]) -> list[int]:
         assert self._own is not None
-        ids = self._own.encode(list(parts), at_start=True)
+        return self._with_bos(self._own.encode(list(parts), at_start=True))
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        assert self._own is not None
         bos = self._own.bos_id if self._own.add_bos else None
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _length(self, parts: Sequence[Part]) -> int:
-        """Tokens of the text so far."""
-        if self._own is not None:
-            return len(self._token_ids(parts))
-        body = {**self._prompt(parts), "sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
-        return int(self._http.post("/generate", body)["meta_info"]["prompt_tokens"])
-
     def _score(
-        self, parts: Sequence[Part], choices: Sequence[str], before: int, timeout_s: float | None
-    ) -> list[dict[str, Any]]:
-        """For each choice, the answer with the logprobs of the last tokens of the text with it."""
+        self, parts: Sequence[Part], choices: Sequence[str], timeout_s: float | None
+    ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
+        """How many tokens the text so far has; for each choice the server's answer, and the (logprob, token, ...) of
+        the choice's tokens."""
         if self._own is None:
-            text = "".join(text for text, _ in parts)
-            return self._logprobs({"text": [text + choice for choice in choices]}, before - 1, timeout_s)
-        ids = self._token_ids(parts)
-        prompts = [[*ids, *self._own.encode_plain(choice)] for choice in choices]
-        return self._logprobs({"input_ids": prompts}, before - 1, timeout_s)
+            return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
+        ids, behind = joined(self._own, parts, choices, at_start=True)
+        ids = self._with_bos(ids)
+        answers = self._logprobs({"input_ids": [[*ids, *each] for each in behind]}, len(ids) - 1, timeout_s)
+        each = zip(answers, behind, choices, strict=True)
+        return len(ids), answers, [_last(answer, len(own), choice) for answer, own, choice in each]
+
+    def _score_text(
+        self, text: str, choices: Sequence[str], timeout_s: float | None
+    ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
+        """Text and choice may meet in one token ("a: " and "yes" in " yes"): all choices are scored from the first
+        token on in which any of them differs from the text alone."""
+        sampling = {"max_new_tokens": 0, "temperature": 0.0}
+        meta = self._http.post("/generate", {"text": text, "sampling_params": sampling}, timeout_s)["meta_info"]
+        before = int(meta["prompt_tokens"])
+        prompts = [text, *(text + choice for choice in choices)]
+        alone, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_JOINED, timeout_s)
+        known, *told = [answer["meta_info"]["input_token_logprobs"] for answer in (alone, *answers)]
+        tokens = [[entry[1] for entry in each] for each in (known, *told)]
+        num_common = min(num_alike(tokens[0], each) for each in tokens[1:])
+        entries = [[entry for entry in each[num_common:] if entry[0] is not None] for each in told]
+        for choice, each in zip(choices, entries, strict=True):
+            _require(each, choice)
+        return before, answers, entries
 
     def _alone(
         self, parts: Sequence[Part], tokens: list[list[int]], choices: Sequence[str], timeout_s: float | None
@@ -229,8 +244,8 @@ class RuntimeEndpoint(RemoteClient):
             (answer,) = self._logprobs({"text": ["".join(text for text, _ in parts)]}, 0, timeout_s)
             first = int(answer["meta_info"]["input_token_logprobs"][0][1])
         answers = self._logprobs({"input_ids": [[first, *each] for each in tokens]}, 0, timeout_s)
-        pairs = zip(answers, choices, strict=True)
-        return [[float(logprob) for logprob, *_ in _after(answer, 1, choice)] for answer, choice in pairs]
+        each = zip(answers, tokens, choices, strict=True)
+        return [[float(logprob) for logprob, *_ in _last(answer, len(ids), choice)] for answer, ids, choice in each]
 
     def _logprobs(self, prompts: dict[str, list[Any]], start: int, timeout_s: float | None) -> list[dict[str, Any]]:
         """One request that samples nothing, answered for each prompt."""
@@ -260,14 +275,16 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
     raise InputError(f"RuntimeEndpoint: SGLang's protocol has no form for the constraint {type(spec).__name__}")
 
 
-def _after(answer: Any, before: int, choice: str) -> list[Any]:
-    """The (logprob, token, ...) of the choice's tokens: those behind the first `before` tokens of the prompt."""
-    meta = answer.get("meta_info") or {}
-    entries = [entry for entry in meta.get("input_token_logprobs") or [] if entry[0] is not None]
-    chosen = entries[-max(1, int(meta.get("prompt_tokens") or 0) - before) :]
-    if not chosen:
+def _last(answer: Any, num_tokens: int, choice: str) -> list[Any]:
+    """The (logprob, token, ...) of a choice's tokens: the last `num_tokens` of the prompt's."""
+    entries = (answer.get("meta_info") or {}).get("input_token_logprobs") or []
+    return _require([entry for entry in entries[-num_tokens:] if entry[0] is not None], choice)
+
+
+def _require(entries: list[Any], choice: str) -> list[Any]:
+    if not entries:
         raise CallFailed(f"the server gave no logprobs of the choice {choice!r:.40}, so it cannot be scored")
-    return chosen
+    return entries
 
 
 def _usage(meta: dict[str, Any]) -> Usage:

@@ -98,12 +98,21 @@ def _failure(base_url: str, error: urllib.error.HTTPError) -> CallFailed:
     """What a status says, with the server's own words."""
     body = error.read(1 << 16).decode(errors="replace")
     try:
-        said = json.loads(body)
-        said = said.get("error", said.get("message", said)) if isinstance(said, dict) else said
-        said = said.get("message", said) if isinstance(said, dict) else said
+        said = told_error(json.loads(body))[1]
     except ValueError:
         said = body
-    return failed(base_url, error.code, str(said))
+    return failed(base_url, error.code, said)
+
+
+def told_error(body: Any) -> tuple[int, str]:
+    """The status that an error's body names (500 where it names none), and its words: {"error": {"message", "code"}},
+    {"error": "..."}, {"message"} or {"detail"}."""
+    said = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(said, dict):
+        return 500, str(said)
+    code = said.get("code")
+    words = next((said[key] for key in ("message", "detail") if said.get(key)), said)
+    return code if isinstance(code, int) and not isinstance(code, bool) else 500, str(words)
 
 
 def failed(name: str, status: int, said: str) -> CallFailed:

@@ -99,11 +99,10 @@ class Recording:
         if asked.choices is None:
             meta = generation_meta(result, tokenizer)
         else:
-            meta = choice_meta(result, asked.choices, tokenizer)
+            meta = choice_meta(result, call.scored, tokenizer)
         said = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
-        text = result.text if result.choice is None or asked.choices is None else asked.choices[result.choice.index]
         ids = tuple(result.token_ids)
-        return Outcome(text, result.finish_reason, result.matched, result.usage, ids, said or None)
+        return Outcome(result.text, result.finish_reason, result.matched, result.usage, ids, said or None)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:

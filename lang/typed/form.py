@@ -61,6 +61,8 @@ def form_of(where: str, type_: Any) -> Form:
     """
     if isinstance(type_, str):
         raise InputError(f"{where}: type takes a type, such as int or a dataclass, not the text {type_!r:.80}")
+    if isinstance(type_, list | tuple | dict | set):
+        raise InputError(f"{where}: type takes a type, such as list[int] or a dataclass, not {type_!r:.80}")
     try:
         return _known_form(type_)
     except (TypeError, ValueError, RecursionError, NameError) as error:
@@ -106,8 +108,8 @@ def json_form(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         raise TypeError(why)
     try:
         return _by_pydantic(type_)
-    except TypeError:
-        raise TypeError(why) from None
+    except TypeError as error:
+        raise TypeError(f"{why}; and Pydantic: {str(error).splitlines()[0]}") from None
 
 
 def _by_pydantic(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections import deque
 from typing import ClassVar, Protocol
@@ -55,12 +56,12 @@ class Signal:
 
 
 class Bell:
-    """One per event loop: `Bell.here()` in a coroutine, then `ring(event)` from any thread."""
+    """One per event loop: `Bell.here()` in a coroutine, then `ring(event)` from any thread, its own or another."""
 
     _of_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Bell]] = weakref.WeakKeyDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+        self._loop, self._thread_id = weakref.ref(loop), threading.get_ident()
         self._rung: deque[Settable] = deque()
         self._urgent: deque[Settable] = deque()
         self._is_called = False
@@ -80,8 +81,9 @@ class Bell:
         loop = self._loop()  #                                        has left its event where it will be found
         if not self._is_called and loop is not None:
             self._is_called = True
+            is_here = threading.get_ident() == self._thread_id
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(self._set)
+                (loop.call_soon if is_here else loop.call_soon_threadsafe)(self._set)
 
     def _set(self) -> None:
         self._is_called = False  # before the look, for the same reason

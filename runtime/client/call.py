@@ -12,12 +12,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.following import Place, Progress, follow
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 GRACE_S = 1.0  # how long after a call's deadline the scheduler may still report it itself
 
@@ -28,6 +33,7 @@ class CallResult:
 
     `token_ids` are the tokens that stand in the session's text; `logprobs` those that were sampled, which are
     more where a stop string was cut off. `checked_by` is the lenient constraint that the value was sampled under.
+    `vector`: what an embedding is, float32, little-endian.
     """
 
     text: str
@@ -39,6 +45,14 @@ class CallResult:
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     checked_by: Spec | None = None
+    vector: bytes | None = None
+
+    @cached_property
+    def embedding(self) -> npt.NDArray[np.float32]:
+        """[dimensions] float32, read-only, of an embedding's call; empty for another."""
+        import numpy as np
+
+        return np.frombuffer(self.vector or b"", dtype="<f4")
 
     @cached_property
     def violation(self) -> str | None:
@@ -53,8 +67,16 @@ class CallResult:
         return why_not(self.checked_by, self.text)
 
 
+@dataclass(frozen=True)
+class Scored:
+    """What a select chooses from: the texts, and the tokens of each, which may begin in the text before them."""
+
+    choices: tuple[str, ...]
+    token_ids: list[list[int]]
+
+
 class Call:
-    """One Generate or Select on its way. Reading waits; nothing else does.
+    """One Generate, Select or Embed on its way. Reading waits; nothing else does.
 
     >>> call = session.generate(sampling_params(max_tokens=8))     # doctest: +SKIP
     >>> for piece in call.pieces(): print(piece, end="")           # doctest: +SKIP
@@ -68,12 +90,14 @@ class Call:
         cancel: Callable[[], None],
         timeout_s: float | None = None,
         checked_by: Spec | None = None,
+        scored: Scored | None = None,
     ) -> None:
         self.call_id = call_id
         self.started = time.monotonic()
         self._detokenizer = detokenizer
         self._cancel = cancel
         self._checked_by = checked_by
+        self.scored = scored
         self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -95,12 +119,14 @@ class Call:
                 self._logprobs = self._logprobs or []
                 self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
-            if piece:
+            if piece and self.scored is None:  # a choice's text comes with its end
                 self._pieces.append(piece)
             self._notify()
 
     def on_finished(self, message: Finished) -> None:
         with self._lock:
+            if self.scored is not None and message.choice is not None:
+                self._pieces.append(self.scored.choices[message.choice.index])
             self._result = CallResult(
                 text="".join(self._pieces),
                 finish_reason=message.reason,
@@ -111,6 +137,7 @@ class Call:
                 choice=message.choice,
                 prompt_logprobs=message.prompt_logprobs,
                 checked_by=self._checked_by,
+                vector=message.embedding,
             )
             self._notify()
 
@@ -155,6 +182,11 @@ class Call:
     def num_tokens(self) -> int:
         """Tokens that have come so far."""
         return len(self._token_ids)
+
+    @property
+    def usage(self) -> Usage | None:
+        """What it cost; None while it runs and where it failed."""
+        return None if self._result is None else self._result.usage
 
     @property
     def failure(self) -> CallFailed | None:

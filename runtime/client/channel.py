@@ -2,7 +2,7 @@
 
 Two exist: `zmq_channel.ZmqChannel` to another process, `local_channel.LocalChannel` to a scheduler in this one.
 
-Knows: the three methods. Must not know: calls, sessions, text.
+Knows: the methods. Must not know: calls, sessions, text.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ class Channel(Protocol):
 
     def send(self, request: Request) -> None:
         """Sends without waiting, from any thread. Raises RuntimeGone when the scheduler has ended."""
+
+    def join_loop(self) -> None:
+        """From now on the running event loop reads, where a thread did that does nothing else; call it there."""
+
+    def leave_loop(self) -> None:
+        """Undoes `join_loop`, before the loop is closed; call it there."""
 
     def close(self) -> None:
         """Says goodbye; the scheduler drops this client's sessions. Idempotent."""

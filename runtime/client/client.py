@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.bell import Bell
-from plait.runtime.client.call import Call
+from plait.runtime.client.call import Call, Scored
 from plait.runtime.client.channel import Channel
 from plait.runtime.client.session import Session
 from plait.runtime.errors import CallFailed, InputError, PlaitError, RuntimeGone, call_failed
@@ -85,6 +85,15 @@ class Client:
         """Drops every cached prefix that no running call needs."""
         return self._ask(FlushCache)
 
+    def join_loop(self) -> None:
+        """Reads replies in the running event loop from now on, without a change of thread. For a process that has one
+        loop and nothing that blocks it; call it there, and `leave_loop` before that loop is closed."""
+        self._channel.join_loop()
+
+    def leave_loop(self) -> None:
+        """Reads in a thread again."""
+        self._channel.leave_loop()
+
     def close(self) -> None:
         """Ends this connection; the scheduler frees its sessions. Idempotent."""
         self._channel.close()
@@ -117,12 +126,13 @@ class Client:
         request: Callable[[int], Request],
         timeout_s: float | None,
         checked_by: Spec | None = None,
+        scored: Scored | None = None,
     ) -> Call:
         """Numbers a call, sends `request(call id)` and returns the call to wait on, at most `timeout_s` seconds."""
         call_id = self.next_id()
         abort = Abort(session_id, call_id)
         detokenizer = Detokenizer(self.tokenizer.vocabulary)
-        call = Call(call_id, detokenizer, lambda: self.send_if_alive(abort), timeout_s, checked_by)
+        call = Call(call_id, detokenizer, lambda: self.send_if_alive(abort), timeout_s, checked_by, scored)
         self._register(call_id, call)
         try:
             self.send(request(call_id))

@@ -38,6 +38,12 @@ class LocalChannel:
             raise RuntimeGone(self._why)
         self._link.post(request)
 
+    def join_loop(self) -> None:
+        """Changes nothing: the thread that delivers is the one that steps."""
+
+    def leave_loop(self) -> None:
+        """Changes nothing."""
+
     def close(self) -> None:
         self._closing = True
         self._link.wake()

@@ -12,20 +12,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.call import Call
-from plait.runtime.errors import InputError
+from plait.runtime.client.call import Call, Scored
+from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
+    MAX_APPEND_TOKENS,
     MAX_CHOICES,
     MAX_FORK,
     Abort,
     Append,
     Close,
+    Embed,
     Fork,
     Generate,
     Select,
     SelectMethod,
 )
 from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
+from plait.runtime.tokenizer.joining import joined
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -40,11 +43,12 @@ class Session:
     ' Paris.'
     """
 
-    def __init__(self, client: Client, session_id: int, is_empty: bool = True) -> None:
+    def __init__(self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0) -> None:
         self.session_id = session_id
         self._client = client
         self._parts: list[tuple[str, bool]] = []  # (text, is the chat template's own) not yet sent
         self._is_empty = is_empty  # nothing was sent: a BOS is still owed
+        self._num_sent = num_sent  # tokens of the text, less what was sampled
         self._closed = False
 
     def append(self, text: str, *, control: bool = False) -> None:
@@ -59,17 +63,17 @@ class Session:
         """Adds tokens as they are, control tokens too, and no BOS: for a caller who has tokenized the text itself."""
         self._flush(None)
         width = self._client.model.vocab_size
-        if any(isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < width for token in token_ids):
+        is_wrong = not {int}.issuperset(map(type, token_ids))  # bool is another type
+        if is_wrong or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < width):
             raise InputError(f"token ids are integers from 0 to {width - 1}")
-        if token_ids:
-            self._client.send(Append(self.session_id, list(token_ids)))
-            self._is_empty = False
+        self._send_text(list(token_ids))
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled.
 
         What a lenient constraint leaves open is checked when the result is read: `result().violation`.
         """
+        self._require_head()
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
@@ -89,21 +93,33 @@ class Session:
         method: SelectMethod = "token_length_normalized",
         timeout_s: float | None = None,
     ) -> Call:
-        """Scores the choices after the text so far and appends the best; `result().choice` has the scores."""
+        """Scores the choices after the text so far and appends the best; `result().choice` has the scores.
+
+        What was appended since the last call or fork is tokenized as one with them (`plait.runtime.tokenizer.joining`).
+        `scored` of the call: the ids whose logprobs `result().choice` holds.
+        """
+        self._require_head()
         self._check_choices(choices)
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
         if timeout_s is not None:
             sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
-        token_ids = [self._client.tokenizer.encode_plain(choice) for choice in choices]
-        self._flush("select")
+        self._require_open()
+        text_ids, token_ids = joined(self._client.tokenizer, self._parts, choices, at_start=self._is_empty)
+        self._parts.clear()
+        self._send_text(text_ids)
+        self._require_text("select")
         return self._client.start_call(
-            self.session_id, lambda call: Select(self.session_id, call, token_ids, method, timeout_s), timeout_s
+            self.session_id,
+            lambda call: Select(self.session_id, call, token_ids, method, timeout_s),
+            timeout_s,
+            scored=Scored(tuple(choices), token_ids),
         )
 
     def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
         """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
         tokens there. The text so far must not be empty."""
+        self._require_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
         self._flush("a score")
         choices = [list(token_ids)]
@@ -113,12 +129,39 @@ class Session:
             timeout_s,
         )
 
+    def embed(
+        self, dimensions: int | None = None, *, normalize: bool | None = None, timeout_s: float | None = None
+    ) -> Call:
+        """Makes one vector of the text so far, which stays as it is; `result().embedding` has it.
+
+        `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
+        arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
+        Nothing is put behind the text; `tokenizer.encode_whole` does that. UnsupportedModel where the files name no
+        pooling.
+        """
+        made = self._client.model.embeddings
+        if made is None:
+            why = self._client.model.no_embeddings
+            raise UnsupportedModel(f"this model has no pooling, so it gives no embeddings: {why}")
+        if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= made.size):
+            raise InputError(f"dimensions must be an integer from 1 to {made.size}, not {dimensions!r:.40}")
+        if normalize is not None and not isinstance(normalize, bool):
+            raise InputError(f"normalize must be True, False or None, not {normalize!r:.40}")
+        if timeout_s is not None:
+            sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
+        self._flush("an embedding")
+        return self._client.start_call(
+            self.session_id,
+            lambda call: Embed(self.session_id, call, dimensions or 0, normalize, timeout_s),
+            timeout_s,
+        )
+
     def fork(self, size: int) -> list[Session]:
         """`size` sessions that begin with this one's text as it stands here in the program."""
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
             raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
         self._flush(None)
-        children = [Session(self._client, self._client.next_id(), self._is_empty) for _ in range(size)]
+        children = [Session(self._client, self._client.next_id(), self._is_empty, self._num_sent) for _ in range(size)]
         self._client.send(Fork(self.session_id, [child.session_id for child in children]))
         return children
 
@@ -137,18 +180,31 @@ class Session:
     def _flush(self, needed_by: str | None) -> None:
         """Sends the text kept back. A call (not a fork) needs at least one token before it."""
         self._require_open()
-        tokenizer = self._client.tokenizer
         if self._parts:
-            token_ids = tokenizer.encode(self._parts, at_start=self._is_empty)
+            token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
             self._parts.clear()
-            bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
-            if bos is not None and token_ids[:1] != [bos]:
-                token_ids.insert(0, bos)
-            if token_ids:
-                self._client.send(Append(self.session_id, token_ids))
-                self._is_empty = False
-        if needed_by and self._is_empty:
+            self._send_text(token_ids)
+        if needed_by:
+            self._require_text(needed_by)
+
+    def _require_text(self, needed_by: str) -> None:
+        if self._is_empty:
             raise InputError(f"the prompt is empty: add text before {needed_by}")
+
+    def _send_text(self, token_ids: list[int]) -> None:
+        """In pieces, the first of a session behind the tokenizer's BOS. Behind the piece that overflows the context,
+        nothing is sent: no call can come after it."""
+        tokenizer = self._client.tokenizer
+        bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
+        if token_ids and bos is not None and token_ids[0] != bos:
+            token_ids.insert(0, bos)
+        for at in range(0, len(token_ids), MAX_APPEND_TOKENS):
+            if self._num_sent > self._client.model.context_length:
+                return
+            piece = token_ids[at : at + MAX_APPEND_TOKENS]
+            self._client.send(Append(self.session_id, piece))
+            self._num_sent += len(piece)
+            self._is_empty = False
 
     def _check_choices(self, choices: Sequence[str]) -> None:
         if isinstance(choices, str) or not choices or len(choices) > MAX_CHOICES:
@@ -159,6 +215,10 @@ class Session:
         if len(set(choices)) != len(choices):
             twice = next(c for i, c in enumerate(choices) if c in choices[:i])
             raise InputError(f"the choice {twice!r:.80} is given twice")
+
+    def _require_head(self) -> None:
+        if not self._client.model.generates:
+            raise UnsupportedModel("this model has no output head: it gives embeddings, and generates no text")
 
     def _require_open(self) -> None:
         if self._closed:

@@ -29,7 +29,7 @@ class DeviceFlight:
     can_be_followed = True
 
     def __init__(self, batch: Batch, sampling: DeviceSampling, stream: Stream, draw: Work) -> None:
-        self._generations = [gen for _, gen in batch.sampled_rows()]
+        self._generations = [gen for _, gen in batch.sampled]
         self._sampling, self._stream, self._draw = sampling, stream, draw
         self._pending: Pending | None = None
 

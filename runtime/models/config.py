@@ -35,7 +35,8 @@ class ModelConfig:
     `sliding_window`: the number of latest positions a query sees, None for all; it holds in the layers that
     `sliding_layers` marks, in all of them if that is empty. `local_rope_theta`: the rotary base of those layers,
     where it is another. `rotary_dim`: leading dimensions of a head that rotate, 0 for all. `attention_scale`: what
-    scores are multiplied by, 0 for 1 / sqrt(head_dim). Raises CorruptModel where numbers contradict.
+    scores are multiplied by, 0 for 1 / sqrt(head_dim). `has_head`: False where the files hold no output head: the
+    embedding stands in its place, and no text can be generated. Raises CorruptModel where numbers contradict.
     """
 
     architecture: str
@@ -60,6 +61,7 @@ class ModelConfig:
     rotary_dim: int = 0
     attention_scale: float = 0.0
     experts: ExpertsConfig | None = None
+    has_head: bool = True
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():

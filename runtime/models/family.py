@@ -18,7 +18,8 @@ from plait.runtime.models.shapes import LayerShapes
 class Family:
     """`name` is also what ModelConfig.architecture says.
 
-    `hf` and `gguf`: what the two kinds of files call it. `gguf_names`: modules of a layer that GGUF calls otherwise
+    `hf` and `gguf`: what the two kinds of files call it; `hf_base` where the model without an output head is not called
+    as the others are. `gguf_names`: modules of a layer that GGUF calls otherwise
     than in Llama. `gguf_interleaved`: llama.cpp stores the rows of q and k with rotary pairs side by side.
     """
 
@@ -30,3 +31,9 @@ class Family:
     layer_shapes: LayerShapes
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     gguf_interleaved: bool = False
+    hf_base: str | None = None
+
+    @property
+    def base(self) -> str:
+        """What transformers calls the model without an output head."""
+        return self.hf_base or self.hf.replace("ForCausalLM", "Model")

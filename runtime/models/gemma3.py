@@ -106,6 +106,7 @@ def layer_shapes(config: ModelConfig, layer: int) -> Shapes:
 FAMILY = Family(
     name="gemma3",
     hf="Gemma3ForCausalLM",
+    hf_base="Gemma3TextModel",
     gguf="gemma3",
     read_hf=read_hf,
     read_gguf=read_gguf,

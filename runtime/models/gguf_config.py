@@ -109,6 +109,8 @@ def _head_dim(keys: Keys, default: int) -> int:
 def _refuse_variants(keys: Keys) -> None:
     if keys.get("attention.clamp_kqv", 0) or keys.get("use_parallel_residual", False):
         raise UnsupportedModel("the model clamps attention or runs its blocks in parallel, unlike plait")
+    if keys.get("attention.causal", True) is False:
+        raise UnsupportedModel("the model attends to later tokens too (bidirectional attention), which plait cannot")
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if keys.get(key, 0):
             raise UnsupportedModel(f"{keys.prefix}{key} is not supported")

@@ -23,6 +23,8 @@ def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None =
     """
     if config.get("quantization_config") is not None:
         raise UnsupportedModel("the folder holds quantized weights; take the plain folder or a GGUF file")
+    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
+        raise UnsupportedModel("the model attends to later tokens too (bidirectional attention), which plait cannot")
     rope = rope_parameters(config) if rope is None else rope
     hidden_size = whole("hidden_size", config.get("hidden_size"), MOST["hidden_size"])
     num_heads = whole("num_attention_heads", config.get("num_attention_heads"), MOST["num_heads"])

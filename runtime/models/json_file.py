@@ -1,6 +1,6 @@
-"""One JSON object read from a model's folder, with a limit on its size and our own errors.
+"""A JSON object or list read from a model's folder, with a limit on its size and our own errors.
 
-Knows: files and JSON. Must not know: what the object means.
+Knows: files and JSON. Must not know: what they mean.
 """
 
 from __future__ import annotations
@@ -20,14 +20,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
     >>> read_json_object(Path("model/config.json"))["vocab_size"]  # doctest: +SKIP
     49152
     """
+    value = _read_json(path)
+    if not isinstance(value, dict):
+        raise CorruptModel(f"{path} does not hold a JSON object")
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The list in the file. Raises ModelNotFound if there is none, CorruptModel if it is no JSON list."""
+    value = _read_json(path)
+    if not isinstance(value, list):
+        raise CorruptModel(f"{path} does not hold a JSON list")
+    return value
+
+
+def _read_json(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise CorruptModel(f"{path.name} is larger than {MAX_BYTES} bytes")
-        value = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path.parent} has no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise CorruptModel(f"{path} is not JSON: it is truncated or damaged; download it again") from error
-    if not isinstance(value, dict):
-        raise CorruptModel(f"{path} does not hold a JSON object")
-    return value

@@ -26,6 +26,8 @@ _HUB_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "modules.json",
+    "*_Pooling/config.json",
 )
 
 

@@ -26,6 +26,7 @@ FAMILIES = (
 
 BY_NAME: dict[str, Family] = {family.name: family for family in FAMILIES}
 _BY_HF = {family.hf: family for family in FAMILIES}
+_BY_BASE = {family.base: family for family in FAMILIES}  # saved without an output head, as embedding models are
 _BY_GGUF = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 
 
@@ -38,7 +39,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    family = _BY_HF.get(name) if isinstance(name, str) else None
+    family = (_BY_HF | _BY_BASE).get(name) if isinstance(name, str) else None
     if family is None:
         raise _unsupported(name, _BY_HF)
     return family.read_hf(config)

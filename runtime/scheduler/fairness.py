@@ -8,12 +8,15 @@
 Levels order those that wait. Tiers, which are wider, also let a row go before one that runs already. A program that
 nobody served for long goes first, whatever it had; the more it had, the longer that takes.
 
+A tenant that comes, or comes back, is lifted to the least of the counters of those that are here, or to that of who
+left last: it has saved up nothing. One that comes back may keep as much as ranks do not tell, a level: a client that
+posts a call when it has the answer to the one before would lose so much with each.
+
 Knows: tokens served, times. Must not know: pages, batches, what a row computes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from plait.runtime.config import Order
@@ -26,6 +29,14 @@ TIER_TOKENS = 2048  # service that no other program interrupts; each tier after 
 TIER_BITS = 3
 Rank = tuple[int, bool, int, int]
 ProgramId = tuple[bytes, int]
+
+
+@dataclass(slots=True)
+class Tenant:
+    """The counter of a tenant that has rows: what it was served, or lifted to."""
+
+    served: int
+    num_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -51,9 +62,10 @@ class Fairness:
 
     def __init__(self, order: Order = "fair") -> None:
         self.order = order
-        self._tenant_rows: Counter[str] = Counter()
-        self._tenant_served: dict[str, int] = {}  # of the tenants that have rows
-        self._tenants_away: dict[str, int] = {}  # what those without rows were served, the longest away first
+        self._tenants: dict[str, Tenant] = {}  # those that have rows
+        self._away: dict[str, int] = {}  # the counters of those that have none, the longest away first
+        self._last_to_leave = 0  # its counter
+        self._floor = 0  # what newcomers are lifted to; it never sinks, so those that keep a level do not add up
         self._programs: dict[ProgramId, Account] = {}
         self._arrivals = 0
 
@@ -63,21 +75,26 @@ class Fairness:
         """The row has come to wait for the first time."""
         self._arrivals += 1
         row.arrival = self._arrivals
-        tenant = row.session.opened.tenant
-        if tenant not in self._tenant_rows:  # one that comes back has saved up nothing while it was away, and owes
-            least = min(self._tenant_served.values(), default=0)
-            self._tenant_served[tenant] = max(least, self._tenants_away.pop(tenant, 0))
-        self._tenant_rows[tenant] += 1
+        name = row.session.opened.tenant
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            least = min((each.served for each in self._tenants.values()), default=self._last_to_leave)
+            self._floor = max(self._floor, least)
+            known = self._away.pop(name, None)
+            served = self._floor if known is None else max(known, self._floor - LEVEL_TOKENS)
+            tenant = self._tenants[name] = Tenant(served)
+        tenant.num_rows += 1
+        row.tenant, row.account = tenant, self._programs.setdefault(row.session.program, Account())
 
     def remove(self, row: Row) -> None:
         """The row is over."""
-        tenant = row.session.opened.tenant
-        self._tenant_rows[tenant] -= 1
-        if not self._tenant_rows[tenant]:
-            del self._tenant_rows[tenant]
-            self._tenants_away[tenant] = self._tenant_served.pop(tenant)
-            if len(self._tenants_away) > MAX_AWAY:
-                del self._tenants_away[next(iter(self._tenants_away))]
+        row.tenant.num_rows -= 1
+        if not row.tenant.num_rows:
+            name = row.session.opened.tenant
+            del self._tenants[name]
+            self._away[name] = self._last_to_leave = row.tenant.served
+            if len(self._away) > MAX_AWAY:
+                del self._away[next(iter(self._away))]
 
     def forget_program(self, program: ProgramId) -> None:
         """The program's last session is gone."""
@@ -85,12 +102,9 @@ class Fairness:
 
     def charge(self, row: Row, num_tokens: int, now: float) -> None:
         """Tokens of the row go through the model at time `now`."""
-        session = row.session
-        self._tenant_served[session.opened.tenant] += num_tokens
-        account = self._programs.get(session.program)
-        if account is None:
-            account = self._programs[session.program] = Account()
-        if account.is_starving(now, row.meter.arrived):
+        row.tenant.served += num_tokens
+        account = row.account
+        if now - account.last > STARVING_S and account.is_starving(now, row.meter.arrived):
             account.protected_until = now + STARVING_S
         account.served += num_tokens
         account.last = now
@@ -101,35 +115,29 @@ class Fairness:
         """The less, the sooner. Rows of equal rank go by cached prefix, then by arrival."""
         if self.order == "first-come":
             return (0, False, row.arrival, 0)
-        tenant = self._tenant_served[row.session.opened.tenant] // LEVEL_TOKENS
+        tenant = row.tenant.served // LEVEL_TOKENS
         if self.is_starving(row, now):
             return (tenant, False, row.arrival, 0)
-        return (tenant, True, -row.session.opened.priority, self._account(row).level)
+        return (tenant, True, -row.session.opened.priority, row.account.level)
 
     def is_starving(self, row: Row, now: float) -> bool:
         """Whether the row's program has waited so long that what it was served counts no more."""
-        return self._account(row).is_starving(now, row.meter.arrived)
+        return row.account.is_starving(now, row.meter.arrived)
 
     def tier(self, row: Row, now: float) -> int:
         """0 for a row that no other may go before once it runs: what its program was served is little, or it has
         waited too long already."""
-        account = self._account(row)
+        account = row.account
         if self.order == "first-come" or now < account.protected_until or self.is_starving(row, now):
             return 0
         return -(-(account.served // TIER_TOKENS).bit_length() // TIER_BITS)
 
     def weight(self, row: Row, now: float) -> tuple[int, int]:
         """Of several rows that may be interrupted the one of the largest is: its tier, then what its program had."""
-        return self.tier(row, now), self._account(row).served
+        return self.tier(row, now), row.account.served
 
     def may_interrupt(self, waiting: Row, running: Row, now: float) -> bool:
         """Whether `waiting` may go before `running`, which has begun."""
         if self.tier(waiting, now) >= self.tier(running, now):
             return False
         return self.rank(waiting, now) < self.rank(running, now)
-
-    def _account(self, row: Row) -> Account:
-        return self._programs.get(row.session.program, _NEW)
-
-
-_NEW = Account()  # of programs that were not served yet; nobody writes to it

@@ -62,7 +62,8 @@ class Generating:
             gen.unsent_logprobs.append(logprob)
         if gen.matcher is not None and not gen.matcher.accept(token):
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
-        del gen.ahead[:1]
+        if gen.ahead:
+            del gen.ahead[0]
         ending = self._ending_token(gen, token)
         if ending is not None:
             return ending
@@ -98,7 +99,7 @@ class Generating:
 
     def _room(self, gen: Generation) -> int:
         """Tokens that the output can still take."""
-        return min(gen.params.max_tokens - gen.num_output, self.max_length - len(gen.seq))
+        return min(gen.params.max_tokens - len(gen.byte_ends), self.max_length - gen.seq.tokens.size)
 
     def _can_be_closed(self, gen: Generation, num_new: int) -> bool:
         """Whether a whole value still fits once `num_new` tokens, which the matcher has accepted, are added."""
@@ -142,8 +143,7 @@ class Generating:
         """
         token_bytes = self.vocabulary.token_bytes[token]
         gen.append(token, token_bytes)
-        hit = gen.stops.push(token_bytes)
-        if hit is not None:
+        if gen.stops is not None and (hit := gen.stops.push(token_bytes)) is not None:
             self._cut(gen, hit)
             return Ending("stop", hit.text)
         if gen.is_closing and not gen.ahead:

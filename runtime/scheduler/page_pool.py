@@ -28,7 +28,10 @@ class PagePool:
         """`count` free pages, int32, ascending. The caller makes sure that there are as many."""
         assert 0 <= count <= self.num_free, (count, self.num_free)
         self.num_free -= count
-        return np.sort(self._free[self.num_free : self.num_free + count])
+        pages = self._free[self.num_free : self.num_free + count][::-1]
+        if (pages[1:] < pages[:-1]).any():  # only then: sorting lets go of the interpreter's lock
+            return np.sort(pages)
+        return pages.copy()
 
     def take(self) -> int:
         """One free page; the caller makes sure that there is one."""

@@ -43,7 +43,7 @@ class Policy:
         self.max_logits = max(MAX_LOGITS, max_batch_rows)
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Row, None] = {}  # in order of arrival
-        self.running: list[Row] = []  # in order of admission
+        self.running: dict[Row, None] = {}  # in order of admission
         self.fairness = Fairness(order)
         self.num_retractions = self.num_pauses = 0
         self.new_nodes: list[tuple[Node, int]] = []  # published early in this step, with their tokens: void if it fails
@@ -61,7 +61,7 @@ class Policy:
         if row in self.waiting:
             del self.waiting[row]
         elif row in self.running:
-            self.running.remove(row)
+            del self.running[row]
         else:
             return
         self.fairness.remove(row)
@@ -77,29 +77,47 @@ class Policy:
         batch = Batch(self.max_batch_tokens, self.max_logits)
         self.new_nodes.clear()
         self._now = time.monotonic()
-        chosen: set[Row] = set()
         self._make_way()
         decoding: list[Row] = []
         prompts: list[Row] = []
         for row in self.running:
             (prompts if row.num_pending > 1 else decoding).append(row)
-        retracted = self.num_retractions
+        may_draft = self.draft and len(self.running) < DRAFT_TOKENS
         for row in decoding:
-            was_retracted = self.num_retractions > retracted and row not in self.running  # by an earlier one
-            if batch.budget and not was_retracted:
-                self._schedule(batch, row, chosen)
-        for row in sorted(prompts, key=self._tier):
+            if not batch.budget:
+                break
+            if may_draft or not self._go_on(batch, row):
+                self._schedule(batch, row)
+        for row in sorted(prompts, key=self._tier) if prompts else ():
             if self._tier(row):
-                self._admit(batch, chosen, before=row)
-            if batch.budget and row in self.running:
-                self._schedule(batch, row, chosen)
-        self._admit(batch, chosen)
+                self._admit(batch, before=row)
+            if batch.budget:
+                self._schedule(batch, row)
+        self._admit(batch)
         return batch if batch.rows else None
 
-    def _schedule(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
+    def _go_on(self, batch: Batch, row: Row) -> bool:
+        """`_schedule` for a row in the midst of its output, with one token to compute and a page for it, as nearly all
+        are; False, and nothing done, for the others."""
+        seq = row.seq
+        start = seq.pages.size
+        is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start  # no node of the tree can have its token
+        if not is_alone or row.logits_from > start or not self.cache.pool.num_free or batch.logits_budget <= 0:
+            return False
+        if row not in self.running:  # retracted by an earlier one
+            return True
+        self.cache.allocate(seq, 1)
+        row.meter.count_computed(start, start + 1)
+        self.fairness.charge(row, 1, self._now)
+        batch.add_next(row, start)
+        return True
+
+    def _schedule(self, batch: Batch, row: Row) -> None:
         """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
+        if row not in self.running:  # retracted by an earlier one
+            return
         if row.awaited >= 0 and not row.num_pending:
-            self._run_ahead(batch, row, chosen)
+            self._run_ahead(batch, row)
             return
         self.cache.extend_from_cache(row.seq, row.logits_from)
         start = row.seq.num_computed
@@ -114,31 +132,30 @@ class Policy:
                 row.drop_draft()
                 count = 1
                 continue
-            victim = next((r for r in reversed(self.running) if r not in chosen and r is not row), None)
+            chosen = {each.row for each in batch.rows} | {row}
+            victim = next((other for other in reversed(self.running) if other not in chosen), None)
             if victim is not None and victim.arrival > row.arrival:
                 self.retract(victim)
             elif self.cache.num_available:
                 count = self.cache.num_available
             else:
-                if chosen or victim is not None:
+                if batch.rows or victim is not None:
                     self.retract(row)
                 return
         if count > 1 and not row.num_draft and (node := self.cache.publish_early(row.seq)) is not None:
             self.new_nodes.append((node, len(node.key)))
         row.meter.count_computed(start, start + count - row.num_draft)
-        self._charge(row, count)
+        self.fairness.charge(row, count, self._now)
         batch.add(row, start, count)
-        chosen.add(row)
 
-    def _run_ahead(self, batch: Batch, row: Row, chosen: set[Row]) -> None:
+    def _run_ahead(self, batch: Batch, row: Row) -> None:
         """Lets the row go on with the token that the step under way samples for it, before that is known."""
         if not batch.room_for(row, len(row.seq)) or not row.expects_another(self.max_length):
             return
         page = self.cache.lend()
         if page is not None:
-            self._charge(row, 1)
+            self.fairness.charge(row, 1, self._now)
             batch.add_ahead(row, page)
-            chosen.add(row)
 
     def _draft(self, batch: Batch, row: Row) -> None:
         """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
@@ -156,7 +173,7 @@ class Policy:
 
     def _set_aside(self, row: Row) -> None:
         row.awaited = -1
-        self.running.remove(row)
+        del self.running[row]
         self.cache.release(row.seq)
         self.waiting = {row: None, **self.waiting}
 
@@ -172,7 +189,7 @@ class Policy:
             self.num_pauses += 1
             self._set_aside(pausable.pop())
 
-    def _admit(self, batch: Batch, chosen: set[Row], before: Row | None = None) -> None:
+    def _admit(self, batch: Batch, before: Row | None = None) -> None:
         """Lets waiting rows run, best first, as far as they fit; with `before` those that may interrupt its prompt,
         which must be longer than what they need."""
         if not self.waiting or not batch.budget or len(self.running) >= self.max_batch_rows:
@@ -185,8 +202,8 @@ class Policy:
             del self.waiting[row]
             row.meter.admitted = row.meter.admitted or time.monotonic()
             self.cache.activate(row.seq, row.logits_from)
-            self.running.append(row)
-            self._schedule(batch, row, chosen)
+            self.running[row] = None
+            self._schedule(batch, row)
 
     def _goes_before(self, waiting: Row, running: Row) -> bool:
         need = len(waiting.seq) - self._cached(waiting)
@@ -210,6 +227,3 @@ class Policy:
 
     def _cached(self, row: Row) -> int:
         return self.cache.peek(row.seq, row.logits_from)
-
-    def _charge(self, row: Row, num_tokens: int) -> None:
-        self.fairness.charge(row, num_tokens, self._now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plait.runtime.scheduler.page_pool import IntArray, PagePool
+from plait.runtime.scheduler.page_pool import PagePool
 from plait.runtime.scheduler.radix_tree import Node, RadixTree
 from plait.runtime.scheduler.sequence import Sequence
 
@@ -55,9 +55,9 @@ class PrefixCache:
         assert seq.is_locked and old is not None
         match = self.tree.match(old, seq.tokens.view()[seq.num_computed : limit])
         if match.length:
-            seq.node = self.tree.lock(match)
-            self.tree.unlock_node(old)
-            seq.pages.extend(match.pages)
+            seq.pages.extend(match.pages)  # before a split makes the match void
+            seq.node = self.tree.end_of(match)
+            self.tree.move_lock(old, seq.node)
             seq.num_in_tree = seq.num_computed
 
     def peek(self, seq: Sequence, limit: int) -> int:
@@ -132,7 +132,7 @@ class PrefixCache:
         Only where the tree has nothing yet; returns the new node, to be removed should the forward fail.
         """
         assert seq.node is not None
-        if seq.num_in_tree == seq.num_computed or int(seq.tokens.view()[seq.num_in_tree]) in seq.node.children:
+        if seq.num_in_tree == seq.num_computed or seq.tokens.at(seq.num_in_tree) in seq.node.children:
             return None
         self.publish(seq)
         return seq.node
@@ -143,13 +143,13 @@ class PrefixCache:
             return
         assert seq.is_locked and seq.node is not None
         at, end = seq.num_in_tree, seq.num_computed
-        mine: IntArray = seq.pages.view()[at:end].copy()
+        mine = seq.pages.view()[at:end]
         node, kept = self.tree.insert(seq.node, seq.tokens.view()[at:end], mine)
-        self.tree.lock_node(node)
-        self.tree.unlock_node(seq.node)
+        self.tree.move_lock(seq.node, node)
         self.num_private -= end - at
-        self.pool.release(mine[kept != mine])
-        seq.pages.replace(at, kept)
+        if kept is not mine:
+            self.pool.release(mine[kept != mine])
+            seq.pages.replace(at, kept)
         seq.node, seq.num_in_tree = node, end
 
     def release(self, seq: Sequence) -> None:
@@ -200,15 +200,16 @@ class PrefixCache:
 
         Private ones are freed. Those that a retraction has put into the tree stay there as cache.
         """
-        tail = seq.pages.view()[max(num_computed, seq.num_in_tree) :].copy()
+        if num_computed == seq.num_computed:
+            return
+        tail = seq.pages.view()[max(num_computed, seq.num_in_tree) :]
         self.pool.release(tail)
         self.num_private -= len(tail)
         seq.pages.truncate(num_computed)
         if num_computed < seq.num_in_tree:
             assert seq.is_locked and seq.node is not None
             node = self.tree.ancestor(seq.node, seq.num_in_tree - num_computed)
-            self.tree.lock_node(node)
-            self.tree.unlock_node(seq.node)
+            self.tree.move_lock(seq.node, node)
             seq.node, seq.num_in_tree = node, num_computed
 
     def fork(self, seq: Sequence) -> Sequence:

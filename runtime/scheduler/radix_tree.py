@@ -9,7 +9,8 @@
 
 A node that a running sequence stands on is locked, and so is every node above it. What is not locked is cache
 and goes when pages are short: leaves first, least recently used first, those that an idle session still counts
-on (its pin) last. Every tenant and cache salt has a root of its own.
+on (its pin) last. Every tenant and cache salt has a root of its own. Nothing here looks at tokens one by one, and no
+numpy function is called that lets go of the interpreter's lock, for which another thread may be waiting.
 
 The method is RadixAttention's (Zheng et al. 2024, arXiv 2312.07104). Knows: tokens, pages, locks, pins.
 Must not know: sequences, requests, or where pages come from.
@@ -26,6 +27,7 @@ import numpy as np
 from plait.runtime.scheduler.page_pool import IntArray
 
 Space = tuple[str, str]  # (tenant, cache salt)
+SLACK = 256  # notes of nodes that can go, beyond two for each node
 EMPTY: IntArray = np.empty(0, dtype=np.int32)
 
 
@@ -56,16 +58,29 @@ class Node:
 class Match(NamedTuple):
     """Where the longest cached prefix ends: inside `node`, after `num_in_node` of its tokens.
 
-    `pages` [length] are the pages of the matched tokens. Valid until the tree changes.
+    `length` tokens are matched. Valid until the tree changes.
     """
 
     node: Node
     num_in_node: int
-    pages: IntArray
+    length: int
 
     @property
-    def length(self) -> int:
-        return len(self.pages)
+    def pages(self) -> IntArray:
+        """[length], the pages of the matched tokens; put together when asked for."""
+        if not self.length:
+            return EMPTY
+        node, parts = self.node, [self.node.pages[: self.num_in_node]]
+        left = self.length - self.num_in_node
+        while left:
+            assert node.parent is not None
+            node = node.parent
+            parts.append(node.pages)
+            left -= len(node.pages)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+
+
+Idle = tuple[int, int, Node]  # last_used and id, to be ordered by, and a leaf that was unlocked then
 
 
 class RadixTree:
@@ -74,6 +89,8 @@ class RadixTree:
     def __init__(self) -> None:
         self._roots: dict[Space, Node] = {}
         self._clock = 0
+        self._idle: list[Idle] = []  # a heap; see `_may_go`
+        self._num_nodes = 0  # without roots
         self.num_cached = 0  # pages in unlocked nodes
         self.num_locked = 0  # pages in locked nodes
 
@@ -92,28 +109,24 @@ class RadixTree:
 
     def match(self, start: Node, tokens: IntArray) -> Match:
         """The longest cached continuation of `start` along `tokens`. Changes nothing."""
-        node, at, found = start, 0, [EMPTY]
+        node, at, count = start, 0, len(tokens)
         num_in_node = len(start.key)
-        while at < len(tokens):
-            child = node.children.get(int(tokens[at]))
+        while at < count and node.children:
+            child = node.children.get(tokens.item(at))
             if child is None:
                 break
-            num_in_node = _common_length(child.key, tokens[at:])
-            found.append(child.pages[:num_in_node])
+            num_in_node = _common_length(child.key, tokens[at:] if at else tokens)
             node, at = child, at + num_in_node
             if num_in_node < len(child.key):
                 break
-        return Match(node, num_in_node, np.concatenate(found))
+        return Match(node, num_in_node, at)
 
     # -- locks and pins ---------------------------------------------------------------------------
 
-    def lock(self, match: Match) -> Node:
-        """Makes the match end at a node's end (splitting it if need be) and locks the path to the root."""
-        node = match.node
-        if 0 < match.num_in_node < len(node.key):
-            node = self._split(node, match.num_in_node)
-        self.lock_node(node)
-        return node
+    def end_of(self, match: Match) -> Node:
+        """The node that ends where the match does, made by a split if need be."""
+        whole = match.num_in_node == len(match.node.key)
+        return match.node if whole else self._split(match.node, match.num_in_node)
 
     def ancestor(self, node: Node, num_tokens: int) -> Node:
         """The node that ends `num_tokens` before `node` does, made by a split if need be."""
@@ -123,29 +136,44 @@ class RadixTree:
         return self._split(node, len(node.key) - num_tokens) if num_tokens else node
 
     def lock_node(self, node: Node) -> None:
-        self._clock += 1
+        self._lock_up_to(node, None)
+
+    def unlock_node(self, node: Node) -> None:
+        self._unlock_up_to(node, None)
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        self.drop_if_empty(root)
+
+    def move_lock(self, old: Node, new: Node) -> None:
+        """`lock_node(new)` and `unlock_node(old)`, of which one is on the other's way to the root."""
+        if new.end > old.end:
+            self._lock_up_to(new, old)
+        else:
+            self._unlock_up_to(old, new)
+
+    def _lock_up_to(self, node: Node, end: Node | None) -> None:
+        """One lock more on `node` and on those above it, `end` not included."""
         walk: Node | None = node
-        while walk is not None:
-            if walk.lock_count == 0:
+        while walk is not end and walk is not None:
+            if not walk.lock_count:
                 self.num_cached -= len(walk.key)
                 self.num_locked += len(walk.key)
             walk.lock_count += 1
-            walk.last_used = self._clock
             walk = walk.parent
 
-    def unlock_node(self, node: Node) -> None:
+    def _unlock_up_to(self, node: Node, end: Node | None) -> None:
         self._clock += 1
         walk: Node | None = node
-        while walk is not None:
+        while walk is not end and walk is not None:
             assert walk.lock_count > 0
             walk.lock_count -= 1
             walk.last_used = self._clock
-            if walk.lock_count == 0:
+            if not walk.lock_count:
                 self.num_cached += len(walk.key)
                 self.num_locked -= len(walk.key)
-            parent = walk.parent
-            self.drop_if_empty(walk)
-            walk = parent
+                self._may_go(walk)
+            walk = walk.parent
 
     # -- growing and shrinking --------------------------------------------------------------------
 
@@ -153,36 +181,62 @@ class RadixTree:
         """Adds `tokens` with their `pages` below `start`, which the caller has locked.
 
         Returns the node that now ends the text and the pages [len(tokens)] the tree has for it: where a token
-        was cached already, the tree's page stays and the caller's is the caller's to free. The end node is not
-        locked yet.
+        was cached already, the tree's page stays and the caller's is the caller's to free; where none was, they are
+        the array that was given. The end node is not locked yet.
         """
         match = self.match(start, tokens)
-        node = match.node
-        if 0 < match.num_in_node < len(node.key) and node is not start:
-            node = self._split(node, match.num_in_node)
         at = match.length
+        kept = np.concatenate([match.pages, pages[at:]]) if at else pages
+        node = self.end_of(match)
         if at < len(tokens):
             child = Node(tokens[at:].copy(), pages[at:].copy(), node, start.space)
             self._clock += 1
             child.last_used = self._clock
-            node.children[int(tokens[at])] = child
+            node.children[tokens.item(at)] = child
             self.num_cached += len(child.key)
+            self._num_nodes += 1
+            self._may_go(child)
             node = child
-        return node, np.concatenate([match.pages, pages[at:]])
+        return node, kept
 
     def evict(self, count: int) -> IntArray:
         """Drops unlocked leaves until `count` pages came free or none is left; returns the pages."""
-        heap = [(bool(leaf.pins), leaf.last_used, id(leaf), leaf) for leaf in self.nodes() if self._is_evictable(leaf)]
-        heapq.heapify(heap)
-        freed, num_freed = [EMPTY], 0
-        while heap and num_freed < count:
-            leaf = heapq.heappop(heap)[3]
-            parent = self._remove_leaf(leaf)
-            freed.append(leaf.pages)
-            num_freed += len(leaf.pages)
-            if self._is_evictable(parent):
-                heapq.heappush(heap, (bool(parent.pins), parent.last_used, id(parent), parent))
+        freed, pinned = [EMPTY], list[Idle]()
+        missing = self._drop_oldest(count, freed, pinned)
+        if missing > 0:
+            self._idle, pinned = pinned, []  # nothing else is left
+            heapq.heapify(self._idle)
+            self._drop_oldest(missing, freed, None)
+        for entry in pinned:
+            heapq.heappush(self._idle, entry)
         return np.concatenate(freed)
+
+    def _drop_oldest(self, count: int, freed: list[IntArray], pinned: list[Idle] | None) -> int:
+        """Drops idle leaves, the oldest first, until `count` pages came free; with `pinned` only those without pins,
+        and the others are put there. Returns how many pages are missing."""
+        while self._idle and count > 0:
+            entry = heapq.heappop(self._idle)
+            leaf = entry[2]
+            if entry[0] != leaf.last_used or not self._is_evictable(leaf):
+                continue  # it has been used, or gone, since
+            if pinned is not None and leaf.pins:
+                pinned.append(entry)
+                continue
+            self._remove_leaf(leaf)
+            freed.append(leaf.pages)
+            count -= len(leaf.pages)
+        return count
+
+    def _may_go(self, node: Node) -> None:
+        """Notes a node that has become evictable; notes that are out of date are dropped when they come up, or when
+        they are most of all."""
+        if node.children or node.parent is None:
+            return
+        if len(self._idle) > 2 * self._num_nodes + SLACK:
+            self._idle = [(each.last_used, id(each), each) for each in self.nodes() if self._is_evictable(each)]
+            heapq.heapify(self._idle)
+        else:
+            heapq.heappush(self._idle, (node.last_used, id(node), node))
 
     def remove_subtree(self, node: Node) -> IntArray:
         """Drops an unlocked node and all below it at once (its KV was never written); returns the pages."""
@@ -199,18 +253,20 @@ class RadixTree:
     def _is_evictable(node: Node) -> bool:
         return not node.children and node.lock_count == 0 and node.parent is not None
 
-    def _remove_leaf(self, leaf: Node) -> Node:
+    def _remove_leaf(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        del parent.children[int(leaf.key[0])]
+        del parent.children[leaf.key.item(0)]
         self.num_cached -= len(leaf.key)
+        self._num_nodes -= 1
         for pin in list(leaf.pins):
             parent.pins.add(pin)
             pin.on_evicted(len(leaf.key), parent)
         leaf.pins.clear()
         leaf.parent = None
+        if not parent.lock_count:
+            self._may_go(parent)
         self.drop_if_empty(parent)
-        return parent
 
     def _split(self, node: Node, at: int) -> Node:
         """Puts a new node with the first `at` tokens above `node`; `node` keeps the rest, its children and pins."""
@@ -218,9 +274,10 @@ class RadixTree:
         assert parent is not None and 0 < at < len(node.key)
         upper = Node(node.key[:at], node.pages[:at], parent, node.space)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
-        parent.children[int(upper.key[0])] = upper
+        self._num_nodes += 1
+        parent.children[upper.key.item(0)] = upper
         node.key, node.pages, node.parent = node.key[at:], node.pages[at:], upper
-        upper.children[int(node.key[0])] = node
+        upper.children[node.key.item(0)] = node
         return upper
 
     def drop_if_empty(self, node: Node) -> None:
@@ -240,9 +297,12 @@ class RadixTree:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless links, keys, locks, counts and pages agree everywhere."""
-        locked = cached = 0
+        locked = cached = num_nodes = 0
         seen: set[int] = set()
+        noted = {(stamp, node) for stamp, _, node in self._idle}
         for node in self.nodes():
+            num_nodes += node.parent is not None
+            assert not self._is_evictable(node) or (node.last_used, node) in noted, "nobody would ever evict it"
             assert len(node.key) == len(node.pages)
             assert (node.parent is None) == (len(node.key) == 0), "only a root has an empty key"
             assert node.end == len(node.key) + (node.parent.end if node.parent is not None else 0)
@@ -254,12 +314,11 @@ class RadixTree:
             seen |= pages
             locked += len(node.key) if node.lock_count else 0
             cached += 0 if node.lock_count else len(node.key)
-        assert (cached, locked) == (self.num_cached, self.num_locked)
+        assert (cached, locked, num_nodes) == (self.num_cached, self.num_locked, self._num_nodes)
 
 
 def _common_length(a: IntArray, b: IntArray) -> int:
     """How many leading elements are equal."""
     size = min(len(a), len(b))
-    differ = a[:size] != b[:size]
-    first = int(differ.argmax()) if size else 0
-    return first if size and differ[first] else size
+    first = (a[:size] != b[:size]).tobytes().find(1)
+    return size if first < 0 else first

@@ -1,30 +1,35 @@
 """Why a call cannot run: what is checked before any work, whoever the client is.
 
-Knows: the limits of a Generate and a Select. Must not know: queues, pages, replies.
+Knows: the limits of a Generate, a Select and an Embed. Must not know: queues, pages, replies.
 """
 
 from __future__ import annotations
 
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_CHOICES, Generate, Select
+from plait.runtime.messages import MAX_CHOICES, Embed, Select, SessionCall, Welcome
 from plait.runtime.sampling import MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.deadlines import MAX_S
 from plait.runtime.scheduler.session import Broken, Session
 
 MAX_CHOICE_TOKENS = 1 << 15
+NO_HEAD = "this model has no output head: it gives embeddings, and generates no text"
 NOT_CONSTRAINED = "complete needs a constraint: only that says when a value is whole"
 
 
-def refusal(session: Session, message: Generate | Select, vocab_size: int, max_length: int) -> Broken | None:
+def refusal(session: Session, message: SessionCall, model: Welcome, vocab_size: int, max_length: int) -> Broken | None:
     """The kind and text of the failure, or None when the call can run. `max_length`: tokens a session can hold.
 
-    >>> refusal(session, Generate(1, 1, sampling_params()), 49152, 8192)     # doctest: +SKIP
+    >>> refusal(session, Generate(1, 1, sampling_params()), welcome, 49152, 8192)     # doctest: +SKIP
     Broken(kind='invalid', text='the prompt is empty')
     """
     if session.broken is not None:
         return Broken(session.broken.kind, f"the session cannot go on: {session.broken.text}")
     if not len(session.seq):
         return Broken("invalid", "the prompt is empty")
+    if isinstance(message, Embed):
+        return _embed(message, model) or _overflow(session, 0, max_length)
+    if not model.generates:
+        return Broken("invalid", NO_HEAD)
     if isinstance(message, Select):
         return _select(message, vocab_size) or _overflow(session, max(map(len, message.choices)), max_length)
     try:
@@ -36,9 +41,23 @@ def refusal(session: Session, message: Generate | Select, vocab_size: int, max_l
     return _overflow(session, 1 if message.sampling.max_tokens else 0, max_length)
 
 
+def _embed(message: Embed, model: Welcome) -> Broken | None:
+    if model.embeddings is None:
+        return Broken("invalid", f"this model has no pooling, so it gives no embeddings: {model.no_embeddings}")
+    if not 0 <= message.dimensions <= model.embeddings.size:
+        return Broken("invalid", f"dimensions must be from 1 to {model.embeddings.size}, not {message.dimensions}")
+    return _timeout(message.timeout_s)
+
+
+def _timeout(timeout_s: float | None) -> Broken | None:
+    if timeout_s is None or 0 < timeout_s <= MAX_S:
+        return None
+    return Broken("invalid", f"timeout_s must be a positive number of seconds, not {timeout_s}")
+
+
 def _select(message: Select, vocab_size: int) -> Broken | None:
-    if message.timeout_s is not None and not 0 < message.timeout_s <= MAX_S:
-        return Broken("invalid", f"timeout_s must be a positive number of seconds, not {message.timeout_s}")
+    if (late := _timeout(message.timeout_s)) is not None:
+        return late
     if not 0 <= message.top_logprobs <= MAX_TOP_LOGPROBS:
         return Broken("invalid", f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {message.top_logprobs}")
     if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):

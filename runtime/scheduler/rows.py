@@ -2,6 +2,7 @@
 
     Generation  samples tokens after a session's text       (a Generate instruction)
     Scoring     reads the logprobs of given next tokens     (one of several for a Select instruction)
+    Embedding   pools the states of a session's text        (an Embed instruction, see embedding.py)
 
 Knows: one row's own progress. Must not know: the batch it runs in, the pool, or the wire.
 """
@@ -24,6 +25,7 @@ from plait.runtime.scheduler.sequence import Sequence
 from plait.runtime.scheduler.stops import StopScanner
 
 if TYPE_CHECKING:
+    from plait.runtime.scheduler.fairness import Account, Tenant
     from plait.runtime.scheduler.session import Session
 
 
@@ -44,6 +46,9 @@ class Meter:
 
     def count_computed(self, start: int, end: int) -> None:
         """Notes that tokens [start, end) go through the model now."""
+        if start >= self._high_water and start >= self.num_prompt:
+            self._high_water = end
+            return
         fresh_start = min(max(start, self._high_water), end)
         self.recomputed += fresh_start - start
         if fresh_start < self.num_prompt:
@@ -74,9 +79,13 @@ class Meter:
 
 
 class Row:
-    """Base of both kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted."""
+    """Base of all kinds. Tokens [num_computed, len(seq)) are still to compute, logits from `logits_from` on wanted, or
+    the hidden states there for a row that `wants_states`."""
 
     session: Session
+    tenant: Tenant  # this and the next are set by `Fairness` when it comes to wait the first time
+    account: Account
+    wants_states = False
     num_draft = 0  # tokens at the end of `seq` that are guesses, while a step verifies them
     awaited = -1  # where its next token is among those that the step under way samples; -1: none is
 
@@ -87,7 +96,7 @@ class Row:
         self.call_id = call_id
         self.logits_from = logits_from
         self.meter = Meter(len(seq))
-        self.arrival = 0  # set by `Fairness` when it comes to wait the first time
+        self.arrival = 0  # set by `Fairness`, too
 
     @property
     def num_pending(self) -> int:
@@ -119,13 +128,15 @@ class Generation(Row):
         self.seed = seed
         self.matcher: Matcher | None = None
         self.ticket: int | None = None  # of its grammar, while that compiles
-        self.stops = StopScanner(params.stop, params.stop_regex)
+        self.stops = StopScanner(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
+        self.is_plainly_greedy = params.is_plainly_greedy
         self.first = len(session.seq)  # where the output begins in seq.tokens
         self.byte_ends: list[int] = []  # byte_ends[i]: length of the output's bytes through token i
         self.num_sent = 0  # output tokens already told to the client
         self.num_forced = 0  # output tokens that the constraint left no choice about
         self.num_sampled = 0  # sampling steps taken: with `seed`, what the next one's randomness depends on
-        self.output_counts: dict[int, int] = {}  # for the penalties
+        self.counts_output = bool(params.frequency_penalty or params.presence_penalty)
+        self.output_counts: dict[int, int] = {}  # for these penalties
         self.unsent_logprobs: list[TokenLogprob] = []
         self.lookup: PromptLookup | None = None  # what guesses this text's next tokens
         self.num_drafted = 0  # output tokens that were guessed right
@@ -139,15 +150,19 @@ class Generation(Row):
 
     def output_tokens(self, start: int, end: int) -> list[int]:
         """Token ids [start, end) of the output."""
+        if end - start == 1:
+            return [self.seq.tokens.at(self.first + start)]
         token_ids: list[int] = self.seq.tokens.view()[self.first + start : self.first + end].tolist()
         return token_ids
 
     def append(self, token: int, token_bytes: bytes) -> None:
         """Adds a sampled token to the text."""
-        self.seq.tokens.push(token)
-        self.byte_ends.append((self.byte_ends[-1] if self.byte_ends else 0) + len(token_bytes))
-        self.output_counts[token] = self.output_counts.get(token, 0) + 1
-        self.logits_from = len(self.seq) - 1
+        tokens, ends = self.seq.tokens, self.byte_ends
+        self.logits_from = tokens.size
+        tokens.push(token)
+        ends.append(ends[-1] + len(token_bytes) if ends else len(token_bytes))
+        if self.counts_output:
+            self.output_counts[token] = self.output_counts.get(token, 0) + 1
 
     def expects_another(self, max_length: int) -> bool:
         return self.awaited >= 0 and min(self.params.max_tokens - self.num_output, max_length - len(self.seq)) > 1
@@ -162,6 +177,8 @@ class Generation(Row):
 
     def num_safe_tokens(self) -> int:
         """Output tokens that no stop string or pattern can cut off any more."""
+        if self.stops is None:
+            return len(self.byte_ends)
         safe, count = self.stops.num_safe, self.num_output
         while count and self.byte_ends[count - 1] > safe:
             count -= 1
@@ -229,7 +246,8 @@ class Ahead(NamedTuple):
 
 @dataclass(slots=True, eq=False)  # not frozen: sixteen of them are made for every step, and that takes twice as long
 class BatchRow:
-    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them.
+    """Tokens [start, start + count) of `row` in this step; logits are wanted for the last `num_logits` of them, or the
+    hidden states of the last `num_states`.
 
     `is_sampled`: the row's last token is among them, so what follows it is known after this step.
     """
@@ -241,11 +259,12 @@ class BatchRow:
     num_draft: int = 0  # how many of the tokens are guesses; the logits before each tell whether it is right
     is_sampled: bool = True
     ahead: Ahead | None = None
+    num_states: int = 0
 
     @property
     def is_current(self) -> bool:
         """Whether what this step samples comes right behind the row's text as it is now."""
-        return self.start + self.count == len(self.row.seq)
+        return self.start + self.count == self.row.seq.tokens.size
 
     def token_ids(self) -> IntArray:
         """[count] int32; -1 - slot stands for a token that the step before samples."""
@@ -267,45 +286,62 @@ class Batch:
     """The rows of one step, ragged: each brings count >= 1 new tokens."""
 
     def __init__(self, max_tokens: int, max_logits: int = 1 << 30) -> None:
-        self.rows: list[BatchRow] = []
         self.budget = max_tokens
         self.logits_budget = max_logits
-        self.num_drafts = 0
+        self.keep([])
+
+    def keep(self, rows: list[BatchRow]) -> None:
+        """The batch has these rows and no others; what is left of its budgets stays as it is."""
+        self.rows: list[BatchRow] = []
+        self.num_tokens = self.num_logits = self.num_states = self.num_drafts = 0
+        self.asks_for_likeliest = True  # nothing but the likeliest tokens is wanted of its logits
+        self.sampled: list[tuple[int, Generation]] = []  # who gets one token, each with the index of its logits
+        for each in rows:
+            self._take(each)
+
+    def _take(self, each: BatchRow) -> None:
+        row, num_logits = each.row, each.num_logits
+        self.rows.append(each)
+        self.num_tokens += each.count
+        self.num_logits += num_logits
+        self.num_drafts += each.num_draft
+        self.num_states += each.num_states
+        if not isinstance(row, Generation):
+            self.asks_for_likeliest &= row.wants_states
+        elif each.num_draft:
+            self.asks_for_likeliest &= row.is_plainly_greedy
+        else:
+            if not row.is_plainly_greedy or num_logits != each.is_sampled:
+                self.asks_for_likeliest = False
+            if each.is_sampled:
+                self.sampled.append((self.num_logits - 1, row))
 
     def add(self, row: Row, start: int, count: int) -> None:
-        num_logits = max(0, start + count - max(start, row.logits_from))
-        is_sampled = start + count == len(row.seq)
-        self.rows.append(BatchRow(row, start, count, num_logits, row.num_draft, is_sampled))
+        end = start + count
+        num_wanted = max(0, end - max(start, row.logits_from))
+        num_logits, num_states = (0, num_wanted) if row.wants_states else (num_wanted, 0)
+        is_sampled = end == row.seq.tokens.size
+        self._take(BatchRow(row, start, count, num_logits, row.num_draft, is_sampled, num_states=num_states))
         self.budget -= count
         self.logits_budget -= num_logits
-        self.num_drafts += row.num_draft
+
+    def add_next(self, row: Row, start: int) -> None:
+        """`add` for a row whose one token to compute, at `start`, is its last and no guess."""
+        self._take(BatchRow(row, start, 1, 1))
+        self.budget -= 1
+        self.logits_budget -= 1
 
     def add_ahead(self, row: Row, page: int) -> None:
         """The token that `row` awaits, and a place for the one behind it."""
-        self.rows.append(BatchRow(row, len(row.seq), 1, 1, ahead=Ahead(row.awaited, page)))
+        self._take(BatchRow(row, len(row.seq), 1, 1, ahead=Ahead(row.awaited, page)))
         self.budget -= 1
         self.logits_budget -= 1
 
     def room_for(self, row: Row, start: int) -> int:
         """How many of the row's tokens from `start` on the two budgets allow."""
+        if row.wants_states:
+            return self.budget
         return min(self.budget, max(0, row.logits_from - start) + self.logits_budget)
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(each.count for each in self.rows)
-
-    @property
-    def num_logits(self) -> int:
-        return sum(each.num_logits for each in self.rows)
-
-    def sampled_rows(self) -> list[tuple[int, Generation]]:
-        """The generations that get one token in this step, each with the index of its logits, in order."""
-        found, at = [], 0
-        for each in self.rows:
-            at += each.num_logits
-            if each.is_sampled and not each.num_draft and isinstance(each.row, Generation):
-                found.append((at - 1, each.row))
-        return found
 
     def token_ids(self) -> IntArray:
         """[num_tokens] int32: the new tokens of every row, one row after the other; see BatchRow."""

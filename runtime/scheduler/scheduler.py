@@ -8,9 +8,7 @@ Knows: the order of a step. Must not know: sockets, how a batch is computed, or 
 from __future__ import annotations
 
 import math
-import sys
 import time
-import traceback
 from typing import Protocol
 
 import msgspec
@@ -33,6 +31,7 @@ from plait.runtime.messages import (
 )
 from plait.runtime.running import Runner
 from plait.runtime.sampler import NO_TOKEN, NOT_FINITE, Mask, Sampled, Sampler
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.generating import Ending, Generating, few_bits
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
@@ -90,7 +89,7 @@ class Scheduler:
             order=config.order,
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
-        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, link.send)
+        self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, welcome, link.send)
         self._mask_words = (len(vocabulary) + 31) // 32
         self.under_way: UnderWay | None = None  # launched, and its tokens not yet taken in
         self.foresight = Foresight()
@@ -149,7 +148,7 @@ class Scheduler:
         self.commit(step.batch, sampled)
         if not expecting and later is None:
             return
-        running = set(self.policy.running)
+        running = self.policy.running
         self.foresight.learn(len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting))
         if later is not None:
             later.resolve(self.cache, running)
@@ -166,8 +165,9 @@ class Scheduler:
         except Exception as error:
             self._fail_steps(error, step)
             return
-        step.await_tokens()
         self.under_way = step
+        if not step.is_here:
+            step.await_tokens()
 
     # -- receive ----------------------------------------------------------------------------------
 
@@ -177,16 +177,16 @@ class Scheduler:
         for client, request in self.link.receive(wait_s, self.compiler.filenos()):
             try:
                 self._handle(client, request)
-            except Exception:  # a fault of ours in one request must not end the others
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:  # a fault of ours in one request must not end the others
+                self.sessions.faults.tell(error)
                 self.sessions.drop_after_fault(client, request)
         self.sessions.take_compiled()
         self.sessions.fail_late_calls()
         for client in self.link.gone():
             try:
                 self.sessions.drop_client(client)
-            except Exception:
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:
+                self.sessions.faults.tell(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
         events = [at for at in (self.sessions.deadlines.next(), self.compiler.next_deadline()) if at is not None]
@@ -235,6 +235,8 @@ class Scheduler:
         """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
         rows, masks, narrow = [], [], {}
         for index, (at, gen) in enumerate(step.sampled):
+            if gen.matcher is None and not gen.params.min_tokens:  # nearly all
+                continue
             if self.generating.is_free(gen) or gen in step.passed_over:
                 continue
             words = np.empty(self._mask_words, dtype=np.int32)
@@ -264,15 +266,13 @@ class Scheduler:
             try:
                 self._commit_row(each, sampled)
             except Exception as error:
-                traceback.print_exc(file=sys.stderr)
+                self.sessions.faults.tell(error)
                 self._fail_row(each.row, "internal", f"this call broke ({type(error).__name__}); see the runtime's log")
 
     def _commit_row(self, each: BatchRow, sampled: Sampled) -> None:
         row = each.row
-        if isinstance(row, Scoring):
-            self._commit_scores(row, sampled)
-        elif isinstance(row, Generation):
-            if row in sampled.prompt_logprobs:
+        if isinstance(row, Generation):
+            if sampled.prompt_logprobs and row in sampled.prompt_logprobs:
                 assert row.prompt_logprobs is not None
                 row.prompt_logprobs += sampled.prompt_logprobs[row]
                 row.logits_from = min(each.start + each.count, len(row.seq) - 1)
@@ -280,6 +280,13 @@ class Scheduler:
                 self._commit_drafted(row, each.num_draft, sampled.drafted[row])
             elif each.is_sampled and each.is_current:
                 self._commit_token(row, sampled.tokens[row], sampled.logprobs.get(row))
+        elif isinstance(row, Scoring):
+            self._commit_scores(row, sampled)
+        elif isinstance(row, Embedding):
+            if each.num_states:
+                row.take(sampled.states[row], each.start + each.count)
+            if not row.num_pending:
+                self.sessions.finish_embedding(row)
 
     def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
         scores = sampled.scores.get(row, {})
@@ -309,15 +316,13 @@ class Scheduler:
                 return
 
     def _commit_token(self, gen: Generation, token: int, logprob: TokenLogprob | None) -> None:
-        gen.meter.first_token = gen.meter.first_token or time.monotonic()
+        if not gen.meter.first_token:
+            gen.meter.first_token = time.monotonic()
         if gen.params.max_tokens == 0:
             self.sessions.finish_generation(gen, Ending("length"))
             return
-        if token == NO_TOKEN:
-            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
-            return
-        if token == NOT_FINITE:
-            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+        if token < 0:
+            self._fail_token(gen, token)
             return
         begun = 0.0 if gen.matcher is None else time.thread_time()  # a system call
         try:
@@ -332,17 +337,24 @@ class Scheduler:
         else:
             self.sessions.send_tokens(gen, gen.num_safe_tokens())
 
+    def _fail_token(self, gen: Generation, token: int) -> None:
+        if token == NO_TOKEN:
+            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
+        else:
+            assert token == NOT_FINITE
+            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+
     def _fail_row(self, row: Row, kind: str, text: str) -> None:
-        assert isinstance(row, (Generation, Scoring))
+        assert isinstance(row, (Generation, Scoring, Embedding))
         self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
 
     def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:
         """The steps, the latest first, broke: their rows fail, and what they were about to write leaves the tree."""
-        traceback.print_exception(error, file=sys.stderr)
+        self.sessions.faults.tell(error)
         rows = [each.row for step in steps for each in step.batch.rows]
         for step in steps:
             step.end(self.cache)
-            step.batch.rows.clear()
+            step.batch.keep([])
         for row in rows:
             row.drop_draft()
             self.cache.reset(row.seq)

@@ -11,13 +11,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 
-from plait.runtime.messages import ChoiceScores
+from plait.runtime.messages import ChoiceScores, Select
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.rows import Scoring, Selection
 from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.scheduler.session import Session
 
 
-def add_rows(selection: Selection, cache: PrefixCache, bos: int) -> None:
+def selection_of(session: Session, message: Select, cache: PrefixCache) -> Selection:
+    """The Select with its rows, which are still to be added to the waiting."""
+    made = Selection(session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs)
+    _add_rows(made, cache, int(session.seq.tokens.view()[0]))
+    return made
+
+
+def _add_rows(selection: Selection, cache: PrefixCache, bos: int) -> None:
     """Gives `selection` the rows that score its choices; `bos` is all that stands before the unconditional ones."""
     beginnings, selection.row_of = _plan(selection.choices)
     session, num_prompt = selection.session, selection.num_prompt

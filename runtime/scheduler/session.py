@@ -5,16 +5,17 @@ Knows: one session's state. Must not know: how instructions are carried out.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
-from plait.runtime.messages import Append, Close, Fork, Generate, Open, Select
+from plait.runtime.messages import Open
+from plait.runtime.scheduler.backlog import Backlog
+from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.rows import Generation, Selection
 from plait.runtime.scheduler.sequence import Sequence
 
 ClientId = bytes
 ProgramId = tuple[ClientId, int]
-Instruction = Append | Generate | Select | Fork | Close
+Call = Generation | Selection | Embedding
 
 
 class SessionKey(NamedTuple):
@@ -32,14 +33,22 @@ class Broken(NamedTuple):
 
 
 class Session:
-    """`active` is the call that runs or waits now; `broken` says why no further call can have a value."""
+    """`active` is the call that runs or waits now; `broken` says why no further call can have a value.
 
-    def __init__(self, key: SessionKey, opened: Open, is_born: bool = True) -> None:
+    It holds at most `max_length` tokens.
+    """
+
+    def __init__(self, key: SessionKey, opened: Open, max_length: int, is_born: bool = True) -> None:
         self.key = key
         self.opened = opened
         self.is_born = is_born  # a fork's child is named before its parent's text is known
         self.seq = Sequence((opened.tenant, opened.cache_salt))
-        self.queue: deque[Instruction] = deque()
-        self.active: Generation | Selection | None = None
+        self.queue = Backlog(max_length)
+        self.active: Call | None = None
         self.broken: Broken | None = None
         self.program: ProgramId = (key.client, opened.program)  # the fairness account: sessions of one program share it
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens that its text will have at least, whatever becomes of the call that runs."""
+        return self.active.first if isinstance(self.active, Generation) else len(self.seq)

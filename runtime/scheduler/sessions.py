@@ -6,9 +6,7 @@ Knows: sessions, calls, which replies they are owed. Must not know: batches, log
 from __future__ import annotations
 
 import secrets
-import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable
 
@@ -20,6 +18,7 @@ from plait.runtime.messages import (
     Abort,
     Append,
     Close,
+    Embed,
     Failed,
     Finished,
     Fork,
@@ -27,23 +26,27 @@ from plait.runtime.messages import (
     Open,
     Reply,
     Request,
-    Select,
+    SessionCall,
     Tokens,
+    Welcome,
 )
+from plait.runtime.scheduler.backlog import Instruction, TooLong
 from plait.runtime.scheduler.deadlines import Deadlines
+from plait.runtime.scheduler.embedding import Embedding
+from plait.runtime.scheduler.faults import Faults
 from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
 from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
 from plait.runtime.scheduler.rows import Generation, Scoring, Selection
-from plait.runtime.scheduler.scoring import add_rows, best_choice
+from plait.runtime.scheduler.scoring import best_choice, selection_of
 from plait.runtime.scheduler.sequence import Sequence
-from plait.runtime.scheduler.session import Broken, ClientId, Instruction, Session, SessionKey
+from plait.runtime.scheduler.session import Broken, Call, ClientId, Session, SessionKey
 from plait.runtime.scheduler.totals import Totals
 
-Call = Generation | Selection
 Send = Callable[[ClientId, Reply], None]
+Sent = Append | SessionCall | Fork | Close
 
 
 class Sessions:
@@ -56,6 +59,7 @@ class Sessions:
         vocabulary: Vocabulary,
         config: EngineConfig,
         generating: Generating,
+        model: Welcome,
         send: Send,
     ) -> None:
         self.policy = policy
@@ -64,9 +68,10 @@ class Sessions:
         self.vocabulary = vocabulary
         self.config = config
         self.generating = generating
-        self.max_length = generating.max_length
+        self.max_length, self.model = generating.max_length, model
         self.deadlines = Deadlines()
         self.totals = Totals()
+        self.faults = Faults()
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
         self._compiling: dict[int, Generation] = {}
@@ -93,29 +98,41 @@ class Sessions:
         too_long = len(message.tenant) > MAX_NAME or len(message.cache_salt) > MAX_NAME
         if too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
             return  # calls in it will be told that it does not exist
-        self._add(Session(key, message))
+        self._add(Session(key, message, self.max_length))
 
-    def enqueue(self, client: ClientId, message: Instruction) -> None:
+    def enqueue(self, client: ClientId, message: Sent) -> None:
         """Takes an instruction; it runs once those before it in the session are done."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
-            if isinstance(message, (Generate, Select)):
+            if isinstance(message, SessionCall):
                 text = f"there is no such session (at most {self.config.max_sessions} can be open)"
                 self._send(client, Failed(message.call, "overloaded", text))
             return
-        if isinstance(message, (Generate, Select)):
+        if isinstance(message, SessionCall):
             if self._num_calls >= self.config.max_waiting_calls:
-                text = f"{self._num_calls} calls are waiting already; try again later"
-                self._send(client, Failed(message.call, "overloaded", text))
-                self._break(session, Broken("overloaded", text))
+                self._refuse(session, message, f"{self._num_calls} calls are waiting already; try again later")
                 return
-            self._num_calls += 1
-            timeout_s = message.timeout_s if isinstance(message, Select) else message.sampling.timeout_s
-            self.deadlines.add(session.key, message.call, timeout_s)
         elif isinstance(message, Fork):
             self._name_children(session, message)
-        session.queue.append(message)
+        if not session.queue.put(message, session.num_certain):
+            self._refuse(session, message, "too many instructions wait in this session; read their results first")
+            return
+        if isinstance(message, SessionCall):
+            self._num_calls += 1
+            timeout_s = message.sampling.timeout_s if isinstance(message, Generate) else message.timeout_s
+            self.deadlines.add(session.key, message.call, timeout_s)
         self._advance(session)
+
+    def _refuse(self, session: Session, message: Sent, text: str) -> None:
+        """There is no room for an instruction: its session, and sessions that it was to bear, go no further."""
+        why = Broken("overloaded", text)
+        if isinstance(message, SessionCall):
+            self._send(session.key.client, Failed(message.call, why.kind, text))
+        self._break(session, why)
+        if isinstance(message, Fork):
+            for child in self._unborn(session, message):
+                child.is_born = True
+                self._break(child, why)
 
     def abort(self, client: ClientId, message: Abort) -> None:
         """Ends one call or the whole session now."""
@@ -170,6 +187,14 @@ class Sessions:
             Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
         )
 
+    def finish_embedding(self, row: Embedding) -> None:
+        """All of the text is computed."""
+        vector = row.vector()
+        if vector is None:
+            self.fail(row, "internal", "the model's hidden states are not finite here")
+        else:
+            self._end(row, Finished(row.call_id, "stop", row.meter.usage(0), embedding=vector.tobytes()))
+
     def finish_row(self, row: Scoring) -> None:
         """One of a selection's rows is done; after the last the best choice becomes text."""
         self._end_row(row)
@@ -202,14 +227,11 @@ class Sessions:
         if session.active is not None and session.active.call_id == call_id:
             self.fail(session.active, kind, text, breaks=breaks)
             return
-        for instruction in session.queue:
-            if isinstance(instruction, (Generate, Select)) and instruction.call == call_id:
-                session.queue.remove(instruction)
-                self._num_calls -= 1
-                self._send(key.client, Failed(call_id, kind, text))
-                if breaks:
-                    self._break(session, Broken(kind, text))
-                return
+        if session.queue.pop_call(call_id):
+            self._num_calls -= 1
+            self._send(key.client, Failed(call_id, kind, text))
+            if breaks:
+                self._break(session, Broken(kind, text))
 
     def send_tokens(self, gen: Generation, upto: int) -> None:
         """Tells the client the output tokens before `upto` that it has not heard of."""
@@ -235,11 +257,11 @@ class Sessions:
             if not at.queue or at.active is not None or not at.is_born:
                 self._ready.remove(at)
                 continue
-            instruction = at.queue.popleft()
+            instruction = at.queue.pop()
             try:
                 self._carry_out(at, instruction)
-            except Exception:  # a fault of ours: its call is answered, and the other sessions go on
-                traceback.print_exc(file=sys.stderr)
+            except Exception as error:  # a fault of ours: its call is answered, and the other sessions go on
+                self.faults.tell(error)
                 self._fault(at, instruction)
 
     def _carry_out(self, session: Session, instruction: Instruction) -> None:
@@ -249,13 +271,16 @@ class Sessions:
             self._ready.extend(self._bear(session, instruction))
         elif isinstance(instruction, Close):
             self._drop(session, "the session was closed")
+        elif isinstance(instruction, TooLong):
+            text = f"the text has {instruction.num_tokens} tokens or more; the context holds {self.max_length}"
+            session.broken = session.broken or Broken("context_overflow", text)
         else:
             self._begin(session, instruction)
 
     def _fault(self, session: Session, instruction: Instruction) -> None:
         why = "the runtime failed on this request; see its log"
         session.broken = session.broken or Broken("internal", why)
-        if isinstance(instruction, (Generate, Select)):
+        if isinstance(instruction, SessionCall):
             if session.active is not None:
                 self.fail(session.active, "internal", why)
             else:
@@ -263,18 +288,18 @@ class Sessions:
                 self._send(session.key.client, Failed(instruction.call, "internal", why))
 
     def _append(self, session: Session, message: Append) -> None:
-        limit, total = len(self.vocabulary), len(session.seq) + len(message.token_ids)
+        ids, limit, total = message.token_ids, len(self.vocabulary), len(session.seq) + len(message.token_ids)
         if total > self.max_length:
             text = f"the text has {total} tokens; the context holds {self.max_length}"
             session.broken = session.broken or Broken("context_overflow", text)
-        elif any(not 0 <= token < limit for token in message.token_ids):
+        elif min(ids) < 0 or max(ids) >= limit:
             session.broken = session.broken or Broken("invalid", f"a token id is outside the vocabulary of {limit}")
         elif session.broken is None:
-            session.seq.tokens.extend(message.token_ids)
+            session.seq.tokens.extend(ids)
 
-    def _begin(self, session: Session, message: Generate | Select) -> None:
+    def _begin(self, session: Session, message: SessionCall) -> None:
         """Starts a call, or fails it before any work."""
-        refused = refusal(session, message, len(self.vocabulary), self.max_length)
+        refused = refusal(session, message, self.model, len(self.vocabulary), self.max_length)
         if refused is not None:
             self._num_calls -= 1
             self._send(session.key.client, Failed(message.call, refused.kind, refused.text))
@@ -282,15 +307,14 @@ class Sessions:
             return
         if isinstance(message, Generate):
             self._begin_generation(session, message)
-            return
-        selection = Selection(
-            session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs
-        )
-        session.active = selection
-        bos = session.seq.tokens.view()[0]
-        add_rows(selection, self.cache, int(bos))
-        for row in (*selection.rows, *selection.unconditional_rows):
-            self.policy.add(row)
+        elif isinstance(message, Embed):
+            assert self.model.embeddings is not None
+            session.active = Embedding(session, message, self.model.embeddings)
+            self.policy.add(session.active)
+        else:
+            selection = session.active = selection_of(session, message, self.cache)
+            for row in (*selection.rows, *selection.unconditional_rows):
+                self.policy.add(row)
 
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
@@ -327,19 +351,21 @@ class Sessions:
         for child in message.children[:MAX_FORK]:  # calls in the others are told that they do not exist
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add(Session(key, parent.opened, is_born=False))
+                self._add(Session(key, parent.opened, self.max_length, is_born=False))
 
     def _bear(self, parent: Session, message: Fork) -> list[Session]:
         """The children begin with the parent's text and share its pages."""
-        born = []
-        for number in message.children[:MAX_FORK]:
-            child = self._sessions.get(SessionKey(parent.key.client, number))
-            if child is not None and not child.is_born:
-                child.is_born = True
-                child.seq = self.cache.fork(parent.seq)
-                child.broken = child.broken or parent.broken
-                born.append(child)
+        born = self._unborn(parent, message)
+        for child in born:
+            child.is_born = True
+            child.seq = self.cache.fork(parent.seq)
+            child.broken = child.broken or parent.broken
         return born
+
+    def _unborn(self, parent: Session, message: Fork) -> list[Session]:
+        keys = dict.fromkeys(SessionKey(parent.key.client, number) for number in message.children[:MAX_FORK])
+        children = [self._sessions.get(key) for key in keys]
+        return [child for child in children if child is not None and not child.is_born]
 
     # -- how a session ends -----------------------------------------------------------------------
 
@@ -354,16 +380,17 @@ class Sessions:
         self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self._num_calls -= 1
-        if isinstance(call, Generation):
+        if isinstance(call, Selection):
+            for row in (*call.rows, *call.unconditional_rows):
+                self._end_row(row)
+        else:
             self.policy.remove(call)
             if call.seq.num_computed > len(call.seq):  # it ended among guesses that were right
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
-            if call.ticket is not None and self._compiling.pop(call.ticket, None) is not None:
-                self.compiler.cancel(call.ticket)
-        else:
-            for row in (*call.rows, *call.unconditional_rows):
-                self._end_row(row)
+        ticket = call.ticket if isinstance(call, Generation) else None
+        if ticket is not None and self._compiling.pop(ticket, None) is not None:
+            self.compiler.cancel(ticket)
         self._send(session.key.client, reply)
         self._advance(session)
 
@@ -377,12 +404,11 @@ class Sessions:
 
     def _drop(self, session: Session, why: str) -> None:
         """Removes the session now; calls not yet done fail as aborted, children not yet born with them."""
-        queued = list(session.queue)
-        session.queue.clear()
+        queued = session.queue.clear()
         if session.active is not None:
             self.fail(session.active, "aborted", why)
         for instruction in queued:
-            if isinstance(instruction, (Generate, Select)):
+            if isinstance(instruction, SessionCall):
                 self._num_calls -= 1
                 self._send(session.key.client, Failed(instruction.call, "aborted", why))
             elif isinstance(instruction, Fork):

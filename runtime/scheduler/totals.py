@@ -9,7 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from plait.runtime.scheduler.rows import Generation, Row, Selection
+from plait.runtime.scheduler.embedding import Embedding
+from plait.runtime.scheduler.rows import Generation, Row
+from plait.runtime.scheduler.session import Call
 
 
 class Totals(msgspec.Struct):
@@ -21,10 +23,14 @@ class Totals(msgspec.Struct):
     sampled_tokens: int = 0
     forced_tokens: int = 0
 
-    def add(self, call: Generation | Selection) -> None:
+    def add(self, call: Call) -> None:
         """Adds a call that is over."""
         if isinstance(call, Generation):
             self._add_generation(call)
+        elif isinstance(call, Embedding):
+            if call.meter.first_token:
+                self.prompt_tokens += call.meter.num_prompt
+                self.cached_tokens += call.meter.num_prompt - call.meter.computed
         elif call.rows and not call.num_left:
             usage = call.usage()
             self.prompt_tokens += usage.prompt_tokens

@@ -29,7 +29,7 @@ class UnderWay:
 
     def __init__(self, batch: Batch, new_nodes: list[tuple[Node, int]]) -> None:
         self.batch, self.new_nodes = batch, list(new_nodes)
-        self.sampled = batch.sampled_rows()  # a row's place here is its slot
+        self.sampled = batch.sampled  # a row's place here is its slot
         self.flight: Flight | None = None
         self.error: Exception | None = None
         self.is_over = False
@@ -59,10 +59,11 @@ class UnderWay:
             self.passed_over.add(row)
         self._lent.clear()
         rows = [each for each in self.batch.rows if each.row not in self.passed_over or each.row in running]
-        self.batch.rows = rows
         if self.flight is None:  # it begins only now, knows its tokens, and need not compute what has ended
-            self.batch.rows = [replace(each, ahead=None) for each in rows]
-            self.sampled = self.batch.sampled_rows()
+            rows = [replace(each, ahead=None) for each in rows]
+        self.batch.keep(rows)
+        if self.flight is None:
+            self.sampled = self.batch.sampled
 
     def begun(self, launcher: Launcher) -> Flight:
         """Its flight, which begins now if it could not before. Raises what launching raised."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
@@ -35,31 +36,35 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     The request's body must have been read: what comes after it is the disconnect.
     """
-    async with _Listening(request.receive):
+    listening = _Listening(request.receive)
+    try:
         return await work
+    finally:
+        listening.end()
 
 
 class _Listening:
-    """A block that ends with ClientGone when the client hangs up: what it waits for is cancelled, as by a timeout."""
+    """Until its `end()`, what this task waits for is cancelled when the client hangs up, as by a timeout."""
 
     def __init__(self, receive: Receive) -> None:
-        self._receive, self._is_gone = receive, False
-
-    async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._inside = task
+        self._receive, self._is_gone, self._inside = receive, False, task
         self._listener = asyncio.ensure_future(self._listen())
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def end(self) -> None:
+        """Raises ClientGone in place of the cancellation that it caused. Call it in a `finally`."""
         self._listener.cancel()
-        if self._is_gone and self._inside.uncancel() <= 0 and kind is asyncio.CancelledError:
-            raise ClientGone from error
+        if self._is_gone:
+            self._is_gone = False
+            error = sys.exc_info()[1]
+            if self._inside.uncancel() <= 0 and isinstance(error, asyncio.CancelledError):
+                raise ClientGone from error
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._is_gone = True  # set in the same turn as the cancel, which is thrown where the block waits
+        self._is_gone = True  # set in the same turn as the cancel, which is thrown where the task waits
         self._inside.cancel()
 
 
@@ -67,40 +72,58 @@ async def stream_answer(
     request: Request, events: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
 ) -> Response:
     """A response that streams `events`. It waits for the first, so that a refusal is still an ordinary answer."""
+    listening = _Listening(request.receive)
     try:
-        first = await unless_gone(request, anext(events))
+        first = await anext(events)
     except BaseException:
-        await events.aclose()
+        try:
+            await events.aclose()
+        finally:
+            listening.end()
         raise
-    return EventStream(first, events, media_type)
+    return EventStream(first, events, media_type, listening)
+
+
+class Last(bytes):
+    """The event that ends a stream: nothing is awaited after it, and the answer's end goes with it in one write."""
 
 
 class EventStream(Response):
-    """text/event-stream; `media_type` may be changed by a protocol whose lines are not events."""
+    """text/event-stream; `media_type` may be changed by a protocol whose lines are not events.
+
+    `listening` has begun with the wait for `first`; it ends with the stream.
+    """
 
     def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes, None],
+        media_type: str,
+        listening: _Listening,
     ) -> None:
-        self.first, self.events = first, events
+        self.first, self.events, self._listening = first, events, listening
         self.status_code, self.background = 200, None
         self.body = b""
-        self.init_headers({"content-type": f"{media_type}; charset=utf-8", "cache-control": "no-store"})
+        self.raw_headers = [
+            (b"content-type", f"{media_type}; charset=utf-8".encode()),
+            (b"cache-control", b"no-store"),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self._head()})
         with contextlib.suppress(ClientGone):
-            async with _Listening(receive):
-                await self._pump(send)
-
-    def _head(self) -> list[tuple[bytes, bytes]]:
-        return [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+            try:
+                async with contextlib.aclosing(self.events):
+                    await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                    await self._pump(send)
+            finally:
+                self._listening.end()
 
     async def _pump(self, send: Send) -> None:
-        async with contextlib.aclosing(self.events):
-            await send({"type": "http.response.body", "body": self.first, "more_body": True})
-            async for event in self.events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        event = self.first
+        while type(event) is not Last:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            event = await anext(self.events, Last())
+        await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def sse(value: Any) -> bytes:

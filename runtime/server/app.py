@@ -1,5 +1,7 @@
 """The application: routers, the guard before them, and errors as OpenAI writes them.
 
+What stands before the routes stands before the framework as well: a request to an endpoint of the table never meets it.
+
 `create_app(backend, settings)` is all that a process, a test or another server needs. `backend.client` is read for each
 request, so that a backend may put a new client in the place of one whose runtime died.
 
@@ -15,6 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
@@ -28,6 +31,7 @@ from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.guard import Guard
 from plait.runtime.server.in_flight import current
 from plait.runtime.server.observing import Observer
+from plait.runtime.server.ollama import embed as ollama_embed
 from plait.runtime.server.ollama import generate as ollama_generate
 from plait.runtime.server.ollama import models as ollama_models
 from plait.runtime.server.openai import chat, completions, embeddings, models, responses
@@ -39,7 +43,7 @@ from plait.runtime.server.state import State
 ROUTERS = (
     *(operations.router, models.router, completions.router, chat.router, responses.router, embeddings.router),
     *(messages.router, generate.router, info.router, ollama_generate.router, ollama_models.router),
-    *(tokens.router, program_route.router),
+    *(ollama_embed.router, tokens.router, program_route.router),
 )
 ANSWERED = (ApiError, PlaitError, HTTPException, ClientGone)  # raised by an endpoint, they are its answer
 
@@ -51,9 +55,23 @@ class Backend(Protocol):
     def client(self) -> Client: ...
 
 
+class Application(FastAPI):
+    """FastAPI behind our own middleware: `entry` leads to the endpoints, and to it for the rest."""
+
+    entry: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self.entry(scope, receive, send)
+
+    async def frame(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The framework's own way."""
+        await super().__call__(scope, receive, send)
+
+
 def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     """The ASGI application that serves `backend`."""
-    app = FastAPI(
+    app = Application(
         title="plait",
         summary="A language model behind the APIs that clients know.",
         docs_url=None,
@@ -69,38 +87,34 @@ def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     for router in routers:
         app.include_router(router)
     paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
-    app.add_middleware(Direct, routers=routers, kinds=ANSWERED, on_error=_on_error)
-    _add_middleware(app, state, frozenset(path for path in paths if "{" not in path))
+    direct = Direct(app.frame, routers=routers, kinds=ANSWERED, on_error=_on_error)
+    app.entry = _behind_middleware(direct, state, frozenset(path for path in paths if "{" not in path))
     for kind in ANSWERED:
         app.add_exception_handler(kind, _on_error)
     openapi.install(app)
     return app
 
 
-def _add_middleware(app: FastAPI, state: State, paths: frozenset[str]) -> None:
-    """The outermost comes last; `Direct` is behind them all. `paths`: those of routes."""
+def _behind_middleware(app: ASGIApp, state: State, paths: frozenset[str]) -> ASGIApp:
+    """The outermost comes last. `paths`: those of routes."""
     settings = state.settings
-    app.add_middleware(Admission, gate=state.gate)
-    app.add_middleware(
-        Guard,
+    app = Admission(app, gate=state.gate)
+    app = Guard(
+        app,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         retry_after_s=settings.retry_after_s,
     )
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
+        app = CORSMiddleware(
+            app,
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(
-        Observer,
-        in_flight=state.in_flight,
-        metrics=state.metrics,
-        paths=paths,
-        log_prompts=settings.log_prompts,
+    return Observer(
+        app, in_flight=state.in_flight, metrics=state.metrics, paths=paths, log_prompts=settings.log_prompts
     )
 
 

@@ -32,6 +32,7 @@ class Defuser:
         self._search = _search(added)
         self._nonce = secrets.token_hex(8)
         self._taken: list[str] = []
+        self._numbers: dict[str, int] = {}
         self.end_mark = f"Qz{self._nonce}endzQ"
 
     def take(self, value: Any) -> Any:
@@ -46,23 +47,33 @@ class Defuser:
 
     def _take_text(self, text: str, search: _Search) -> str:
         text = search.whole.sub(lambda match: self._placeholder(match[0]), text)
-        for size in range(min(search.longest, len(text)), 0, -1):
-            if text[-size:] in search.beginnings:
-                text = text[:-size] + self._placeholder(text[-size:])
-                break
-        for size in range(min(search.longest, len(text)), 0, -1):
-            if text[:size] in search.endings:
-                return self._placeholder(text[:size]) + text[size:]
+        if not search.first_letters.isdisjoint(text[-search.longest :]):
+            for size in range(min(search.longest, len(text)), 0, -1):
+                if text[-size:] in search.beginnings:
+                    text = text[:-size] + self._placeholder(text[-size:])
+                    break
+        if not search.last_letters.isdisjoint(text[: search.longest]):
+            for size in range(min(search.longest, len(text)), 0, -1):
+                if text[:size] in search.endings:
+                    return self._placeholder(text[:size]) + text[size:]
         return text
 
     def _placeholder(self, text: str) -> str:
+        self._numbers[str(len(self._taken))] = len(self._taken)
         self._taken.append(text)
         return f"Qz{self._nonce}n{len(self._taken) - 1}zQ"
 
     def put_back(self, rendered: str) -> Parts:
         """The template's text and, apart from it, what was taken."""
-        pieces = re.split(f"Qz{self._nonce}n([0-9]+)zQ", rendered)
-        parts = [(self._taken[int(piece)], False) if i % 2 else (piece, True) for i, piece in enumerate(pieces)]
+        mark = f"Qz{self._nonce}n"
+        first, *pieces = rendered.split(mark)
+        parts = [(first, True)]
+        for piece in pieces:
+            number, end, rest = piece.partition("zQ")
+            if end and number in self._numbers:
+                parts += [(self._taken[self._numbers[number]], False), (rest, True)]
+            else:  # the template has cut it
+                parts.append((mark + piece, True))
         return [part for part in parts if part[0]]
 
 
@@ -72,6 +83,8 @@ class _Search(NamedTuple):
     whole: re.Pattern[str]
     beginnings: frozenset[str]
     endings: frozenset[str]
+    first_letters: frozenset[str]
+    last_letters: frozenset[str]
     longest: int
 
 
@@ -82,7 +95,8 @@ def _search(added: frozenset[str]) -> _Search | None:
     whole = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
     beginnings = frozenset(text[:at] for text in added for at in range(1, len(text)))
     endings = frozenset(text[at:] for text in added for at in range(1, len(text)))
-    return _Search(whole, beginnings, endings, max(map(len, added)))
+    letters = frozenset(text[0] for text in added), frozenset(text[-1] for text in added)
+    return _Search(whole, beginnings, endings, *letters, max(map(len, added)))
 
 
 def chat_parts(template: ChatTemplate, added: frozenset[str], asked: Conversation, style: ToolFormat) -> Parts:

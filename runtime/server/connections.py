@@ -20,6 +20,37 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 _Base: Any = HttpToolsProtocol
 
 
+class _HeadWithBody:
+    """A transport that keeps an answer's head until its body comes, which is in the same turn: one write, not two."""
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def _flush(self) -> None:
+        """For a head that nothing followed."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 def patient_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
     """A class for `uvicorn.Config(http=...)`."""
 
@@ -31,7 +62,7 @@ def patient_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyn
         _head_bytes = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
+            super().connection_made(_HeadWithBody(transport, self.loop))
             self._start_head_timer()
 
         def connection_lost(self, error: Exception | None) -> None:

@@ -94,8 +94,8 @@ class Record:
     def usages(self) -> Iterator[tuple[Call, Usage]]:
         """The calls that ended with a value, each with its cost."""
         for call in self.calls:
-            if call.done() and call.failure is None:
-                yield call, call.result(0).usage
+            if (usage := call.usage) is not None and call.failure is None:
+                yield call, usage
 
     def failure(self) -> CallFailed | None:
         """Of the first call that failed."""

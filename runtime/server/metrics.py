@@ -60,7 +60,8 @@ class Metrics:
         self.requests.observe(record.wall_s, record.route, str(record.status or 499))
         for call, usage in record.usages():
             self.queue.observe(usage.queue_s)
-            self.ttft.observe(usage.ttft_s)
+            if call.result(0).vector is None:  # an embedding has no tokens
+                self.ttft.observe(usage.ttft_s)
             if usage.compile_s:
                 self.compiling.observe(usage.compile_s)
             for seconds, count in call.gaps():

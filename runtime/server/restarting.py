@@ -8,6 +8,8 @@ Knows: `launch.Runtime` and when to try again. Must not know: HTTP.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -39,6 +41,7 @@ class RestartingRuntime:
         self.num_restarts = 0
         self.has_given_up = False
         self._closing = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._watch, name="plait-restart", daemon=True)
         self._thread.start()
 
@@ -49,6 +52,16 @@ class RestartingRuntime:
         if client.is_gone:
             raise RuntimeGone("the runtime process has ended and is being started again")
         return client
+
+    def join_loop(self) -> None:
+        """The running event loop reads what the runtime says, whichever lives. Call it there."""
+        self._loop = asyncio.get_running_loop()
+        self._runtime.client.join_loop()
+
+    def leave_loop(self) -> None:
+        """Undoes `join_loop`, before the loop is closed."""
+        self._loop = None
+        self._runtime.client.leave_loop()
 
     def shutdown(self) -> None:
         """Ends the runtime. Idempotent."""
@@ -87,6 +100,9 @@ class RestartingRuntime:
             log.error("the runtime did not start: %s", error)
             return
         self._runtime, self.num_restarts = runtime, self.num_restarts + 1
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed, and the server with it
+                self._loop.call_soon_threadsafe(runtime.client.join_loop)
         self._started_at = time.monotonic()
         log.warning("the runtime runs again after %.1f s", self._started_at - began)
         if self._closing.is_set():

@@ -123,7 +123,7 @@ def _start(client: Client, work: Work, run: Run) -> None:
 
 
 @lru_cache(maxsize=8)
-def _longest_token(vocabulary: Vocabulary) -> int:
+def longest_token(vocabulary: Vocabulary) -> int:
     """Bytes of the longest token: a text of more characters is more than one."""
     return max(map(len, vocabulary.token_bytes))
 
@@ -159,7 +159,7 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
     """
     tokenizer, length = client.tokenizer, sum(len(text) for text, _ in parts)
     if length > LONG_TEXT:
-        most = client.model.context_length * _longest_token(tokenizer.vocabulary)
+        most = client.model.context_length * longest_token(tokenizer.vocabulary)
         if length > most:
             limit = longest_context(client.model.context_length)
             raise ContextOverflow(f"{limit}; the prompt has {length} characters, which cannot be that few")

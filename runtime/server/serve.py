@@ -74,7 +74,11 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
         backlog=BACKLOG,
     )
     server = DrainingServer(config, app.state.plait, runtime, _address(settings, listener))
-    await server.serve(sockets=[listener])
+    runtime.join_loop()
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        runtime.leave_loop()
     return server.exit_code
 
 

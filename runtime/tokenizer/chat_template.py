@@ -15,7 +15,7 @@ from datetime import date
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 
 from plait.runtime.errors import InputError, UnsupportedModel
@@ -96,6 +96,16 @@ class ChatTemplate:
             raise UnsupportedModel(f"the chat template is not valid: {error}"[:300]) from error
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
             raise UnsupportedModel("the chat template is nested too deeply or is not valid") from error
+
+    @cached_property
+    def literals(self) -> frozenset[str]:
+        """The texts that stand in the source itself; none where it does not parse."""
+        try:
+            tree = BoundedEnvironment().parse(self.source[:MAX_SOURCE])
+        except (TemplateError, RecursionError, MemoryError, ValueError):
+            return frozenset()
+        data = [node.data for node in tree.find_all(nodes.TemplateData)]
+        return frozenset([*data, *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))])
 
     def turn_prefix(self, roles: Sequence[str], role: str) -> str:
         """The template's text before the content of a turn of `role` that follows finished turns of `roles`.

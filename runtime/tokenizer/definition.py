@@ -34,7 +34,8 @@ class Definition:
     """Everything a Tokenizer needs. Both backends tokenize plain text and know no added token.
 
     `plain` continues a text, `start` begins one (SentencePiece puts a space before the first word);
-    `prefix_after_control`: text after a control token begins like a new one.
+    `prefix_after_control`: text after a control token begins like a new one. `ending`: what the file's own tokenizer
+    puts behind a whole text (models that embed texts are trained with an end token there).
     """
 
     plain: tokenizers.Tokenizer
@@ -47,6 +48,7 @@ class Definition:
     bos_id: int | None
     add_bos: bool
     chat_template: ChatTemplate | None
+    ending: tuple[int, ...] = ()
 
 
 _TAGS = (

@@ -77,6 +77,7 @@ def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) 
         bos_id=bos,
         add_bos=_flag(metadata, "add_bos_token", sentencepiece or pre in _LLAMA3),
         chat_template=_template(metadata, tokens, bos, eos_ids[0]),
+        ending=eos_ids[:1] if _flag(metadata, "add_eos_token", False) else (),
     )
 
 

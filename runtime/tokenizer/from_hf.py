@@ -87,6 +87,7 @@ def _definition(
         bos_id=bos_id,
         add_bos=named if isinstance(named, bool) else _post_processor_adds(source, bos_id, ids),
         chat_template=_template(folder, configs[0]),
+        ending=_ending(source, configs[0], ids, width),
     )
 
 
@@ -268,6 +269,23 @@ def _post_processor_adds(source: Mapping[str, Any], bos_id: int | None, ids: Map
             if bos_id is not None and ids.get(part.get("SpecialToken", {}).get("id")) == bos_id:
                 return True
     return False
+
+
+def _ending(
+    source: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int], width: int
+) -> tuple[int, ...]:
+    """The tokens that tokenizer.json's own template puts behind a single text, or else the config's `add_eos_token`."""
+    for step in _steps(source.get("post_processor")):
+        single = list(step.get("single") or ())
+        named = step.get("special_tokens") or {}
+        text = max((at for at, part in enumerate(single) if "Sequence" in part), default=len(single))
+        behind = [i for part in single[text + 1 :] for i in named[part["SpecialToken"]["id"]]["ids"]]
+        if any(type(i) is not int or not 0 <= i < width for i in behind):
+            raise CorruptModel("the post_processor of tokenizer.json ends a text with a token that is not there")
+        if behind:
+            return tuple(behind)
+    end = _token_id(config.get("eos_token"), ids) if config.get("add_eos_token") is True else None
+    return () if end is None else (end,)
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:

@@ -48,6 +48,8 @@ def weigh(value: Any, times: int = 1) -> Any:
     What is held twice counts twice, as it would in a text.
     """
     left = MAX_WEIGHT // max(times, 1)
+    if type(value) is str and len(value) < left:  # nearly all of them
+        return value
     stack = [value]
     while stack:
         item = stack.pop()

@@ -37,16 +37,19 @@ class Tokenizer:
     """Made by `load_tokenizer`. Safe to use from several threads.
 
     `bos_id` and `add_bos`: the token a fresh text begins with, and whether the model wants it; the caller
-    adds it. `eos_ids`: what ends a text. `control_ids`: tokens that are not text.
+    adds it. `ending`: what the model's own tokenizer puts behind a whole text, see `encode_whole`.
+    `eos_ids`: what ends a text. `control_ids`: tokens that are not text.
     """
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self.bos_id: int | None = definition.bos_id
         self.add_bos: bool = definition.add_bos
+        self.ending: tuple[int, ...] = definition.ending
         self.eos_ids: tuple[int, ...] = definition.eos_ids
         self.control_ids: frozenset[int] = definition.control_ids
         self.chat_template: ChatTemplate | None = definition.chat_template
+        self._ids_of_own: dict[tuple[str, bool], list[int]] = {}
         longest_first = sorted(definition.added, key=lambda text: (-len(text), text))
         self._added_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -64,6 +67,12 @@ class Tokenizer:
     def control_texts(self) -> dict[int, str]:
         """The text that stands for each control token that has one."""
         return {token.id: text for text, token in self._definition.added.items() if token.id in self.control_ids}
+
+    @cached_property
+    def _own_texts(self) -> frozenset[str]:
+        """What the chat template itself says between control tokens."""
+        literals = frozenset() if self.chat_template is None else self.chat_template.literals
+        return frozenset(p for text in literals for p in self._pieces([(text, True)]) if isinstance(p, str) and p)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -115,12 +124,17 @@ class Tokenizer:
             text = text.rstrip()
         if not text:
             return []
+        own = self._ids_of_own.get((text, begins))
+        if own is not None:
+            return own
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError("the text holds half of a surrogate pair, which is not a character") from error
         backend = self._definition.start if begins else self._definition.plain
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        if text in self._own_texts:  # of every conversation; what somebody wrote is kept for no one else
+            self._ids_of_own[text, begins] = ids
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
@@ -130,6 +144,12 @@ class Tokenizer:
         [905]
         """
         return self.encode([(text, False)])
+
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of a text that nothing stands before or follows, as a model that embeds texts is given it: with the
+        tokens that its own tokenizer puts around it. The text itself is plain, whatever it says."""
+        bos = [self.bos_id] if self.bos_id is not None and self.add_bos else []
+        return [*bos, *self.encode([(text, False)], at_start=True), *self.ending]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control tokens are skipped, bytes that are no character become U+FFFD.

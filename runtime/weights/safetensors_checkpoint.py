@@ -1,11 +1,13 @@
 """A Hugging Face folder's weights: model.safetensors, or shards named by an index.
 
-Knows: the two layouts, and that experts are stored one by one. Must not know: the forward pass.
+Knows: the two layouts, that experts are stored one by one, and that a model saved without an output head has shorter
+names. Must not know: the forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +31,8 @@ class SafetensorsCheckpoint:
     """Made by `open_checkpoint`; see `Checkpoint`.
 
     What the model calls `mlp.experts.up_proj.weight` [E, F, C] is stored as `mlp.experts.0.up_proj.weight` [F, C]
-    and so on.
+    and so on. A model that was saved without an output head, as those that embed texts are, has no `model.` before its
+    names; where the config does not tie the head to the embedding either, there is none: `config.has_head` is False.
     """
 
     container: Final = "safetensors"
@@ -37,11 +40,14 @@ class SafetensorsCheckpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = from_hf(read_json_object(folder / "config.json"))
-        self.shapes = expected_shapes(self.config)
         self.opened: dict[tuple[str, str], Any] = {}
         self.file_of = self._locate()
+        self._is_bare = "norm.weight" in self.file_of
+        if self._is_bare and not self.config.tie_word_embeddings and "lm_head.weight" not in self.file_of:
+            self.config = replace(self.config, tie_word_embeddings=True, has_head=False)
+        self.shapes = expected_shapes(self.config)
         for name, shape in self.shapes.items():
-            for part, expected in _parts(name, shape):
+            for part, expected in self._parts(name, shape):
                 file = self.file_of.get(part)
                 check_shape(part, self._stored_shape(file, part) if file else None, expected)
 
@@ -49,7 +55,7 @@ class SafetensorsCheckpoint:
         return tuple(self.shapes)
 
     def stored_as(self, name: str) -> str:
-        part, _ = _parts(name, known(name, self.shapes))[0]
+        part, _ = self._parts(name, known(name, self.shapes))[0]
         kind: str = self._open(self.file_of[part], "cpu").get_slice(part).get_dtype()
         return kind
 
@@ -60,7 +66,7 @@ class SafetensorsCheckpoint:
         import torch
 
         shape = known(name, self.shapes)
-        parts = [self._read(part, device) for part, _ in _parts(name, shape)]
+        parts = [self._read(part, device) for part, _ in self._parts(name, shape)]
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
@@ -80,6 +86,14 @@ class SafetensorsCheckpoint:
         if stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModel(f"tensor {name!r} is stored as {stored.dtype}; plait reads 32 and 16 bits")
         return stored
+
+    def _parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
+        """(stored name, its shape) of what makes up a tensor."""
+        stored = name.removeprefix("model.") if self._is_bare else name
+        if len(shape) < 3:
+            return [(stored, shape)]
+        before, after = stored.split(_STACK)
+        return [(f"{before}{_STACK}{i}.{after}", shape[1:]) for i in range(shape[0])]
 
     def _locate(self) -> dict[str, str]:
         """Tensor name -> file name, from the index or from the single file."""
@@ -111,14 +125,6 @@ class SafetensorsCheckpoint:
         except SafetensorError:
             return None
         return shape
-
-
-def _parts(name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
-    """(stored name, its shape) of what makes up a tensor."""
-    if len(shape) < 3:
-        return [(name, shape)]
-    before, after = name.split(_STACK)
-    return [(f"{before}{_STACK}{i}.{after}", shape[1:]) for i in range(shape[0])]
 
 
 def _damaged(file: str) -> CorruptModel:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 import pydantic
 import pytest
+from typing_extensions import TypedDict
 
 import plait
 from plait import assistant, gen, user
@@ -50,3 +52,44 @@ def test_what_the_model_samples_is_of_the_type(runtime, type_):
             assert type(value) is type_
         else:
             assert isinstance(value, (list, dict))
+
+
+class Mark(enum.Enum):
+    """Texts, a number and None, which msgspec does not read."""
+
+    NAME = "very good"
+    NUMBER = 7
+    NOTHING = None
+
+
+class Place(NamedTuple):
+    floor: Literal[1, 2, "roof"]
+    mark: Mark
+
+
+class Note(TypedDict):
+    day: datetime.date
+    sizes: Annotated[list[Size], msgspec.Meta(max_length=2)]
+
+
+@dataclasses.dataclass
+class Room:
+    place: Place
+    is_open: bool
+
+
+class Tour(pydantic.BaseModel):
+    rooms: Annotated[list[Room], pydantic.Field(min_length=1, max_length=2)]
+    marks: Annotated[dict[Size, Mark], pydantic.Field(max_length=2)]
+
+
+NESTED = [
+    *(Place, Note, Room, Tour, Place | None, tuple[Mark, int], list[Mark] | None),
+    *(dict[Size, Place], tuple[Literal["a", 1, None], Mark], Room | int),
+]
+
+
+@pytest.mark.parametrize("type_", NESTED, ids=str)
+def test_nested_types_with_mixed_values_are_completed_and_read(runtime, type_):
+    state = ask.run(type_, 120, temperature=1.0, seed=5, backend=runtime)
+    assert pydantic.TypeAdapter(type_).validate_python(state["value"]) == state["value"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,10 +69,19 @@ class FakeServer:
         self._server.server_close()
 
 
-def sglang(generate: Callable[[str, dict[str, Any]], str], deltas: str = "", version: str = "0.5") -> FakeServer:
-    """SGLang's protocol over bytes as tokens. A token's logprob in a prompt: minus a tenth of its byte's last digit;
-    the first one told has none. `deltas`: the setting by which streams hold what is new. `version`: of its paths.
+def sglang(
+    generate: Callable[[str, dict[str, Any]], str], deltas: str = "", version: str = "0.5", words: bool = False
+) -> FakeServer:
+    """SGLang's protocol, in the shapes that its server of version 0.5.23 answers with. Tokens are bytes, or `words`
+    with the space before them. A token's logprob in a prompt: minus a tenth of its last byte's last digit; the first
+    one told has none. `deltas`: the setting by which streams hold what is new. `version`: of its paths.
     """
+    vocabulary: dict[str, int] = {}
+
+    def tokens_of(text: str) -> list[tuple[str, int]]:
+        if not words:
+            return [(chr(byte), byte) for byte in text.encode()]
+        return [(each, vocabulary.setdefault(each, len(vocabulary))) for each in re.findall(r" ?[a-z]+|.", text)]
 
     def answer(path: str, body: Any) -> Any:
         if path in PATHS[version] and PATHS[version][path] is None:
@@ -86,36 +96,61 @@ def sglang(generate: Callable[[str, dict[str, Any]], str], deltas: str = "", ver
         if isinstance(body.get("text"), list):
             return 200, [answer(path, body | {"text": text})[1] for text in body["text"]]
         if body.get("input_ids") is not None:
-            texts = [bytes(ids).decode() for ids in body["input_ids"]]
+            spelled = {number: text for text, number in vocabulary.items()}
+            texts = ["".join(spelled[i] for i in ids) if words else bytes(ids).decode() for ids in body["input_ids"]]
             return 200, [answer(path, {**body, "text": text, "input_ids": None})[1] for text in texts]
-        tokens = list(body["text"].encode())
+        tokens = tokens_of(body["text"])
         sampling = body["sampling_params"]
-        meta = {
-            "prompt_tokens": len(tokens),
-            "cached_tokens": 1,
-            "completion_tokens": 0,
-            "finish_reason": {"type": "length"},
-        }
-        if sampling["max_new_tokens"] == 0:
+        most = sampling["max_new_tokens"]
+        if most == 0:
             start = body.get("logprob_start_len", 0)
-            entries = [[None if i <= start else -(t % 10) / 10, t, None] for i, t in enumerate(tokens)][start:]
-            return 200, {"text": "", "meta_info": meta | {"input_token_logprobs": entries}}
+            entries = [[None if i <= start else logprob_of(t), n, t] for i, (t, n) in enumerate(tokens)][
+                max(0, start) :
+            ]
+            ended = _meta(tokens, 0, {"type": "length", "length": 0})
+            logprobs = {"input_token_logprobs": entries, "output_token_logprobs": []}
+            return 200, {
+                "text": "",
+                "output_ids": [],
+                "meta_info": ended | (logprobs if "return_logprob" in body else {}),
+            }
         whole = generate(body["text"], body)
-        data = whole[: sampling["max_new_tokens"]]
-        reason = {"type": "stop", "matched": None} if data == whole else {"type": "length"}
+        data = whole[:most]
+        reason = {"type": "stop", "matched": 2} if data == whole else {"type": "length", "length": most}
+        end_meta = _meta(tokens, len(data), reason)
         if not body.get("stream"):
-            logprobs = [[-0.5, token, None] for token in data.encode()]
-            told = {"completion_tokens": len(data), "finish_reason": reason, "output_token_logprobs": logprobs}
-            return 200, {"text": data, "meta_info": meta | told}
+            told = {"output_token_logprobs": [[-0.5, token, None] for token in data.encode()]}
+            return 200, {"text": data, "output_ids": [], "meta_info": end_meta | told}
         events = []
         for at in range(1, len(data) + 1):
-            so_far = meta | {"completion_tokens": at, "finish_reason": None}
-            events.append({"text": data[at - 1 if deltas else 0 : at], "meta_info": so_far})
-        whole_meta = meta | {"completion_tokens": len(data), "finish_reason": reason}
-        end = {"text": "" if deltas else data, "meta_info": whole_meta}
+            so_far = _meta(tokens, at, None)
+            events.append({"text": data[at - 1 if deltas else 0 : at], "output_ids": [], "meta_info": so_far})
+        end = {"text": "" if deltas else data, "output_ids": [], "meta_info": end_meta}
         return [*events, end, b"[DONE]"]
 
     return FakeServer(answer)
+
+
+def logprob_of(token: str) -> float:
+    return -(token.encode()[-1] % 10) / 10
+
+
+def _meta(tokens: list[Any], completion_tokens: int, reason: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "id": "cdd35524d7c14d74a186cdbd04be692e",
+        "finish_reason": reason,
+        "prompt_tokens": len(tokens),
+        "weight_version": "default",
+        "num_retractions": 0,
+        "reasoning_tokens": 0,
+        "completion_tokens": completion_tokens,
+        "cached_tokens": 1,
+        "weight_versions": [{"version": "default", "start": 0, "end": completion_tokens}],
+        "cached_tokens_details": {"device": 1, "host": 0},
+        "dp_rank": None,
+        "e2e_latency": 0.89,
+        "response_sent_to_client_ts": 1795296452.64,
+    }
 
 
 def chat(reply: Callable[[list[dict[str, str]], dict[str, Any]], str]) -> FakeServer:

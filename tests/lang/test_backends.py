@@ -110,6 +110,45 @@ def test_choices_are_scored_by_the_servers_logprobs(sglang, method):
         assert bodies[-1]["input_ids"] == [[ord("S"), *each] for each in tokens]
 
 
+@pytest.mark.parametrize("method", [plait.token_length_normalized, plait.unconditional_likelihood_normalized])
+def test_choices_that_meet_the_text_in_one_token_are_all_scored_from_there_on(method):
+    server = servers.sglang(lambda text, body: "", words=True)
+    choices = ["red", "9", "blue"]
+
+    @plait.function
+    def program(s):
+        s += "it was said: it is " + select("colour", choices, choices_method=method)
+
+    try:
+        state = program.run(backend=plait.RuntimeEndpoint(server.url))
+        told = state.get_meta_info("colour")["input_token_logprobs"]
+        assert [[text for _, _, text in each] for each in told] == [[" red"], [" ", "9"], [" blue"]]
+        logprobs = [[servers.logprob_of(text) for text in each] for each in ([" red"], [" ", "9"], [" blue"])]
+        scores, best = scores_of(method.name, [[number for _, number, _ in each] for each in told], logprobs, logprobs)
+        assert state.get_meta_info("colour")["choice_scores"] == pytest.approx(scores)
+        assert state.text() == "it was said: it is " + choices[best]
+    finally:
+        server.close()
+
+
+def test_an_error_in_a_stream_is_told_in_the_servers_words():
+    words = "The input (9001 tokens) is longer than the model's context length (8192 tokens)."
+    error = {"error": {"message": words, "type": "invalid_request_error", "code": 400, "retryable": False}}
+    info = {"model_path": "/nowhere/model"}
+    server = servers.FakeServer(lambda path, body: [error, b"[DONE]"] if path == "/generate" else (200, info))
+
+    @plait.function
+    def program(s):
+        s += "Q" + gen("x")
+
+    try:
+        with pytest.raises(plait.ProgramError, match=r"answered 400: The input \(9001 tokens\) is longer") as caught:
+            program.run(backend=plait.RuntimeEndpoint(server.url))
+        assert type(caught.value.__cause__) is plait.CallRejected
+    finally:
+        server.close()
+
+
 def test_branches_samples_streams_batches_and_types(sglang):
     backend = plait.RuntimeEndpoint(sglang.url)
 

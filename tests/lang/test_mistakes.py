@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import linecache
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ import plait
 from plait import assistant, gen, race, select, system, user
 from plait.lang.place import place_of
 from plait.runtime.errors import DeadlineExceeded
+from plait.runtime.messages import Generate
 
 MISTAKES = []
 
@@ -398,6 +400,256 @@ def a_type_by_its_name(s):
     s += "p" + gen("x", type="int")  # here
 
 
+# -- what newcomers try ---------------------------------------------------------------------------
+
+
+@mistake(r"InputError: s\['x'\] is still to be awaited: write \(await s\['x'\]\)")
+async def a_comparison_without_await(s):
+    s += "p" + gen("x")
+    if s["x"] == " fine.":  # here
+        s += "yes"
+
+
+@mistake(r"AttributeError: s\['x'\] is still to be awaited: write \(await s\['x'\]\).strip")
+async def a_method_without_await(s):
+    s += "p" + gen("x")
+    return s["x"].strip()  # here
+
+
+@mistake(r"s\['x'\] is still to be awaited")
+async def text_made_without_await(s):
+    s += "p" + gen("x")
+    s += f"You said {s['x']}"  # here
+
+
+@mistake(r"InputError: gen\('x'\) is made text by str\(\) or '%s', where it would never run")
+def a_gen_formatted_with_percent(s):
+    s += "You said %s" % gen("x")  # noqa: UP031  # here
+
+
+@mistake(r"InputError: gen\('x'\) stands inside an f-string")
+def an_unread_gen_in_an_f_string(s):
+    g = gen("x")
+    s += "p" + g
+    s += f"You said {g}"  # here
+
+
+@mistake("InputError: <lambda> is a function and cannot be appended: call it")
+def a_gen_in_a_lambda(s):
+    s += "p"
+    s += lambda: gen("x")  # here
+
+
+@mistake("InputError: a list cannot be appended to one text: append its parts one by one")
+def a_list_appended(s):
+    s += ["p", gen("x")]  # here
+
+
+@mistake("InputError: a dict cannot be appended; a message is a turn")
+def a_message_appended(s):
+    s += {"role": "user", "content": "Why"}  # here
+
+
+@mistake(r"InputError: bytes cannot be appended; write data.decode\(\)")
+def bytes_appended(s):
+    s += b"p"  # here
+
+
+@mistake("TypeError: sequence item 1: expected str instance, Gen found")
+def gens_joined_as_texts(s):
+    s += "".join(["p", gen("x")])  # here
+
+
+@mistake("InputError: a copy is used in a with block")
+def a_copy_without_with(s):
+    s += "p"
+    c = s.copy()
+    c += gen("x")  # here
+
+
+@mistake("InputError: .* keeps a value and runs nothing: append the expression")
+def a_gen_assigned_to_its_name(s):
+    s["x"] = gen("x")  # here
+
+
+@mistake("InputError: a variable is read by its name, s.'name'., or by a typed gen")
+def a_variable_by_an_untyped_gen(s):
+    s += "p" + gen("x")
+    return s[gen("x")]  # here
+
+
+@mistake("there is no variable 'x'; it has no variables yet", plait.MissingVariable)
+def a_branchs_variable_before_the_join(s):
+    s += "p"
+    forks = s.fork(2)
+    forks += gen("x")
+    return s["x"]  # here
+
+
+@mistake("InputError: these branches were joined already")
+def a_second_join(s):
+    s += "p"
+    forks = s.fork(2)
+    forks.join()
+    forks.join()  # here
+
+
+@mistake('join takes "gather_variable" or "concate_and_append", not .concat')
+def a_misspelt_join(s):
+    s += "p"
+    s.fork(2).join("concat")  # here
+
+
+@mistake("IndexError: list index out of range")
+def a_branch_that_is_not_there(s):
+    s += "p"
+    s.fork(2)[2].user("Why")  # here
+
+
+@mistake("takes 0 positional arguments but 1 was given")
+def a_branch_function_without_its_number(s):
+    s += "p"
+    forks = s.fork(2)
+    forks += lambda: gen("x")  # here
+
+
+@mistake("first must be from 1 to the 2 branches of the race, not 0")
+def a_race_without_winners(s):
+    s += "p"
+    race(s.fork(2), first=0)  # here
+
+
+@mistake("race takes the branches of one fork, not list")
+def a_race_of_a_list(s):
+    s += "p"
+    race(list(s.fork(2)))  # here
+
+
+@mistake("there is no variable 'y'; it has 'x'", plait.MissingVariable)
+def a_vote_on_another_name(s):
+    s += "p"
+    plait.vote(s, 2, gen("x"), "y")  # here
+
+
+@mistake(r"gen\('x'\): max_tokens must be an integer, not '5'")
+def a_number_as_text(s):
+    s += "p" + gen("x", max_tokens="5")  # here
+
+
+@mistake("the name of a variable must be non-empty text, not 5")
+def a_number_as_a_name(s):
+    s += "p" + gen(5)  # here
+
+
+@mistake(r"gen\('x'\): stop strings must be non-empty text, not 5")
+def a_stop_that_is_a_number(s):
+    s += "p" + gen("x", stop=5)  # here
+
+
+@mistake(r"gen\('x'\): a choice must be a text, not int \(choice 0\)")
+def choices_that_are_numbers(s):
+    s += "p" + gen("x", choices=[1, 2])  # here
+
+
+@mistake(r"gen\('x'\): there must be 1 to 1024 choices to score, not 0")
+def no_choices(s):
+    s += "p" + gen("x", choices=[])  # here
+
+
+@mistake(r"select\('x'\) needs choices, a list of texts")
+def a_select_without_choices(s):
+    s += "p" + select("x")  # here
+
+
+@mistake("regex must be a pattern as text, not Pattern")
+def a_compiled_pattern(s):
+    s += "p" + gen("x", regex=re.compile("a+"))  # here
+
+
+@mistake(r"type takes a type, such as list\[int\] or a dataclass, not \[<class 'int'>\]")
+def a_list_of_a_type_as_a_type(s):
+    s += "p" + gen("x", type=[int])  # here
+
+
+@mistake(r"gen\('x'\): parameter 'args' of the tool 'tool' cannot be given by its name")
+def a_tool_with_star_args(s):
+    def tool(*args: int) -> int:
+        return sum(args)
+
+    s += "p" + gen("x", tools=[tool])  # here
+
+
+@mistake(r"gen\('x'\): parameter 'a' of the tool 'tool' needs a type")
+def a_tool_without_annotations(s):
+    def tool(a):
+        return a
+
+    s += "p" + gen("x", tools=[tool])  # here
+
+
+@mistake(r"gen\('x'\): a tool is a function with a name of letters and digits, not <function")
+def a_lambda_as_a_tool(s):
+    s += "p" + gen("x", tools=[lambda a: a])  # here
+
+
+@mistake("a tool is a function .*, not {'name': 'look_up'}")
+def a_tool_in_openais_form(s):
+    s += "p" + gen("x", tools=[{"name": "look_up"}])  # here
+
+
+@mistake("a Budget is of tokens, seconds, or both", plait.InputError)
+def a_budget_of_nothing():
+    plait.Budget()  # here
+
+
+@mistake("tokens of a Budget must be an integer of at least 1, not -1", plait.InputError)
+def a_budget_below_zero():
+    plait.Budget(tokens=-1)  # here
+
+
+@mistake(r"run: budget takes a Budget\(tokens=..., seconds=...\), not 100", plait.InputError)
+def a_number_as_a_budget():
+    qa.run("Why", budget=100)  # here
+
+
+@mistake("program 'turns' must be a function without yield", plait.InputError)
+def a_body_that_yields():
+    def turns(s):
+        yield s
+
+    plait.function(turns)  # here
+
+
+@mistake("program 'qa': multiple values for argument 'question'", plait.InputError)
+def an_argument_given_twice():
+    qa.run("Why", question="How")  # here
+
+
+@mistake("a backend is a Runtime, an Engine or a Client, not <class", plait.InputError)
+def a_class_as_a_backend():
+    qa.run("Why", backend=plait.Runtime)  # here
+
+
+@mistake("the program has ended; its state can be read, not extended", plait.InputError)
+def a_state_kept_beyond_its_program():
+    kept = []
+    plait.function(lambda s: kept.append(s)).run()
+    kept[0] += "more"  # here
+
+
+def test_a_list_of_stop_strings_may_be_changed_after_its_gen(backend):
+    stop = ["."]
+    expr = "p" + gen("x", stop=stop)
+    stop[0] = 5
+
+    @plait.function
+    def program(s):
+        s += expr
+
+    program.run()
+    assert backend.scheduler.sent(Generate)[0].sampling.stop == (".",)
+
+
 @dataclass
 class _Told:
     error: Exception
@@ -430,7 +682,7 @@ def test_the_message_and_the_line(backend, function, said, kind):
 
 
 def test_there_are_enough_of_them():
-    assert len(MISTAKES) >= 40
+    assert len(MISTAKES) >= 90
 
 
 @pytest.mark.parametrize("how", ["batch", "stream", "async"])

@@ -255,7 +255,7 @@ def test_what_cannot_be_appended(backend):
             program.run()
     with pytest.raises(plait.InputError, match="not int"):
         gen("x") + 5
-    with pytest.raises(plait.InputError, match="not list"):
+    with pytest.raises(plait.InputError, match="a list cannot be appended to one text"):
         ["a"] + gen("x")
 
 

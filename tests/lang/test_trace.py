@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import Gate
 
 import plait
@@ -157,14 +159,64 @@ def test_colours_share_the_bar_by_time_and_tokens():
     assert "<svg" in page([Trace("empty", (None,), (), 0.0, None)])
 
 
+def checked_events(events):
+    """The complete events of a Perfetto trace, once all of them are as the Trace Event Format document and Perfetto
+    want them: names and times of the right types, every thread named before it is used and used by one process,
+    complete events of one thread within each other or apart."""
+    named, open_spans, complete = {}, {}, []
+    for event in events:
+        assert event["ph"] in ("M", "X") and isinstance(event["name"], str) and event["name"]
+        assert all(type(event[key]) is int and event[key] > 0 for key in ("pid", "tid"))
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "M":
+            key = "sort_index" if event["name"].endswith("_sort_index") else "name"
+            assert type(event["args"][key]) is (int if key == "sort_index" else str)
+            if event["name"] == "thread_name":
+                assert event["tid"] not in named
+                named[event["tid"]] = event["pid"]
+            continue
+        assert named[event["tid"]] == event["pid"] and isinstance(event["cat"], str)
+        assert type(event["ts"]) is int and type(event["dur"]) is int and event["ts"] >= 0 and event["dur"] >= 0
+        complete.append(event)
+    for event in sorted(complete, key=lambda each: (each["tid"], each["ts"], -each["dur"])):
+        around = open_spans.setdefault(event["tid"], [])
+        while around and around[-1] <= event["ts"]:
+            around.pop()
+        end = event["ts"] + event["dur"]
+        assert not around or end <= around[-1], "two events of one thread overlap"
+        around.append(end)
+    return complete
+
+
 def test_perfetto(backend, tmp_path):
-    events = json.loads(program.run().show(tmp_path / "out.json").read_text())["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X"}
+    text = program.run().show(tmp_path / "out.json").read_text()
+    events = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert names == ["main", "branch 1", "branch 2", "branch 3 of 2", "branch 4"]
-    calls = [event for event in events if event["ph"] == "X"]
-    assert len(calls) == 7 and all(event["dur"] >= 0 and event["ts"] >= 0 for event in calls)
+    calls = [event for event in checked_events(events) if event["cat"] != "queue"]
+    assert len(calls) == 7
     assert calls[0]["args"]["sampled_tokens"] == 6 and calls[0]["args"]["text"] == " fine."
+
+
+TIMES = st.floats(0, 9, allow_nan=False)
+LANES = st.lists(st.integers(0, 99), max_size=5)
+ASKED = st.tuples(st.integers(0, 99), TIMES, TIMES, TIMES, TIMES)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LANES, st.lists(ASKED, max_size=12), st.integers(1, 4))
+def test_whatever_ran_the_events_of_a_thread_nest(parents, asked, copies):
+    """Calls may end in any order, before those ahead of them in their text too, when a branch is ended."""
+    lanes = [None, *(parent % (number + 1) for number, parent in enumerate(parents))]
+    answers = [
+        answered(lane % len(lanes), began_s, began_s + took_s, wall_s=wall_s, queue_s=queue_s)
+        for lane, began_s, took_s, wall_s, queue_s in asked
+    ]
+    run = SimpleNamespace(program="p", lanes=lanes, started_s=0.0, error=None, answers=lambda: answers)
+    trace = trace_of(run)
+    events = [event for number in range(1, copies + 1) for event in trace.perfetto(number)]
+    calls = [event for event in checked_events(events) if event["cat"] != "queue"]
+    assert len(calls) == copies * len(answers)
 
 
 def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch):

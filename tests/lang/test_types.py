@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import itertools
 import json
 import re
 import subprocess
@@ -345,6 +346,117 @@ class Wrapped(pydantic.BaseModel):
 def test_a_type_without_a_form_is_refused_where_it_is_written(type_, why):
     with pytest.raises(plait.InputError, match=re.escape(why)):
         gen("x", type=type_)
+
+
+class Mark(enum.Enum):
+    NAME = "a b"
+    NUMBER = 7
+    FRACTION = 2.5
+    NOTHING = None
+
+
+class Pair(enum.Enum):
+    ONE = (1, 2)
+
+
+class Starred(pydantic.BaseModel):
+    mark: Mark
+
+
+@pytest.mark.parametrize(
+    ("type_", "why"),
+    [
+        (dict[Mark, int], "the keys of a dict are texts, or numbers without bounds"),
+        (dict[Level, Mark], "the keys of a dict are texts, or numbers without bounds"),
+        (dict[str, Pair], "Pair has members that are no text, number, bool or None"),
+        (list[Literal[Colour.RED]], "a Literal inside another type cannot hold Colour.RED; take all of Colour"),
+        (list[Literal[Mark.NUMBER, "z"]], "cannot hold Mark.NUMBER"),
+    ],
+    ids=str,
+)
+def test_what_would_be_generated_in_full_and_never_read_is_refused(type_, why):
+    with pytest.raises(plait.InputError, match=re.escape(why)):
+        form_of("gen", type_)
+
+
+# Types, and their values beside the JSON they are written as: every layer holds types of the layer below.
+WORDS = st.text('ab \u00e9"\\', max_size=4)
+PLAIN = [
+    (int, st.integers(-(2**53) + 1, 2**53 - 1).map(lambda n: (n, n))),
+    (str, WORDS.map(lambda text: (text, text))),
+    (bool, st.booleans().map(lambda each: (each, each))),
+    (float, st.integers(-999, 999).map(lambda n: (n / 4, n / 4))),
+    (datetime.date, st.dates(datetime.date(1000, 1, 1)).map(lambda day: (day, day.isoformat()))),
+    (decimal.Decimal, st.integers(0, 999).map(lambda n: (decimal.Decimal(n) / 8, str(decimal.Decimal(n) / 8)))),
+    (Colour, st.sampled_from(Colour).map(lambda each: (each, each.value))),
+    (Level, st.sampled_from(Level).map(lambda each: (each, each.value))),
+    (Mark, st.sampled_from(Mark).map(lambda each: (each, each.value))),
+    (Starred, st.sampled_from(Mark).map(lambda each: (Starred(mark=each), {"mark": each.value}))),
+    (Literal["x", 3, True, None], st.sampled_from(["x", 3, True, None]).map(lambda each: (each, each))),
+]
+KEYS = {str: WORDS, int: st.integers(-99, 99), Colour: st.sampled_from(Colour)}
+
+
+def key_text(key):
+    return str(key.value if isinstance(key, enum.Enum) else key)
+
+
+@st.composite
+def record(draw, parts):
+    """A dataclass, a NamedTuple, a Pydantic model or a tuple of some of the types below."""
+    fields = draw(st.lists(parts, min_size=1, max_size=3))
+    names = [f"f{i}" for i in range(len(fields))]
+    kind, types_ = draw(st.sampled_from(["dataclass", "named", "model", "tuple"])), [each for each, _ in fields]
+    members, number = list(zip(names, types_, strict=True)), next(NUMBERS)
+    match kind:
+        case "dataclass":
+            type_ = dataclasses.make_dataclass(f"D{number}", members)
+        case "named":
+            type_ = NamedTuple(f"N{number}", members)
+        case "model":
+            type_ = pydantic.create_model(f"M{number}", **{name: (each, ...) for name, each in members})
+        case _:
+            type_ = tuple[tuple(types_)]
+    as_list = kind in ("named", "tuple")
+
+    def both(drawn):
+        values, texts = zip(*drawn, strict=True)
+        made = values if kind == "tuple" else type_(**dict(zip(names, values, strict=True)))
+        return made, list(texts) if as_list else dict(zip(names, texts, strict=True))
+
+    return type_, st.tuples(*(values for _, values in fields)).map(both)
+
+
+@st.composite
+def holder(draw, parts):
+    """A list, a dict or an Optional of a type below."""
+    inner, values = draw(parts)
+    kind = draw(st.sampled_from(["list", "dict", "optional"]))
+    if kind == "list":
+        return list[inner], st.lists(values, max_size=3).map(lambda each: ([v for v, _ in each], [t for _, t in each]))
+    if kind == "optional":
+        return inner | None, st.one_of(st.just((None, None)), values.filter(lambda each: each[1] is not None))
+    key = draw(st.sampled_from(list(KEYS)))
+    pairs = st.dictionaries(KEYS[key], values, max_size=3)
+    return dict[key, inner], pairs.map(
+        lambda each: ({k: v for k, (v, _) in each.items()}, {key_text(k): t for k, (_, t) in each.items()})
+    )
+
+
+NUMBERS = itertools.count()
+NESTED = st.recursive(st.sampled_from(PLAIN), lambda parts: st.one_of(record(parts), holder(parts)), max_leaves=5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(NESTED, st.data())
+def test_values_of_nested_types_are_in_the_schema_and_are_read_back(nested, data):
+    type_, values = nested
+    value, said = data.draw(values)
+    form = form_of("gen", list[type_])
+    text = json.dumps([said])
+    jsonschema.Draft202012Validator(json.loads(form.spec.text)).validate([said])
+    (read,) = form.read(text)
+    assert read == value and type(read) is type(value)
 
 
 # -- whole values ---------------------------------------------------------------------------------

@@ -72,3 +72,18 @@ def test_a_signal_that_is_set_does_not_wait():
                 await signal.wait()
 
     asyncio.run(main())
+
+
+def test_a_ring_in_the_loops_own_thread_and_one_after_its_end():
+    async def main():
+        bell, signal = Bell.here(), Signal()
+        asyncio.get_running_loop().call_soon(bell.ring, signal)
+        async with asyncio.timeout(60):
+            await signal.wait()
+        return bell
+
+    with asyncio.Runner() as runner:
+        bell = runner.run(main())
+        loop = runner.get_loop()
+    assert loop.is_closed()
+    bell.ring(Signal())

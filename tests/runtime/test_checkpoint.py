@@ -61,6 +61,23 @@ def test_a_folder_gives_what_transformers_saved(tmp_path: Path, tied: bool, bias
     assert weights.tensor("model.norm.weight", torch.bfloat16, "cpu").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
+    model = tiny(tmp_path / "whole", tie_word_embeddings=tied)
+    model.model.save_pretrained(tmp_path / "bare")
+    weights = open_checkpoint(tmp_path / "bare")
+    assert weights.config.has_head == tied and weights.config.tie_word_embeddings
+    expected = {name: value for name, value in model.state_dict().items() if "lm_head" not in name}
+    assert set(weights.names()) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(weights.tensor(name, F32, "cpu"), value), name
+    file = tmp_path / "whole/model.safetensors"  # names as they are, and a head that got lost
+    save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file)
+    if not tied:
+        with pytest.raises(CorruptModel, match="lm_head"):
+            open_checkpoint(tmp_path / "whole")
+
+
 def test_tensors_are_read_on_the_device_that_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None passes through the host's memory: the file's only reader of numbers is one that was opened for the GPU."""
     read = []

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
+from tiny_models import randomized, run, runner, text, their_logits, whole_logits, whole_states, write_gguf
 from transformers import (
     Gemma3ForCausalLM,
     LlamaForCausalLM,
@@ -144,6 +144,20 @@ def test_a_row_may_read_what_its_neighbour_writes_in_the_same_step(pair):
     rows = [(prefix, range(20), 0, 20, 19), (tokens, range(25), 20, 5, 24)]
     together = run(pair.ours, rows)[1]
     torch.testing.assert_close(together, their_logits(pair.theirs, tokens)[-1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Llama, GQA, tied", "Mistral, sliding window", "Qwen 2", "Qwen 3", "Qwen 3, experts", "Gemma 3", "Phi-3"],
+)
+def test_a_model_saved_without_its_output_head_has_the_states_of_transformers(name, tmp_path):
+    """As models that embed texts are: another class, shorter names."""
+    model = randomized(MODELS[name]())
+    model.model.save_pretrained(tmp_path)
+    tokens = text(60, 0)
+    with torch.no_grad():
+        expected = model.model(torch.tensor([tokens])).last_hidden_state[0]
+    torch.testing.assert_close(whole_states(runner(tmp_path), tokens), expected, atol=1e-4, rtol=1e-4)
 
 
 # What GGUF cannot say: windows of Qwen (llama.cpp has none), layers without experts, other patterns of Gemma's.

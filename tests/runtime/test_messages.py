@@ -1,4 +1,4 @@
-"""Replies as one frame."""
+"""Replies and requests as frames, and the bounds of what a frame may hold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.runtime.messages import Failed, Finished, Tokens, Usage, decode_replies, encode, frame_of
+from plait.constrained.specs import Choices, Structural
+from plait.runtime import messages
+from plait.runtime.errors import InputError
+from plait.runtime.messages import (
+    MAX_APPEND_TOKENS,
+    MAX_CHOICES,
+    MAX_FORK,
+    MAX_FRAME_BYTES,
+    MAX_REQUESTS,
+    Append,
+    Close,
+    Embed,
+    Failed,
+    Finished,
+    Fork,
+    Generate,
+    Head,
+    Select,
+    Tokens,
+    Usage,
+    decode_replies,
+    decode_requests,
+    encode,
+    encode_request,
+    frame_of,
+    frames_of,
+    split_frame,
+)
+from plait.runtime.sampling import SamplingParams, sampling_params
+from plait.runtime.scheduler.refusals import MAX_CHOICE_TOKENS
 
 CALLS = st.integers(0, 2**63 - 1)
 REPLIES = st.one_of(
     st.builds(Tokens, CALLS, st.lists(st.integers(0, 2**31), max_size=4)),
     st.builds(Failed, CALLS, st.text(max_size=8), st.text(max_size=8)),
     st.builds(Finished, CALLS, st.sampled_from(["stop", "length"]), st.just(Usage(3, 1, 2))),
+    st.builds(lambda call, data: Finished(call, "stop", Usage(3, 1, 2), embedding=data), CALLS, st.binary(max_size=64)),
 )
 
 
@@ -30,3 +60,86 @@ def test_a_frame_of_many():
 def test_a_frame_that_is_cut_off_is_refused():
     with pytest.raises(msgspec.DecodeError):
         decode_replies(frame_of([encode(Tokens(1, [2]))])[:-1])
+
+
+REQUESTS = st.one_of(
+    st.builds(Append, CALLS, st.lists(st.integers(0, 2**31), max_size=MAX_APPEND_TOKENS // 50)),
+    st.builds(Select, CALLS, CALLS, st.lists(st.lists(st.integers(0, 2**31), min_size=1, max_size=9), max_size=9)),
+    st.builds(lambda session, call: Generate(session, call, SamplingParams()), CALLS, CALLS),
+    st.builds(Embed, CALLS, CALLS, st.integers(0, 4096), st.sampled_from([None, True, False])),
+    st.builds(Close, CALLS),
+)
+
+
+@given(st.lists(REQUESTS, max_size=40), st.integers(1, 60))
+def test_requests_arrive_in_order_and_no_frame_is_above_its_limits(requests, times):
+    requests = requests * times
+    frames = list(frames_of(map(encode_request, requests)))
+    assert [request for frame in frames for request in decode_requests(frame)] == requests
+    for frame in frames:
+        assert len(frame) <= MAX_FRAME_BYTES
+        assert 1 <= len(decode_requests(frame)) <= MAX_REQUESTS
+        assert [decode_requests(one)[0] for one in split_frame(frame)] == decode_requests(frame)
+
+
+def test_the_largest_that_are_legal():
+    schema = '"' + "x" * ((1 << 20) - 2) + '"'
+    triggers = Structural([(f"<{i:03}>", schema, "</>") for i in range(7)])
+    largest = [
+        Append(1, [2**31] * MAX_APPEND_TOKENS),
+        Select(1, 2, [[2**31] * (MAX_CHOICE_TOKENS // MAX_CHOICES)] * MAX_CHOICES),
+        Fork(1, list(range(2**32, 2**32 + MAX_FORK))),
+        Generate(
+            1, 2, sampling_params(stop=["é" * 512 for _ in range(64)], logit_bias=dict.fromkeys(range(1024), 1.0))
+        ),
+        Generate(1, 2, SamplingParams(), Choices(tuple(f"{i:0100}" for i in range(10_000)))),
+        Generate(1, 2, SamplingParams(), triggers),
+    ]
+    frames = list(frames_of(map(encode_request, largest)))
+    assert [request for frame in frames for request in decode_requests(frame)] == largest
+    with pytest.raises(InputError, match="above the limit"):
+        encode_request(Generate(1, 2, SamplingParams(), Structural([(f"<{i:03}>", schema, "</>") for i in range(8)])))
+
+
+@pytest.mark.parametrize(
+    "request_", [Append(1, [5] * 2_000_000), Select(7, 8, [[5] * 300_000]), Select(7, 8, [[5], [5] * 300_000])]
+)
+def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
+    monkeypatch.setattr(messages, "_decode_requests", lambda frame: pytest.fail("it was decoded"))
+    frame = frame_of([encode(request_)])
+    for read in (decode_requests, split_frame):
+        with pytest.raises(msgspec.DecodeError, match="above the limit"):
+            read(frame)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Append(1, [5] * (MAX_APPEND_TOKENS + 1)),
+        Fork(1, [5] * (MAX_FORK + 1)),
+        Select(1, 2, [[5]] * (MAX_CHOICES + 1)),
+        Generate(1, 2, SamplingParams(stop_token_ids=(1,) * 257)),
+        Generate(1, 2, SamplingParams(stop=("a",) * 65)),
+        Generate(1, 2, SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))),
+    ],
+)
+def test_long_lists_are_refused_by_their_length(request_):
+    with pytest.raises(msgspec.DecodeError, match="length"):
+        decode_requests(frame_of([encode(request_)]))
+
+
+def test_too_many_requests_in_a_frame():
+    frame = frame_of([encode(Close(1))] * (MAX_REQUESTS + 1))
+    for read in (decode_requests, split_frame):
+        with pytest.raises(msgspec.DecodeError, match="length"):
+            read(frame)
+
+
+@given(CALLS, CALLS, st.binary(max_size=9))
+def test_the_head_of_a_frame_is_read_without_its_rest(session, call, rest):
+    for request in (Select(session, call, [[1]]), Generate(session, call, SamplingParams())):
+        frame = frame_of([encode(request)])
+        assert Head.of(frame) == (type(request).__name__.encode(), [session, call])
+        assert Head.of(frame[: len(frame) // 2]) is None or Head.of(frame[: len(frame) // 2]).kind
+    Head.of(rest)
+    Head.of(frame_of([rest]))

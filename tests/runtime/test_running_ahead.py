@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from device_runs import MODELS, PAGES, WORDS, arrivals_of, run
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from tiny_models import randomized
 
 from plait.runtime.config import engine_config
 from plait.runtime.gpu.steps import GpuSteps
-from plait.runtime.messages import Abort, Append, Close, Failed, Fork, Generate, Open, Select
+from plait.runtime.messages import Abort, Append, Close, Embed, Failed, Fork, Generate, Open, Select
 from plait.runtime.model_runner import ModelRunner
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler.prefix_cache import PrefixCache
@@ -40,10 +41,10 @@ def model(tmp_path_factory):
     return SimpleNamespace(plain=plain, device=runner(PAGES, kernels=kernels), short=runner(70, 12, kernels))
 
 
-def late(runner, arrivals, haste=0.0, seed=0, rows=6, capture=True):
+def late(runner, arrivals, haste=0.0, seed=0, rows=6, capture=True, **settings):
     """The run on a late device, and its steps."""
     steps = GpuSteps(runner, rows, LateStream(haste, seed), capture)
-    found = run(Behind(runner, steps.stream), arrivals, steps, rows=rows)
+    found = run(Behind(runner, steps.stream), arrivals, steps, rows=rows, **settings)
     steps.stream.work_until(steps.stream.num_put)
     if steps.graphs is not None:
         check_lanes(steps.graphs.table)
@@ -71,6 +72,11 @@ def assert_same(found, expected, aborted=None):
             assert told == each.tokens, call
             assert type(found[call].end) is type(each.end), call
             assert getattr(found[call].end, "reason", None) == getattr(each.end, "reason", None), call
+            np.testing.assert_allclose(vector(found[call]), vector(each), atol=1e-4)
+
+
+def vector(call):
+    return np.frombuffer(getattr(call.end, "embedding", None) or b"", "<f4")
 
 
 def generate(session, call, n, constraint=None, **fields):
@@ -100,7 +106,7 @@ programs = st.fixed_dictionaries(
         "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
         "calls": st.lists(params, min_size=1, max_size=2),
         "constraint": st.sampled_from([None, None, None, WORDS]),
-        "end": st.sampled_from(["close", "close", "fork", "select", "abort", "abort call", None]),
+        "end": st.sampled_from(["close", "close", "fork", "select", "embed", "embed", "abort", "abort call", None]),
         "after": st.integers(1, 20),  # steps until it is aborted
     }
 )
@@ -123,6 +129,10 @@ def requests_of(number, program):
         sent += [(at, generate(child, 90 + 10 * child, 6)) for child in children]
     elif program["end"] == "select":
         sent.append((at, Select(number, call, [[1, 2], [3]])))
+    elif program["end"] == "embed":  # and, beside the calls, its prompt alone
+        alone = 3000 + number
+        sent += [(at, Embed(number, call)), (at, Open(alone)), (at, Append(alone, program["prompt"]))]
+        sent += [(at + program["after"], Embed(alone, alone))]
     elif program["end"] is not None:
         sent.append((at + program["after"], Abort(number, min(calls) if "call" in program["end"] else None)))
     return sent, calls if program["end"] in ("abort", "abort call") else set()
@@ -135,15 +145,16 @@ def requests_of(number, program):
     haste=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
     capture=st.booleans(),
     short=st.booleans(),
+    pooling=st.sampled_from(["last", "mean"]),
 )
-def test_any_mix_gives_what_the_plain_engine_gives(model, work, rows, haste, capture, short):
+def test_any_mix_gives_what_the_plain_engine_gives(model, work, rows, haste, capture, short, pooling):
     made = [requests_of(number, program) for number, program in enumerate(work)]
     arrivals, aborted = (
         [each for sent, _ in made for each in sent],
         {call: calls for _, calls in made for call in calls},
     )
-    found, _ = late(model.short if short else model.device, arrivals, haste, 5, rows, capture)
-    assert_same(found, run(model.plain, arrivals, rows=rows), aborted)
+    found, _ = late(model.short if short else model.device, arrivals, haste, 5, rows, capture, pooling=pooling)
+    assert_same(found, run(model.plain, arrivals, rows=rows, pooling=pooling), aborted)
 
 
 # -- one thing at a time --------------------------------------------------------------------------

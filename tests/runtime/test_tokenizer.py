@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from plait.runtime.errors import CorruptModel, InputError, ModelError, UnsupportedModel
 from plait.runtime.models.locate import locate_model
 from plait.runtime.tokenizer.from_gguf import definition_from_gguf
+from plait.runtime.tokenizer.joining import joined
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.weights.gguf import open_gguf
 
@@ -189,6 +190,9 @@ def test_ends_user_defined_tokens_and_padding_rows() -> None:
     assert tokenizer.encode([("<tool><|eot|>", True)]) == [tool, eot]
     assert tool not in tokenizer.encode_plain("<tool>")
     assert tokenizer.decode([tool, eot]) == "<tool>"
+    assert tokenizer.ending == ()
+    ended = Tokenizer(definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.add_eos_token": True}))
+    assert ended.encode_whole("<|end|>") == [begin, *tokenizer.encode_plain("<|end|>"), end]
 
 
 @pytest.mark.parametrize(
@@ -569,3 +573,31 @@ def test_damaged_metadata_ends_in_a_model_error(data: st.DataObject) -> None:
 def test_the_whole_header_is_not_needed(smollm2: Tokenizer) -> None:
     metadata = open_gguf(locate_model(), metadata_only=True).metadata
     assert Tokenizer(definition_from_gguf(metadata, width=50_000)).vocab_size == 50_000
+
+
+# -- choices behind a text ------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=TEXT.filter(bool), choices=st.lists(TEXT.filter(bool), min_size=1, max_size=4), is_control=st.booleans())
+def test_choices_are_tokenized_as_one_with_the_end_of_the_text(smollm2: Tokenizer, text, choices, is_control) -> None:
+    whole = text + "".join(choices)
+    assume(smollm2.decode(smollm2.encode_plain(whole)) == whole)  # it has no tokens for some bytes
+    parts = [("<|im_start|>", True), (text, is_control)]
+    ids = smollm2.encode(parts, at_start=True)
+    kept, behind = joined(smollm2, parts, choices, at_start=True)
+    assert kept == ids[: len(kept)] and len(kept) > 0 and all(behind)
+    token_bytes = smollm2.vocabulary.token_bytes
+    for choice, each in zip(choices, behind, strict=True):
+        assert b"".join(token_bytes[i] for i in [*kept, *each]) == (text + choice).encode()
+        if is_control:
+            assert kept == ids and each == smollm2.encode_plain(choice)
+        elif len(ids) <= 8:  # all of the text is looked at again
+            assert [*kept, *each] == smollm2.encode([*parts, (choice, False)], at_start=True)
+
+
+def test_a_space_between_text_and_choice_may_stand_in_either(smollm2: Tokenizer) -> None:
+    with_space = joined(smollm2, [("The sky is ", False)], ["red", "9"], at_start=True)
+    assert with_space == joined(smollm2, [("The sky is", False)], [" red", " 9"], at_start=True)
+    assert joined(smollm2, [(" ", False)], ["red"], at_start=True)[0], "something is left for the choice to follow"
+    assert joined(smollm2, [], ["red"], at_start=True) == ([], [smollm2.encode_plain("red")])

@@ -136,10 +136,3 @@ def test_models(client) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")
     assert caught.value.code == "model_not_found"
-
-
-def test_embeddings_are_refused_by_name(client) -> None:
-    with pytest.raises(openai.BadRequestError, match="no pooling") as caught:
-        client.embeddings.create(model=MODEL, input="text")
-    assert caught.value.code == "unsupported_by_model" and caught.value.type == "invalid_request_error"
-    assert set(caught.value.body) == {"message", "type", "param", "code"} and caught.value.param == "model"

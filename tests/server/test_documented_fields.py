@@ -1,7 +1,7 @@
 """Every field that a client package can send is honoured or refused by its name: none is unknown, none ignored.
 
 The fields and their values are those of the packages' own types, so a new release of one that has more fields fails
-here until someone has decided about them.
+here until someone has decided about them. SGLang's are those of its documentation.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import sglang_types
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from ollama import _types as ollama
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 from typed_samples import fields_of, samples
 
@@ -25,7 +27,8 @@ SAMPLED |= {"logprobs", "logit_bias", "stream_options", "user"}
 CLAUDES = {"messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
 LLAMAS = {"model", "stream", "options", "format", "keep_alive", "think", "logprobs", "top_logprobs"}
 
-# path: (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
+# path, and behind "#" the field that these fields stand in:
+# (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
 ENDPOINTS = {
     "/v1/chat/completions": (
         ChatParams,
@@ -84,6 +87,39 @@ ENDPOINTS = {
         LLAMAS | {"prompt", "system", "raw"},
         {},
     ),
+    "/generate": (
+        sglang_types.Generate,
+        {"text": "hi there", "sampling_params": {"max_new_tokens": 2}},
+        {"text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num"}
+        | {"return_text_in_logprobs", "stream"},
+        {},
+    ),
+    "/generate#sampling_params": (
+        sglang_types.Sampling,
+        {"max_new_tokens": 2},
+        {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"}
+        | {"frequency_penalty", "presence_penalty", "min_new_tokens", "json_schema", "regex", "ebnf", "ignore_eos"}
+        | {"skip_special_tokens", "logit_bias", "sampling_seed"},
+        {"spaces_between_special_tokens": [True]},
+    ),
+    "/v1/embeddings": (
+        EmbeddingParams,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "dimensions", "encoding_format", "user"},
+        {},
+    ),
+    "/api/embed": (
+        ollama.EmbedRequest,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "truncate", "dimensions", "options", "keep_alive"},
+        {},
+    ),
+    "/api/embeddings": (
+        ollama.EmbeddingsRequest,
+        {"model": "default", "prompt": "hi"},
+        {"model", "prompt", "options", "keep_alive"},
+        {},
+    ),
 }
 # what a field cannot be without, and values of it that no type tells
 BESIDE = {
@@ -94,8 +130,13 @@ BESIDE = {
     ("/v1/messages", "tool_choice"): {"tools": [{"name": "x", "input_schema": TOOL["parameters"]}]},
     ("/api/chat", "top_logprobs"): {"logprobs": True},
     ("/api/generate", "top_logprobs"): {"logprobs": True},
+    ("/generate", "input_ids"): {"text": None},
+    ("/generate", "logprob_start_len"): {"return_logprob": True},
+    ("/generate", "top_logprobs_num"): {"return_logprob": True},
+    ("/generate", "return_text_in_logprobs"): {"return_logprob": True},
 }
 MORE = {"messages": [ASK], "logit_bias": [{"5": 1}], "model": ["default"], "think": [False]}
+MORE |= {"sampling_params": [{"max_new_tokens": 1}], "json_schema": ['{"type": "null"}'], "ebnf": ['root ::= "a"']}
 FIELDS = [(path, name) for path, (typed, *_) in ENDPOINTS.items() for name in fields_of(typed)]
 
 
@@ -105,12 +146,12 @@ def test_honoured_or_refused_by_name(http, path, name):
     beside = base | BESIDE.get((path, name), {}) | ({"stream": True} if name == "stream_options" else {})
     taken = []
     for value in values_of(typed, name):
-        answer = http.post(path, json=beside | {name: value})
+        answer = ask(http, path, beside | {name: value})
         if answer.status_code == 200:
             taken.append(value)
         else:
             assert answer.status_code == (404 if name == "model" else 400), (value, answer.text)
-            assert named(answer.json()["error"]) == name or name in said(answer.json()["error"]), (value, answer.text)
+            assert named(answer.json()["error"], path) == name or name in said(answer.json()["error"]), answer.text
             assert "unknown parameter: " + repr(name) not in said(answer.json()["error"]), answer.text
     if name in honoured:
         assert taken, "it is refused, whatever it is"
@@ -118,19 +159,26 @@ def test_honoured_or_refused_by_name(http, path, name):
         assert taken == neutral.get(name, []), "it is taken, and nothing is done with it"
 
 
+def ask(http, path, fields):
+    path, _, within = path.partition("#")
+    return http.post(path, json={"text": "hi there", within: fields} if within else fields)
+
+
 def values_of(typed, name):
     """Each once; null is as if it were not given."""
     kind = fields_of(typed)[name]
     values = [] if name == "model" else [sample.value for sample in samples(kind) if sample.value is not None]
-    if name == "options":  # without a limit an answer may fill the context
+    generates = typed not in (ollama.EmbedRequest, ollama.EmbeddingsRequest)
+    if name == "options" and generates:  # without a limit an answer may fill the context
         values = [value | FEW if value.get("num_predict") is None else value for value in values]
     return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values + MORE.get(name, [])))]
 
 
-def named(error):
+def named(error, path):
     """The field of the request that OpenAI's shape blames."""
-    param = error.get("param") if isinstance(error, dict) else None
-    return (param or "").partition(".")[0].partition("[")[0]
+    param = (error.get("param") if isinstance(error, dict) else None) or ""
+    within = path.partition("#")[2]
+    return param.removeprefix(f"{within}.").partition(".")[0].partition("[")[0]
 
 
 def said(error):

@@ -8,7 +8,7 @@ from transformers import Gemma3ForCausalLM, LlamaForCausalLM
 
 from plait.constrained import Choices, compile_grammar
 from plait.runtime.config import engine_config
-from plait.runtime.messages import PROTOCOL, Append, Close, Generate, Open, Welcome
+from plait.runtime.messages import PROTOCOL, Append, Close, Embeddings, Generate, Open, Welcome
 from plait.runtime.sampler import Sampler
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler.scheduler import Scheduler
@@ -33,10 +33,10 @@ GRAMMARS = {WORDS: compile_grammar(WORDS, vocabulary())}
 PAGES = 300
 
 
-def run(runner, arrivals, steps=None, rows=6, **settings):
+def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):
     """{call: tokens, ...} of requests that arrive before the step that numbers them; the number of steps."""
     link, config = ListLink(), engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings)
-    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0)
+    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0, Embeddings(SHAPE["hidden_size"], pooling, True))
     made = (vocabulary(), ReadyCompiler(GRAMMARS), link, steps)
     scheduler = Scheduler(config, welcome, runner, Sampler(), *made)
     for number in range(2000):

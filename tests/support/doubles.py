@@ -15,7 +15,8 @@ import torch
 
 from plait.constrained import Vocabulary
 from plait.runtime.config import engine_config
-from plait.runtime.messages import PROTOCOL, Failed, Finished, Tokens, Welcome
+from plait.runtime.messages import PROTOCOL, Embeddings, Failed, Finished, Tokens, Welcome
+from plait.runtime.running import QUANTUM
 from plait.runtime.sampler import Sampler
 from plait.runtime.scheduler.scheduler import Scheduler
 
@@ -99,8 +100,15 @@ class ChainRunner:
             self.num_computed += each.count
             pages = each.row.seq.pages.view()
             end = each.start + each.count
-            rows += [logits_after(self.kv[int(p)]) for p in pages[end - each.num_logits : end]]
+            wanted = each.num_logits + each.num_states
+            rows += [logits_after(self.kv[int(p)]) for p in pages[end - wanted : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
+
+    def states(self, hidden, places):
+        return hidden[places].numpy()
+
+    def total(self, hidden):
+        return (hidden / QUANTUM).round().numpy().sum(0, dtype=np.float64) * QUANTUM
 
     def likeliest(self, hidden):
         highest, tokens = hidden.max(dim=-1)
@@ -170,10 +178,12 @@ def spell(text: str) -> list[int]:
     return [1 + LETTERS.index(c) for c in text]
 
 
-def make_scheduler(*, pages=1024, batch_tokens=32, rows=16, context=None, grammars=None, **settings):
-    """(scheduler, link, runner) over the chain model; integrity is checked after every step."""
+def make_scheduler(*, pages=1024, batch_tokens=32, rows=16, context=None, grammars=None, pooling=None, **settings):
+    """(scheduler, link, runner) over the chain model; integrity is checked after every step. `pooling`: its hidden
+    states, which are its logits, are pooled so."""
     link, runner = ListLink(), ChainRunner(pages, batch_tokens)
-    welcome = Welcome(PROTOCOL, "", VOCAB, min(pages, context or pages), 0)
+    made = Embeddings(VOCAB, pooling, True) if pooling else None
+    welcome = Welcome(PROTOCOL, "", VOCAB, min(pages, context or pages), 0, made, "" if made else "it says nothing")
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
     scheduler = Scheduler(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), link)
     return scheduler, link, runner

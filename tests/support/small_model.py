@@ -1,7 +1,7 @@
 """A Llama of two narrow layers and random weights that speaks with SmolLM2's tokenizer and chat template.
 
 For tests of what lies around a model: its step takes a millisecond, its words mean nothing. Greedy, it writes
-lower-case words and numbers and never ends by itself.
+lower-case words and numbers and never ends by itself. It embeds texts, too.
 
 Knows: GGUF. Must not know: servers.
 """
@@ -37,6 +37,7 @@ def write_small_model(path, context=8192):
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    writer.add_pooling_type(gguf.PoolingType.LAST)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     for name, array in _tensors(tokens):
         writer.add_tensor(name, array.astype(np.float16) if array.ndim > 1 else array)

@@ -52,6 +52,15 @@ def whole_logits(runner, tokens):
     return run(runner, [(tokens, range(len(tokens)), 0, len(tokens), 0)])[0]
 
 
+def whole_states(runner, tokens):
+    """[len(tokens), C]: the hidden states of one text alone, behind the last norm."""
+    seq = Sequence(("", ""), tokens)
+    seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
+    batch = Batch(10_000)
+    batch.add(Row(None, seq, 0, 0), 0, len(tokens))
+    return torch.as_tensor(runner.states(runner.forward(batch), list(range(len(tokens)))))
+
+
 def their_logits(model, tokens):
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits[0]

@@ -133,7 +133,14 @@ async def show(request: Request) -> Response:
     about = await _about(request)
     template = state.client.tokenizer.chat_template
     source = template.source if template is not None else ""
-    capabilities = ["completion", *(["tools"] if source else []), *(["thinking"] if reasoning_format(source) else [])]
+    model = state.client.model
+    has = {
+        "completion": model.generates,
+        "tools": bool(source) and model.generates,
+        "thinking": reasoning_format(source) is not None,
+        "embedding": model.embeddings is not None,
+    }
+    capabilities = [name for name, is_so in has.items() if is_so]
     info = about.metadata if body.verbose else about.short_metadata
     return json_answer(Shown(source, _details(about), info, capabilities, about.modified_at))
 

@@ -58,14 +58,7 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: C
 def sampling_of(body: Asking, context_length: int, prompt_ids: Sequence[int]) -> SamplingParams:
     """Checked; what is not said is Ollama's default."""
     options = body.options or Options()
-    try:
-        refuse(options, REFUSED_OPTIONS)
-    except ApiError as error:
-        error.param = f"options.{error.param}"
-        raise
-    if options.num_ctx is not None and options.num_ctx > context_length:
-        text = f"'num_ctx' is {options.num_ctx}; the context holds {context_length} tokens"
-        raise invalid(text, "options.num_ctx")
+    check_options(options, REFUSED_OPTIONS, context_length)
     room = room_for_answer(context_length, prompt_ids, "messages" if isinstance(body, OllamaChatRequest) else "prompt")
     most = options.num_predict
     return sampling_named(
@@ -84,6 +77,18 @@ def sampling_of(body: Asking, context_length: int, prompt_ids: Sequence[int]) ->
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,
     )
+
+
+def check_options(options: Options, refused: dict[str, tuple[Any, ...]], context_length: int) -> None:
+    """ApiError for an option that is in `refused` and has another value than it may, or a context that does not fit."""
+    try:
+        refuse(options, refused)
+    except ApiError as error:
+        error.param = f"options.{error.param}"
+        raise
+    if options.num_ctx is not None and options.num_ctx > context_length:
+        text = f"'num_ctx' is {options.num_ctx}; the context holds {context_length} tokens"
+        raise invalid(text, "options.num_ctx")
 
 
 def shows_thinking(body: Asking, client: Client) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,7 +20,8 @@ from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.errors import PlaitError
-from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
+from plait.runtime.sampling import check_sampling
+from plait.runtime.server.answering import Last, json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.chatting import Answer, Prepared, prepare
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.json_body import read_json
@@ -29,7 +31,7 @@ from plait.runtime.server.openai.chat_types import REFUSED, ChatRequest
 from plait.runtime.server.openai.fields import count_of, refuse, room_for_answer, sampling_of, usage_body
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.reading import Part
-from plait.runtime.server.running import Work, running
+from plait.runtime.server.running import Run, Work, running
 from plait.runtime.server.state import State, request_id, state_of, tenant_of
 from plait.runtime.server.whole_values import finishing
 
@@ -69,16 +71,15 @@ async def _plan(body: ChatRequest, state: State, tenant: str, answer_id: str) ->
     n = count_of(body.n, state.settings.max_choices)
     asked = conversation_of(body)
     top_logprobs = top_logprobs_of(body)
-    sampling_of(body, max_tokens=max_tokens_of(body) or 1 << 20)  # refuses wrong values before any work
+    most = max_tokens_of(body)
+    sampling = sampling_of(  # refuses wrong values before any work
+        body, max_tokens=1 << 20 if most is None else most, logprobs=bool(body.logprobs), top_logprobs=top_logprobs
+    )
     prepared = await prepare(state.client, asked)
     room = room_for_answer(state.client.model.context_length, prepared.prompt_ids, "messages")
-    most = max_tokens_of(body)
-    sampling = sampling_of(
-        body,
-        max_tokens=room if most is None else most,
-        logprobs=bool(body.logprobs),
-        top_logprobs=top_logprobs,
-    )
+    if most is None:
+        sampling = msgspec.structs.replace(sampling, max_tokens=room)
+        check_sampling(sampling)
     sampling = finishing(sampling, prepared.constraint, body.complete)
     salt, priority = body.cache_salt or "", body.priority or 0
     work = Work(prepared.prompt_ids, sampling, prepared.constraint, n, tenant, salt, priority)
@@ -182,18 +183,26 @@ async def _events(client: Client, plan: Plan) -> AsyncGenerator[bytes, None]:
     async with running(client, [plan.work]) as run:
         streams = [_Stream(plan, client, call, index) for index, call in enumerate(run.calls)]
         try:
+            num_open = len(streams)
             async with contextlib.aclosing(run.progress()) as batches:
                 async for batch in batches:
-                    if chunks := b"".join([streams[index].chunks(news) for index, news in batch]):
+                    chunks = b"".join([streams[index].chunks(news) for index, news in batch])
+                    num_open -= sum(news.ended for _, news in batch)
+                    if not num_open:
+                        yield Last(chunks + _end(run, plan))
+                    elif chunks:
                         yield chunks
-            if plan.include_usage:
-                head = {**plan.head, "object": "chat.completion.chunk"}
-                yield sse({**head, "choices": [], "usage": usage_body(run.usage())})
-            yield DONE
         except Exception as error:
             if not any(stream.has_begun for stream in streams):
                 raise
             yield sse(as_api_error(error, constraint_param=plan.prepared.constraint_param).body())
+
+
+def _end(run: Run, plan: Plan) -> bytes:
+    if not plan.include_usage:
+        return DONE
+    head = {**plan.head, "object": "chat.completion.chunk"}
+    return sse({**head, "choices": [], "usage": usage_body(run.usage())}) + DONE
 
 
 def _delta(part: Part) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Knows: OpenAI's completion objects. Must not know: chat templates, sockets.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +21,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.following import Progress
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.answering import json_answer, sse, stream_answer, unless_gone
+from plait.runtime.server.answering import Last, json_answer, sse, stream_answer, unless_gone
 from plait.runtime.server.errors import as_api_error, invalid, unsupported
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.logprobs import LogprobFeed
@@ -208,18 +209,22 @@ async def _events(state: State, plan: Plan, head: dict[str, Any]) -> AsyncGenera
             scored = await run.prompt_logprobs()
             works = range(len(plan.works))
             writers = [_Writer(state.client, plan, at, scored[at]) for at in works for _ in range(plan.n)]
-            async for batch in run.progress():
-                chunks = []
-                for index, news in batch:
-                    text, logprobs = writers[index].write(news)
-                    reason = run.calls[index].result(0).finish_reason if news.ended else None
-                    if text or reason or logprobs:
-                        choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
-                        chunks.append(sse({**head, "choices": [choice], **usage}))
-                if chunks:
-                    told = True
-                    yield b"".join(chunks)
-            yield _last(run, plan, head)
+            num_open = len(run.calls)
+            async with contextlib.aclosing(run.progress()) as batches:
+                async for batch in batches:
+                    chunks = []
+                    for index, news in batch:
+                        num_open -= news.ended
+                        text, logprobs = writers[index].write(news)
+                        reason = run.calls[index].result(0).finish_reason if news.ended else None
+                        if text or reason or logprobs:
+                            choice = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+                            chunks.append(sse({**head, "choices": [choice], **usage}))
+                    if not num_open:
+                        yield Last(b"".join([*chunks, _end(run, plan, head)]))
+                    elif chunks:
+                        told = True
+                        yield b"".join(chunks)
         except Exception as error:
             if not told:
                 raise
@@ -227,7 +232,7 @@ async def _events(state: State, plan: Plan, head: dict[str, Any]) -> AsyncGenera
             yield sse(answer.body())
 
 
-def _last(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
+def _end(run: Run, plan: Plan, head: dict[str, Any]) -> bytes:
     done = b"data: [DONE]\n\n"
     return sse({**head, "choices": [], "usage": usage_body(run.usage())}) + done if plan.include_usage else done
 

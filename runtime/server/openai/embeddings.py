@@ -1,39 +1,115 @@
-"""`/v1/embeddings`: refused by name, for every model that has no pooling, which today is every model.
+"""`/v1/embeddings`: texts or tokens in, one vector for each out, as numbers or in base64.
 
-Knows: OpenAI's embedding request. Must not know: models.
+Knows: OpenAI's embedding objects. Must not know: sessions, how anything is pooled.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from plait.runtime.server.errors import invalid
+from plait.runtime.client.call import CallResult
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.answering import json_answer, unless_gone
+from plait.runtime.server.embedding import Input, Wanted, check_can_embed, check_dimensions, embedded, token_ids
+from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.json_body import read_json
 from plait.runtime.server.openapi import documented
-from plait.runtime.server.state import state_of
+from plait.runtime.server.state import state_of, tenant_of
 
 router = APIRouter()
 
+Encoding = Literal["float", "base64"]
+
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's embedding request."""
+    """OpenAI's embedding request: a text, a list of texts, a list of token ids, or a list of such lists.
+
+    `dimensions`: only so many first numbers of each vector. The last three are extras of ours.
+    """
 
     model: str
     input: str | list[str | int | list[int]]
     dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Encoding | None = None
     user: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
 
 
-@router.post("/v1/embeddings", **documented(EmbeddingRequest, errors=(400, 404, 413, 415, 500, 503)))
+class Embedding(msgspec.Struct):
+    """One input's vector: numbers, or the base64 of them as little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """One embedding for each input, in order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+@router.post("/v1/embeddings", **documented(EmbeddingRequest, EmbeddingList))
 async def create_embedding(request: Request) -> Response:
-    """Embeddings of texts, where the model can pool; no model served here can."""
+    """Embeddings of texts, where the model can pool."""
     body = await read_json(request, EmbeddingRequest)
     state = state_of(request)
     state.check_model(body.model)
-    text = f"the model '{state.model_name}' has no pooling, so it gives no embeddings"
-    raise invalid(text, "model", "unsupported_by_model")
+    check_can_embed(state)
+    client = state.client
+    check_dimensions(client, body.dimensions)
+    prompts = await token_ids(client, inputs_of(body.input), "input")
+    wanted = Wanted(
+        dimensions=body.dimensions,
+        timeout_s=body.timeout,
+        tenant=tenant_of(request),
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )
+    try:
+        results = await unless_gone(request, embedded(client, prompts, wanted))
+    except PlaitError as error:
+        raise as_api_error(error) from error
+    return json_answer(_answer(results, state.model_name, body.encoding_format or "float"))
+
+
+def inputs_of(given: str | Sequence[str | int | list[int]]) -> list[Input]:
+    """What is to be embedded, one by one. ApiError for lists that mix kinds."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise invalid("'input' mixes token ids with texts or lists", "input")
+    found: Any = [given] if kinds == {int} else given
+    return list(found)
+
+
+def _answer(results: Sequence[CallResult], model: str, encoding: Encoding) -> EmbeddingList:
+    data = [Embedding(index, _written(result, encoding)) for index, result in enumerate(results)]
+    num_tokens = sum(result.usage.prompt_tokens for result in results)
+    return EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens))
+
+
+def _written(result: CallResult, encoding: Encoding) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(result.vector or b"").decode()
+    numbers: list[float] = result.embedding.tolist()
+    return numbers

@@ -146,15 +146,11 @@ class ProgramRun:
                         if self._tell is not None and news.text and isinstance(step, Generate):
                             self._tell(News(step, sample, news.text))
             result = call.result(0)
-        value = result.text
-        if isinstance(step, Choose):
-            assert result.choice is not None
-            value = step.choices[result.choice.index]
-        done = Done(step, sample, value, result)
+        done = Done(step, sample, result.text, result)
         self.done.append(done)
         if self._tell is not None:
             self._tell(done)
-        return value
+        return result.text
 
     async def _fork(self, step: Branches, strand: Strand) -> None:
         with _named(step.path):

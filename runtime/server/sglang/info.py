@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from plait.runtime.sampling import sampling_params
 from plait.runtime.server.answering import json_answer, unless_gone
+from plait.runtime.server.embedding import Wanted, embedded
 from plait.runtime.server.openapi import documented
 from plait.runtime.server.running import Work, running
 from plait.runtime.server.state import State, state_of
@@ -32,7 +33,7 @@ class ModelInfo(msgspec.Struct):
     served_model_name: str
     context_length: int
     vocab_size: int
-    is_generation: Literal[True] = True
+    is_generation: bool = True
     preferred_sampling_params: None = None
     weight_version: str = "default"
     has_image_understanding: Literal[False] = False
@@ -64,7 +65,7 @@ async def model_info(request: Request) -> Response:
     state = state_of(request)
     model = state.client.model
     path = model.model_path
-    return json_answer(ModelInfo(path, path, state.model_name, model.context_length, model.vocab_size))
+    return json_answer(ModelInfo(path, path, state.model_name, model.context_length, model.vocab_size, model.generates))
 
 
 @router.get("/get_server_info", **documented(answer=ServerInfo, errors=(500, 503)))
@@ -110,7 +111,7 @@ async def flush_cache_by_get(request: Request) -> Response:
 
 @router.get("/health_generate", **documented(errors=(500, 503, 504)))
 async def health_generate(request: Request) -> Response:
-    """200 once one token was generated for this very request."""
+    """200 once one token was generated for this very request, or embedded by a model that generates none."""
     await unless_gone(request, _one_token(state_of(request)))
     return json_answer({})
 
@@ -118,6 +119,9 @@ async def health_generate(request: Request) -> Response:
 async def _one_token(state: State) -> None:
     client = state.client
     token = next(iter(client.tokenizer.eos_ids), 0)
+    if not client.model.generates:
+        await embedded(client, [[token]], Wanted(timeout_s=HEALTH_TIMEOUT_S, tenant="health", priority=1_000_000))
+        return
     sampling = sampling_params(max_tokens=1, temperature=0.0, timeout_s=HEALTH_TIMEOUT_S)
     work = Work([token], sampling, tenant="health", priority=1_000_000)
     async with running(client, [work]) as run:

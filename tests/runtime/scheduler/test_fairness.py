@@ -182,3 +182,105 @@ def test_first_come_is_by_arrival_alone():
     link.outbox.clear()
     drive(scheduler, link, *(each for i in range(1, 5) for each in asked(i, [7] * 40 if i == 4 else [i] * 40)))
     assert ends(link) == [1, 2, 3, 4], "neither a cached prefix nor a program's account counts"
+
+
+# -- tenants ------------------------------------------------------------------------------------------------
+
+COST = 40  # most tokens of one turn
+GAP = COST + 2 * fairness.LEVEL_TOKENS  # what a counter may be ahead: a turn, what a rank does not tell, what is kept
+
+
+class Turns:
+    """Tenants that come and go at one `Fairness`, which serves a row of whom it ranks first."""
+
+    def __init__(self):
+        self.fairness, self.rows, self.served = fairness.Fairness(), {}, {}
+
+    def come(self, name):
+        session = SimpleNamespace(opened=SimpleNamespace(tenant=name, priority=0), program=(b"c", name))
+        row = SimpleNamespace(session=session, meter=SimpleNamespace(arrived=0.0))
+        self.fairness.add(row)
+        self.rows.setdefault(name, []).append(row)
+        self.served.setdefault(name, 0)
+
+    def go(self, name):
+        self.fairness.remove(self.rows[name].pop())
+        if not self.rows[name]:
+            del self.rows[name]
+
+    def serve(self, tokens):
+        everybody = [row for rows in self.rows.values() for row in rows]
+        row = min(everybody, key=lambda each: (self.fairness.rank(each, 0.0), each.arrival), default=None)
+        if row is not None:
+            self.fairness.charge(row, tokens, 0.0)
+            self.served[row.session.opened.tenant] += tokens
+
+    @property
+    def counters(self):
+        return [tenant.served for tenant in self.fairness._tenants.values()]
+
+
+events = st.tuples(st.sampled_from("abcd"), st.sampled_from(["come", "come", "go", "serve"]), st.integers(1, COST))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(events, st.integers(1, 30)), min_size=1, max_size=40))
+def test_no_tenant_gets_more_than_one_that_waits_all_along(script):
+    """The bounds of the VTC paper: over any time in which b has work, a has at most a bounded number of tokens more,
+    however a comes and goes; so the counters of all that have work stay together."""
+    turns, since = Turns(), {}  # since: what everybody had when the tenant's rows began to wait without a break
+    for (name, what, tokens), times in script:
+        for _ in range(times):
+            if what == "come" and len(turns.rows.get(name, ())) < 3:
+                turns.come(name)
+                since.setdefault(name, dict(turns.served))
+            elif what == "go" and name in turns.rows:
+                turns.go(name)
+                if name not in turns.rows:
+                    del since[name]
+            elif what == "serve":
+                turns.serve(tokens)
+            assert not turns.counters or max(turns.counters) - min(turns.counters) <= GAP
+            for waiting, before in since.items():
+                got = turns.served[waiting] - before[waiting]
+                for other, had in turns.served.items():
+                    assert had - before.get(other, 0) <= got + 2 * GAP, f"{other} had more than {waiting}, who waited"
+
+
+@given(st.lists(st.integers(1, COST), min_size=1, max_size=5))
+def test_a_tenant_that_returns_for_every_call_is_not_always_first(costs):
+    """It owes what it owed, else it would have all the turns; and it is not lifted each time, else it had none."""
+    turns = Turns()
+    turns.come("patient")
+    for turn in range(1000):
+        if "restless" not in turns.rows:
+            turns.come("restless")
+        before = turns.served["restless"]
+        turns.serve(costs[turn % len(costs)])
+        if turns.served["restless"] > before:
+            turns.go("restless")
+    assert abs(turns.served["restless"] - turns.served["patient"]) <= 2 * GAP
+
+
+def test_a_newcomer_to_an_idle_runtime_has_saved_up_nothing():
+    """The counter of who left last is where it begins; else it would go first until it had as much as all before."""
+    turns = Turns()
+    turns.come("old")
+    for _ in range(1000):
+        turns.serve(COST)
+    turns.go("old")
+    turns.come("new")
+    turns.come("old")
+    for _ in range(100):
+        turns.serve(COST)
+    assert turns.served["new"] <= 50 * COST + GAP
+
+
+def test_tenants_that_are_away_are_forgotten_in_time(monkeypatch):
+    monkeypatch.setattr(fairness, "MAX_AWAY", 10)
+    turns = Turns()
+    for number in range(50):
+        turns.come(str(number))
+        turns.serve(COST)
+        turns.go(str(number))
+    assert len(turns.fairness._away) == 10 and not turns.fairness._tenants

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.runtime.scheduler import radix_tree
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.radix_tree import RadixTree
 from plait.runtime.scheduler.sequence import Sequence
@@ -95,6 +96,37 @@ def test_least_recently_used_goes_first_and_idle_sessions_last():
     cache.check_integrity([idle])
 
 
+def oldest(tree):
+    """Whatever `evict` is to drop next, found by looking at every node: without a pin before with one, then by age."""
+    leaves = [node for node in tree.nodes() if node.parent and not node.children and not node.lock_count]
+    return min(leaves, key=lambda leaf: (bool(leaf.pins), leaf.last_used), default=None)
+
+
+@pytest.mark.parametrize("slack", [0, 256])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_eviction_drops_what_a_look_at_every_node_would_drop(slack, data):
+    cache, alive = PrefixCache(300), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(radix_tree, "SLACK", slack)  # 0: notes are made anew all the time
+        for _ in range(data.draw(st.integers(1, 20))):
+            action = data.draw(st.sampled_from(["new", "new", "again", "forget", "evict"]))
+            seq = data.draw(st.sampled_from(alive)) if alive else None
+            if action == "new":
+                alive.append(publish(cache, data.draw(texts)))
+            elif action == "again" and seq is not None:
+                cache.activate(seq, len(seq))
+                cache.release(seq)
+            elif action == "forget" and seq is not None:
+                cache.forget(seq)
+                alive.remove(seq)
+            elif action == "evict" and (leaf := oldest(cache.tree)):
+                expected, freed = leaf.pages.tolist(), cache.tree.evict(1)
+                assert freed.tolist() == expected
+                cache.pool.release(freed)
+            cache.check_integrity(alive)
+
+
 def test_roots_of_tenants_that_are_gone_leave_nothing():
     cache = PrefixCache(10)
     for tenant in range(50):
@@ -163,7 +195,10 @@ def test_integrity_check_is_real():
     with pytest.raises(AssertionError):
         cache.check_integrity([seq])
     cache.tree.num_cached -= 1
-    cache.pool.release(ints([]))
+    notes, cache.tree._idle = cache.tree._idle, []
+    with pytest.raises(AssertionError, match="nobody would ever evict it"):
+        cache.check_integrity([seq])
+    cache.tree._idle = notes
     seq.pages.view()[0] = 9
     with pytest.raises(AssertionError):
         cache.check_integrity([seq])

@@ -730,8 +730,8 @@ def test_what_is_over_leaves_nothing_behind():
         ]
     drive(scheduler, link, *requests)
     accounts = scheduler.policy.fairness
-    assert (len(scheduler.sessions), accounts._programs, accounts._tenant_served) == (0, {}, {})
-    assert (dict(accounts._tenant_rows), scheduler.sessions._num_calls) == ({}, 0)
+    assert (len(scheduler.sessions), accounts._programs, accounts._tenants) == (0, {}, {})
+    assert scheduler.sessions._num_calls == 0
 
 
 def test_choices_that_begin_alike_share_their_rows():
@@ -999,7 +999,7 @@ def test_a_row_that_is_retracted_in_the_middle_of_its_prompt_keeps_the_logprobs_
     link.inbox += [(b"c", r) for r in (Open(1), Append(1, prompt), gen(1, 1, 2, prompt_logprobs_from=2))]
     for _ in range(3):
         scheduler.step(timeout_s=0.0)
-        scheduler.policy.retract(scheduler.policy.running[0])
+        scheduler.policy.retract(next(iter(scheduler.policy.running)))
         scheduler.cache.flush()
     calls = drive(scheduler, link)
     assert calls[1].tokens == greedy(prompt, 2)
@@ -1061,5 +1061,5 @@ def test_a_tenant_that_comes_back_after_each_call_is_not_always_first():
     drive(scheduler, link)
     ends = [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
     assert ends.index(5) < ends.index(3), ends
-    assert not policy.fairness._tenant_served
-    assert set(policy.fairness._tenants_away) == {"busy", "other", "third"}
+    assert not policy.fairness._tenants
+    assert set(policy.fairness._away) == {"busy", "other", "third"}

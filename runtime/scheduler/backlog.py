@@ -1,0 +1,104 @@
+"""What waits in a session behind the call it is in: instructions in order, and bounds on what they may hold.
+
+A client sends without waiting, so nothing but this file keeps one session from filling the scheduler's memory.
+
+Knows: instructions and their weights. Must not know: how instructions are carried out, replies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from plait.runtime.messages import Append, Close, Fork, Select, SessionCall
+
+MAX_WEIGHT = 1 << 18  # tokens of choices and names of children, and one for each instruction
+
+
+@dataclass(frozen=True)
+class TooLong:
+    """Stands in the queue for text that can no longer fit, and for all text behind it: at least `num_tokens` tokens."""
+
+    num_tokens: int
+
+
+Instruction = Append | SessionCall | Fork | Close | TooLong
+
+
+class Backlog:
+    """A queue of instructions. Text counts against the `max_text` tokens that a session can hold, the rest apart."""
+
+    def __init__(self, max_text: int) -> None:
+        self._max_text = max_text
+        self._queue: deque[Instruction] = deque()
+        self._num_text = self._weight = 0
+        self._is_too_long = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, instruction: Instruction, num_before: int) -> bool:
+        """Adds it behind a text of at least `num_before` tokens. False, and nothing added, where the queue is full.
+
+        Text never fills it: what could not fit the context is dropped, and a `TooLong` stands there in its place.
+        """
+        if isinstance(instruction, Append):
+            return self._put_text(instruction, num_before)
+        weight = _weight(instruction)
+        if self._weight + weight > MAX_WEIGHT and not isinstance(instruction, Close):
+            return False
+        if not (isinstance(instruction, Close) and self._queue and isinstance(self._queue[-1], Close)):
+            self._queue.append(instruction)
+            self._weight += weight
+        return True
+
+    def pop(self) -> Instruction:
+        """The first of them."""
+        return self._taken(self._queue.popleft())
+
+    def pop_call(self, call_id: int) -> bool:
+        """Takes out a call; False when there is none with that number."""
+        for instruction in self._queue:
+            if isinstance(instruction, SessionCall) and instruction.call == call_id:
+                self._queue.remove(instruction)
+                self._taken(instruction)
+                return True
+        return False
+
+    def clear(self) -> list[Instruction]:
+        """Takes them all."""
+        taken = list(self._queue)
+        self._queue.clear()
+        self._num_text = self._weight = 0
+        return taken
+
+    def _put_text(self, instruction: Append, num_before: int) -> bool:
+        count = len(instruction.token_ids)
+        if self._is_too_long or not count:
+            return True
+        if num_before + self._num_text + count > self._max_text:
+            self._is_too_long = True
+            self._queue.append(TooLong(num_before + self._num_text + count))
+            return True
+        if self._weight == MAX_WEIGHT:
+            return False
+        self._queue.append(instruction)
+        self._num_text += count
+        self._weight += 1
+        return True
+
+    def _taken(self, instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Append):
+            self._num_text -= len(instruction.token_ids)
+            self._weight -= 1
+        else:
+            self._weight -= _weight(instruction)
+        return instruction
+
+
+def _weight(instruction: Instruction) -> int:
+    if isinstance(instruction, Select):
+        return 1 + sum(map(len, instruction.choices))
+    if isinstance(instruction, Fork):
+        return 1 + len(instruction.children)
+    return 0 if isinstance(instruction, TooLong) else 1

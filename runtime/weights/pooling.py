@@ -1,0 +1,110 @@
+"""How a model makes one vector of a text, where its files say: sentence-transformers' modules.json, or a GGUF's key.
+
+Sources: the layout that sentence-transformers 5 saves, and llama.cpp's `enum llama_pooling_type`.
+Knows: those files' fields. Must not know: weights, how anything is pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from plait.runtime.errors import CorruptModel
+from plait.runtime.messages import PoolingKind
+from plait.runtime.models.checks import flag
+from plait.runtime.models.json_file import read_json_list, read_json_object
+from plait.runtime.weights.gguf import open_gguf
+
+_FLAGS = {  # of a Pooling module, with what sentence-transformers takes where one is missing
+    "pooling_mode_cls_token": ("cls", False),
+    "pooling_mode_mean_tokens": ("mean", True),
+    "pooling_mode_max_tokens": ("max", False),
+    "pooling_mode_mean_sqrt_len_tokens": ("mean_sqrt_len_tokens", False),
+    "pooling_mode_weightedmean_tokens": ("weightedmean", False),
+    "pooling_mode_lasttoken": ("lasttoken", False),
+}
+_KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
+_GGUF = {0: "none", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
+_UNSAID = "its files do not say how the states of a text's tokens become one vector"
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """`last`: the state of the last token; `mean`: of all, added up and divided by their number. After the last norm.
+
+    `normalize`: the vector is scaled to the length 1.
+    """
+
+    kind: PoolingKind
+    normalize: bool
+
+
+class NoPooling(NamedTuple):
+    """Why the model gives no embeddings."""
+
+    why: str
+
+
+def read_pooling(model_path: Path) -> Pooling | NoPooling:
+    """What the files of a .gguf file or a folder say. Raises CorruptModel for files that are damaged.
+
+    >>> read_pooling(Path("Qwen3-Embedding-0.6B"))  # doctest: +SKIP
+    Pooling(kind='last', normalize=True)
+    """
+    return _from_folder(model_path) if model_path.is_dir() else _from_gguf(model_path)
+
+
+def _from_gguf(path: Path) -> Pooling | NoPooling:
+    metadata = open_gguf(path, metadata_only=True).metadata
+    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
+    if number not in _GGUF:
+        raise CorruptModel(f"the file's pooling_type is {number!r:.20}; there are 0 to {max(_GGUF)}")
+    # Whether a vector is scaled is no part of the format; llama.cpp does so unless it is told otherwise.
+    return NoPooling(_UNSAID) if number == 0 else _pooling(_GGUF[number], normalize=True)
+
+
+def _from_folder(folder: Path) -> Pooling | NoPooling:
+    if not (folder / "modules.json").is_file():
+        return NoPooling(_UNSAID)
+    code = read_json_object(folder / "config.json").get("auto_map")
+    if isinstance(code, Mapping) and "AutoModel" in code:
+        return NoPooling("its files bring code of their own (auto_map), which may attend otherwise")
+    modules = [_module(entry) for entry in read_json_list(folder / "modules.json")]
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        return NoPooling(f"its modules are {', '.join(kinds)[:200]}; there are Transformer, Pooling and Normalize")
+    if modules[0][1]:
+        return NoPooling(f"its weights lie in the folder {modules[0][1]!r}, beside a plain model")
+    modes = _modes(read_json_object(folder / modules[1][1] / "config.json"))
+    if len(modes) != 1:
+        return NoPooling(f"it pools in {len(modes)} ways at once ({', '.join(modes)})")
+    return _pooling(modes[0], normalize=len(kinds) == 3)
+
+
+def _module(entry: Any) -> tuple[str, str]:
+    """(its class, the name of its folder)"""
+    if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or not isinstance(entry.get("path"), str):
+        raise CorruptModel("an entry of modules.json has no type or no path")
+    path: str = entry["path"]
+    if path and (Path(path).name != path or path == ".."):
+        raise CorruptModel(f"modules.json names {path!r:.80}, no folder beside it")
+    return entry["type"].rpartition(".")[2], path
+
+
+def _modes(config: Mapping[str, Any]) -> list[str]:
+    """The ways in which a Pooling module pools: one name, or a flag for each."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        given = named if isinstance(named, list) else [named]
+        return [str(each).lower()[:40] for each in given]
+    return [mode for name, (mode, default) in _FLAGS.items() if flag(name, config.get(name, default))]
+
+
+def _pooling(mode: str, *, normalize: bool) -> Pooling | NoPooling:
+    if mode in _KINDS:
+        return Pooling(_KINDS[mode], normalize)
+    if mode == "cls":
+        return NoPooling("it pools the first token (cls), which in a model of this kind has seen nothing of the text")
+    return NoPooling(f"the pooling {mode!r} is not supported; there are {' and '.join(_KINDS)}")

@@ -1,0 +1,152 @@
+"""What waits behind a running call is bounded, and the bound changes nothing for what fits."""
+
+from __future__ import annotations
+
+from doubles import LETTERS, drive, greedy, make_scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.runtime.messages import Append, Close, Failed, Finished, Fork, Generate, Open, Select
+from plait.runtime.sampling import sampling_params
+from plait.runtime.scheduler import backlog
+from plait.runtime.scheduler.rows import Generation
+
+CONTEXT = 40
+
+
+def gen(session, call, n=4, **more):
+    return Generate(session, call, sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True, **more))
+
+
+instructions = st.one_of(
+    st.lists(st.integers(1, 3), max_size=24).map(lambda ids: ("append", ids)),
+    st.integers(1, 6).map(lambda n: ("gen", n)),
+    st.just(("stop", 0)),
+    st.just(("select", 0)),
+    st.just(("fork", 0)),
+)
+
+
+def call_of(kind, session, call, value):
+    if kind == "select":
+        return Select(session, call, [[1, 2], [3]])
+    return gen(session, call, value) if kind == "gen" else gen(session, call, 6, stop=("ab", "c"))
+
+
+def requests_of(steps):
+    """The steps in a session that forks off others; each step goes to the youngest."""
+    requests, session, call = [Open(0), Append(0, [1, 2])], 0, 0
+    for kind, value in steps:
+        if kind == "append":
+            requests.append(Append(session, value))
+        elif kind == "fork":
+            requests.append(Fork(session, [session + 1]))
+            session += 1
+        else:
+            requests.append(call_of(kind, session, call, value))
+            call += 1
+    return requests
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(instructions, max_size=10))
+def test_sent_at_once_is_as_sent_one_by_one(steps):
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    at_once = drive(scheduler, link, *requests_of(steps))
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    one_by_one = {}
+    for request in requests_of(steps):
+        one_by_one = drive(scheduler, link, request)
+    assert at_once.keys() == one_by_one.keys()
+    for call, told in at_once.items():
+        assert told.tokens == one_by_one[call].tokens
+        assert getattr(told.end, "kind", None) == getattr(one_by_one[call].end, "kind", None)
+
+
+def queued_tokens(session):
+    return sum(len(each.token_ids) for each in session.queue._queue if isinstance(each, Append))
+
+
+def test_text_behind_a_call_is_bounded_by_the_context():
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    texts = [Append(0, [1 + i % 3] * 7) for i in range(1000)]
+    link.inbox += [(b"c", request) for request in [Open(0), Append(0, [1]), gen(0, 1), *texts, gen(0, 2)]]
+    scheduler.receive(0.0)
+    (session,) = scheduler.sessions._sessions.values()
+    assert queued_tokens(session) <= CONTEXT
+    assert len(session.queue) < 12
+    calls = drive(scheduler, link)
+    assert calls[1].tokens == greedy([1], 4)
+    assert calls[2].end.kind == "context_overflow"
+    assert f"the context holds {CONTEXT}" in calls[2].end.text
+
+
+def test_text_up_to_the_context_is_taken():
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    pieces = [Append(0, [1 + i % 3]) for i in range(CONTEXT - 6)]
+    calls = drive(scheduler, link, Open(0), Append(0, [1]), gen(0, 1), *pieces, gen(0, 2, 1))
+    assert isinstance(calls[1].end, Finished)
+    assert isinstance(calls[2].end, Finished)
+    assert calls[2].end.usage.prompt_tokens == CONTEXT - 1
+
+
+def test_text_that_fits_once_a_stop_string_is_cut_off_is_taken():
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    out = greedy([1], 12)
+    cut = "".join(LETTERS[token - 1] for token in out)[-3:]
+    link.inbox += [(b"c", request) for request in (Open(0), Append(0, [1]), gen(0, 1, 20, stop=(cut,)))]
+    session = None
+    while session is None or len(session.seq) < 1 + len(out) - 1:
+        scheduler.step(timeout_s=0.0)
+        (session,) = scheduler.sessions._sessions.values()
+    assert isinstance(session.active, Generation)
+    left = CONTEXT - 1 - (len(out) - 3)
+    calls = drive(scheduler, link, Append(0, [2] * left), gen(0, 2, 0))
+    assert calls[1].tokens == out[:-3]
+    assert isinstance(calls[2].end, Finished)
+    assert calls[2].end.usage.prompt_tokens == CONTEXT
+
+
+def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
+    monkeypatch.setattr(backlog, "MAX_WEIGHT", 20)
+    scheduler, link, _ = make_scheduler(context=200)
+    selects = [Select(0, call, [[1, 2], [3]]) for call in range(2, 12)]  # each weighs 4
+    children = [Fork(0, [1, 2]), Append(1, [1]), gen(1, 50), gen(2, 51)]
+    calls = drive(scheduler, link, Open(0), Append(0, [1]), gen(0, 1), *selects, *children, Close(0), Close(1))
+    assert isinstance(calls[1].end, Finished)
+    for call in (*range(2, 12), 50, 51):
+        assert isinstance(calls[call].end, Failed), call
+    assert calls[7].end.kind == calls[51].end.kind == "overloaded"
+    assert scheduler.sessions._num_calls == 0
+    drive(scheduler, link, Close(2))
+    assert len(scheduler.sessions) == 0
+
+
+def test_taking_a_call_out_gives_its_room_back(monkeypatch):
+    monkeypatch.setattr(backlog, "MAX_WEIGHT", 12)
+    queue = backlog.Backlog(100)
+    for call in range(50):
+        assert queue.put(Select(0, call, [[1] * 9]), 0)
+        assert queue.put(Append(0, [1]), 0)
+        assert queue.put(Close(0), 0) and queue.put(Close(0), 0)
+        assert queue.pop_call(call) and not queue.pop_call(call)
+        assert [type(queue.pop()) for _ in range(len(queue))] == [Append, Close]
+
+
+def test_a_fault_that_comes_often_is_told_once_and_counted(capsys):
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+
+    def broken(prompt):
+        raise ZeroDivisionError("a fault of ours")
+
+    scheduler.policy.add = broken
+    requests = [r for i in range(250) for r in (Open(i), Append(i, [1]), gen(i, i))]
+    calls = drive(scheduler, link, *requests)
+    assert {call.end.kind for call in calls.values()} == {"internal"}
+    assert len(calls) == 250
+    said = capsys.readouterr().err
+    assert said.count("Traceback") == said.count("a fault of ours") - 1 == 1
+    assert [line.split(": ")[1] for line in said.splitlines() if "so far" in line] == [
+        "10 times so far",
+        "100 times so far",
+    ]

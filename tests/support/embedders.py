@@ -1,0 +1,95 @@
+"""A tiny random Qwen 3 that embeds texts, saved as such models are: short names, sentence-transformers' files beside.
+
+Knows: transformers, the layout. Must not know: how plait reads it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, processors
+from transformers import Qwen3Config, Qwen3Model
+
+END, TURN_END = "<|endoftext|>", "<|im_end|>"  # what ends a text, and what tokenizer_config.json calls eos_token
+SIZE, LAYERS = 64, 2
+MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+TEXTS = ["a", "The capital of France is Paris.", "déjà vu 漢字 <|endoftext|> x", "one two three " * 12, " "]
+
+
+def write_embedder(folder, mode="lasttoken", normalize=True, head=True):
+    """Writes it, and gives transformers' own model. The same weights each time. `head`: as Qwen3-Embedding-0.6B, whose
+    embedding is its output head; else as e5-mistral, which has none."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(3)
+    model = Qwen3Model(
+        Qwen3Config(
+            vocab_size=tokenizer.get_vocab_size(),
+            hidden_size=SIZE,
+            intermediate_size=96,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            tie_word_embeddings=head,
+        )
+    )
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.randn(parameter.shape) * (0.3 if "norm" in name else 0.15) + ("norm" in name))
+    model.eval().save_pretrained(folder)
+    if head:
+        config = json.loads((folder / "config.json").read_text())
+        _write(folder / "config.json", config | {"architectures": ["Qwen3ForCausalLM"]})
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {"eos_token": TURN_END, "pad_token": END})
+    write_modules(folder, mode, normalize)
+    return model
+
+
+def write_modules(folder, mode, normalize=True):
+    """The files that say how the model pools."""
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalize else [])]
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (path, kind) in enumerate(kinds)
+        ],
+    )
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    modes = {f"pooling_mode_{each}": each == mode for each in MODES}
+    _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": SIZE, "include_prompt": True, **modes})
+
+
+def token_ids(folder, text):
+    """As the file's own tokenizer has a whole text, but that the end token in the text itself is spelled, not meant."""
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spelled = [own.token_to_id(letter) for letter in END]
+    found = []
+    for piece in text.split(END):
+        found += [*spelled, *own.encode(piece).ids[:-1]]
+    return [*found[len(spelled) :], own.token_to_id(END)]
+
+
+def states(model, ids):
+    """[len(ids), SIZE] float32: the hidden states behind the last norm."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).last_hidden_state[0].numpy()
+
+
+def _tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([END, TURN_END])
+    ending = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, made.token_to_id(END))])
+    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), ending])
+    return made
+
+
+def _write(path, value):
+    path.write_text(json.dumps(value))
