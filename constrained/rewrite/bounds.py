@@ -34,7 +34,7 @@ def exact_numbers(schema: Object, document: Document) -> Object | None:
     {'type': 'integer', 'maximum': 9007199254740994}
     """
     if not all(map(_is_held, schema.get("enum", ()))):
-        raise Objection("it lists a number that is beyond 2^53 and would be rounded", "enum")
+        raise Objection("it lists a number beyond 2^53 that would be rounded, or one of -2^63 or below", "enum")
     made = dict(schema)
     for closed, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = "exclusive" + closed.capitalize()
@@ -84,4 +84,6 @@ def _is_held(value: Any) -> bool:
         return all(map(_is_held, value.values()))
     if isinstance(value, list):
         return all(map(_is_held, value))
+    if isinstance(value, int | float) and value <= _LOWEST:
+        return False
     return not _is_rounded(value) or value == _HIGHEST
