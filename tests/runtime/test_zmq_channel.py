@@ -342,3 +342,14 @@ def test_what_is_queued_between_two_readers_is_sent(echo, monkeypatch):
 
     asyncio.run(asyncio.wait_for(main(), 60))
     client.close()
+
+
+def test_only_text_gets_a_bos(echo):
+    wants_bos = SimpleNamespace(**{**vars(TOKENIZER), "add_bos": True, "bos_id": 2})
+    client = Client(ZmqChannel(echo.directory), wants_bos)
+    session = client.open_session()
+    session.append_tokens([65, 66])
+    session.append("C")
+    assert session.generate(sampling_params()).result(60).text == "ABC"
+    assert ask(client, "ab")[1].result(60).token_ids == [2, *b"ab"]
+    client.close()
