@@ -119,7 +119,7 @@ def test_short_ways_are_found(smollm: Vocabulary, schema: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("spec", "forced"),
     [
-        (JsonSchema(RECORD), '{"name_of_the_person":"'),
+        (JsonSchema(RECORD), '{"name_of_the_person": "'),
         (Regex("hello world(, hello)+!"), "hello world, hello"),
         (Choices(("the whole answer",)), "the whole answer"),
         (Choices(("the answer is yes", "the answer is yesterday")), "the answer is yes"),

@@ -28,6 +28,7 @@ from plait.runtime.messages import (
     Abort,
     Append,
     Close,
+    Embed,
     Failed,
     Finished,
     Generate,
@@ -275,12 +276,15 @@ def test_silence_is_asked_about_and_then_given_up(echo, uses_loop, monkeypatch):
     client.close()
 
 
-def test_a_bad_request_leaves_its_frame_alone(echo):
+@pytest.mark.parametrize(
+    "wrong", [lambda at, call: Select(at, call, [[1]], "nope"), lambda at, call: Embed(at, call, "many")]
+)
+def test_a_bad_request_leaves_its_frame_alone(echo, wrong):
     client = Client(ZmqChannel(echo.directory), TOKENIZER)
     session = client.open_session()
     session.append("good")
     session._flush("gen")  # the text is in the frame of the bad request
-    bad = client.start_call(session.session_id, lambda call: Select(session.session_id, call, [[1]], "nope"), None)
+    bad = client.start_call(session.session_id, lambda call: wrong(session.session_id, call), None)
     with pytest.raises(CallRejected, match="refused"):
         bad.result(60)
     assert session.generate(sampling_params()).result(60).text == "good"
