@@ -353,3 +353,23 @@ def test_only_text_gets_a_bos(echo):
     assert session.generate(sampling_params()).result(60).text == "ABC"
     assert ask(client, "ab")[1].result(60).token_ids == [2, *b"ab"]
     client.close()
+
+
+def test_what_a_lifeline_brings_up_ends_the_channel(echo, monkeypatch):
+    async def main():
+        channel = ZmqChannel(echo.directory)
+        gone = []
+        channel.start(lambda reply: None, gone.append)
+        channel.join_loop()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        monkeypatch.setattr(channel, "look_at_lifeline", broken)  # as where what came last is no frame
+        echo.end()
+        while not gone:
+            await asyncio.sleep(0.001)
+        return gone
+
+    assert "the connection to the runtime broke" in asyncio.run(asyncio.wait_for(main(), 60))[0]
+
+
+def broken():
+    raise ValueError("no frame")
