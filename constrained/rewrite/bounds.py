@@ -34,7 +34,9 @@ def exact_numbers(schema: Object, document: Document) -> Object | None:
     {'type': 'integer', 'maximum': 9007199254740994}
     """
     if not all(map(_is_held, schema.get("enum", ()))):
-        raise Objection("it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum")
+        raise Objection(
+            "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
+        )
     made = dict(schema)
     for closed, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = "exclusive" + closed.capitalize()
