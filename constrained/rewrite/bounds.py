@@ -34,7 +34,9 @@ def exact_numbers(schema: Object, document: Document) -> Object | None:
     {'type': 'integer', 'maximum': 9007199254740994}
     """
     if not all(map(_is_held, schema.get("enum", ()))):
-        raise Objection("it lists a number beyond 2^53 that would be rounded, or one of -2^63 or below", "enum")
+        raise Objection(
+            "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
+        )
     made = dict(schema)
     for closed, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = "exclusive" + closed.capitalize()
@@ -85,5 +87,7 @@ def _is_held(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_held, value))
     if isinstance(value, int | float) and value <= _LOWEST:
+        return False
+    if isinstance(value, int) and value > _HIGHEST:  # written in a double's shortest digits, and zeros behind them
         return False
     return not _is_rounded(value) or value == _HIGHEST

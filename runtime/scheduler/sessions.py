@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from plait.constrained import CompilePool, Grammar, GrammarError, Vocabulary
+from plait.constrained import CompilePool, Grammar, GrammarError, Structural, Vocabulary
 from plait.runtime.config import EngineConfig
 from plait.runtime.messages import (
     MAX_FORK,
@@ -326,6 +326,7 @@ class Sessions:
         if message.constraint is None:
             self.policy.add(gen)
         else:
+            gen.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
             gen.ticket = self.compiler.submit(message.constraint)
             self._compiling[gen.ticket] = gen
 

@@ -97,6 +97,11 @@ class Reader:
         parts, self._parts = self._parts, []
         return parts
 
+    @property
+    def is_within_arguments(self) -> bool:
+        """Whether the last call's arguments have not come to their end."""
+        return self._state == self._arguments
+
     def finish(self) -> list[Part]:
         """What was held back at the end of the answer: a beginning that nothing followed is text."""
         held, self._held = self._held, ""
