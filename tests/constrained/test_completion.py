@@ -163,7 +163,7 @@ def test_other_digits_than_those_of_a_known_way_seldom_need_a_new_one(
     monkeypatch.setattr(small.seeker, "seek", lambda *given: sought.append(1) or seek(*given))
     matcher = grammar_of(JsonSchema(json.dumps(schema), compact=True), small).matcher()
     assert matcher.completion(2000) is not None and len(sought) == 1
-    text = json.dumps(["2017-11-28T19:58:37Z" if schema is DATES else "0123456789" * 4] * 3)
+    text = json.dumps(["2017-11-28T19:58:37Z" if schema is DATES else "0123456789" * 4] * 3, separators=(",", ":"))
     for byte in text[:-1].encode():
         assert matcher.accept(small.token_bytes.index(bytes([byte])))
         way = matcher.completion(2000)
