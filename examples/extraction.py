@@ -1,4 +1,7 @@
-"""Facts out of documents as typed objects: every answer parses, fits its class, and is read as it."""
+"""Facts out of documents as typed objects: every answer parses, fits its class, and is read as it.
+
+Two examples stand before every document; they are computed once. Without them a very small model guesses.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,21 @@ from typing import Annotated, Literal
 import msgspec
 
 import plait
-from plait import assistant, gen, system, user
+from plait import gen
 
+EXAMPLES = """\
+The seller, the currency, the number of items and the total of invoices, as JSON.
+
+Invoice: Receipt of Anna's Bakery, 3 March 2022. 4 cakes. To pay within 7 days: 36 pounds.
+JSON: {"seller": "Anna's Bakery", "currency": "pound", "number_of_items": 4, "total": 36}
+
+Invoice: Hill Books Ltd thanks you for buying 3 books. Please pay 52 euros by 9 May.
+JSON: {"seller": "Hill Books Ltd", "currency": "euro", "number_of_items": 3, "total": 52}
+
+"""
 DOCUMENTS = [
     "Invoice from Miller & Sons, May 2023. 2 chairs. Total: 179 euros. Payable within 30 days.",
-    "Thank you for your order at Blue Lamp Ltd! Your total on 2024-01-31 is 240 dollars for one lamp.",
+    "Thank you for your order at Blue Lamp Ltd! Your total on 2024-01-31 is 240 dollars for three lamps.",
 ]
 
 
@@ -29,9 +42,7 @@ INVOICE = gen("invoice", type=Invoice, max_tokens=96)
 
 @plait.function
 def extract(s: plait.ProgramState, document: str) -> None:
-    s += system("You read invoices. You copy the seller, the currency, the number of items and the total as JSON.")
-    s += user(document)
-    s += assistant(INVOICE)
+    s += EXAMPLES + f"Invoice: {document}\nJSON: " + INVOICE
 
 
 def main() -> None:

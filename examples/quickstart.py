@@ -23,7 +23,7 @@ def trip(s, country):
     s += user("In which year was its best known sight built? Only the year.")
     s += assistant("It was built in " + gen("year", regex=r"1[0-9]{3}|20[01][0-9]") + ".")
     s += user("How should I get around there?")
-    s += assistant("The best way is by " + select("transport", ["metro", "bicycle", "car"]) + ".")
+    s += assistant("In the city, take the " + select("transport", ["metro", "bicycle", "car"]) + ".")
 
     # Three branches share all of the text above, and are computed side by side.
     branches = s.fork(3)

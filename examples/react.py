@@ -1,6 +1,6 @@
-"""A ReAct agent: it thinks, calls a tool, reads the result, and answers in the end.
+"""A ReAct agent: it thinks, calls a tool, reads the result, and answers in the end. Yao et al. 2022, arXiv:2210.03629.
 
-Yao et al. 2022, arXiv:2210.03629.
+As in the paper, two examples show it how: a very small model needs them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import ast
 import operator
 
 import plait
-from plait import Budget, assistant, gen, system, user
+from plait import Budget, gen
 
-TOWNS = {"paris": 2_100_000, "rome": 2_800_000, "berlin": 3_700_000}
+THOUSANDS = {"paris": 2100, "rome": 2800, "berlin": 3700}
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def population(town: str) -> int:
-    """How many people live in a town.
+    """How many thousand people live in a town.
 
     Args:
         town: the town's name, such as Paris
     """
-    return TOWNS[town.lower()]
+    return THOUSANDS[town.lower()]
 
 
 def calculate(expression: str) -> float:
@@ -38,25 +38,48 @@ def calculate(expression: str) -> float:
     return value(ast.parse(expression, mode="eval").body)
 
 
+TOOLS = [population, calculate]
+EXAMPLES = """\
+Question: How many thousand people live in Oslo and Bern together?
+Thought: I need to know how many people live in Oslo.
+Action: <tool_call>
+{"name": "population", "arguments": {"town": "Oslo"}}
+</tool_call>
+Result of population: 700
+Thought: I need to know how many people live in Bern.
+Action: <tool_call>
+{"name": "population", "arguments": {"town": "Bern"}}
+</tool_call>
+Result of population: 140
+Thought: I add 700 and 140.
+Action: <tool_call>
+{"name": "calculate", "arguments": {"expression": "700 + 140"}}
+</tool_call>
+Result of calculate: 840
+Answer: 840 thousand people live in Oslo and Bern together.
+
+"""
+
+
 @plait.function
-def agent(s, question, max_steps=3):
-    s += system("You answer questions in small steps, with tools.", tools=[population, calculate])
-    s += user(question)
+def agent(s, question, max_steps=4):
+    s += EXAMPLES + EXAMPLES.replace("Oslo", "Ghent").replace("Bern", "Lyon") + f"Question: {question}\n"
     for step in range(max_steps):
-        s += assistant("Thought: " + gen(f"thought_{step}", stop=["\n", "."], max_tokens=24))
-        s += user("Call the tool that you need.")
-        s += assistant(gen(f"call_{step}", tools=[population, calculate], max_tokens=64))
+        s += "Thought:" + gen(f"thought_{step}", stop="\n", max_tokens=24)
+        s += "\nAction: " + gen(f"call_{step}", tools=TOOLS, max_tokens=64)
         result = s.call(f"call_{step}")  # what the tool raises is told to the model too
-        print(f"  {result.name}({result.call.arguments if result.call else ''}) -> {result.text}")
-    s += user(f"So, from these results: {question} Answer in one sentence.")
-    s += assistant("Together, " + gen("answer", max_tokens=40, stop="\n"))
+        print(f" {s[f'thought_{step}']}")
+        print(f"    {result.name}({result.call.arguments if result.call else ''}) -> {result.text}")
+        if result.name == "calculate":
+            break
+    s += "Answer:" + gen("answer", max_tokens=40, stop="\n")
 
 
 def main() -> None:
-    question = "How many people live in Paris and Rome together?"
+    question = "How many thousand people live in Paris and Rome together?"
     print(question)
-    state = agent.run(question, temperature=0, budget=Budget(tokens=600))
-    print(f"Together, {state['answer'].strip()}")
+    state = agent.run(question, temperature=0, budget=Budget(tokens=1200))
+    print(state["answer"].strip())
     print(f"{state.usage.sampled_tokens} tokens sampled, {state.usage.forced_tokens} forced by the tools' schemas")
 
 

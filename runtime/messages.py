@@ -59,7 +59,7 @@ class Open(Message, frozen=True):
 
 
 class Append(Message, frozen=True):
-    """Adds tokens to the session's text. Costs nothing until a Generate or Select needs them."""
+    """Adds tokens to the session's text. Costs nothing until a call needs them."""
 
     session: int
     token_ids: Annotated[list[int], Meta(max_length=MAX_APPEND_TOKENS)]

@@ -57,8 +57,10 @@ class Sent:
                     self._texts[child] = list(self._texts[session])
         self._send(request)
 
-    def _watched_call(self, session: int, request: Callable[[int], Generate | Select], *rest: Any) -> Call:
-        call: Call = self._start_call(session, request, *rest)
+    def _watched_call(
+        self, session: int, request: Callable[[int], Generate | Select], *rest: Any, **named: Any
+    ) -> Call:
+        call: Call = self._start_call(session, request, *rest, **named)
         self._calls.append((call, list(self._texts[session])))
         self._texts[session].append(call)
         return call

@@ -50,12 +50,18 @@ class WithKeys(GenerateJsonSchema):
         kind = key.get("type", "any")
         if kind in _KEYS and not _BOUNDS & key.keys():
             return made | {"propertyNames": patterns.text_schema(_KEYS[kind])}
-        if kind == "enum" and {type(each.value) for each in key["members"]} in ({str}, {int}):
+        if kind == "enum" and _is_read_from_text(key):
             return made | {"propertyNames": {"enum": [str(each.value) for each in key["members"]]}}
         is_held = kind not in (*_KEYS, *_NO_KEYS, "enum") and "propertyNames" in made
         if not is_held and not _is_text(key):
             raise PydanticUserError("the keys of a dict are texts, or numbers without bounds", code=None)
         return made
+
+
+def _is_read_from_text(key: Any) -> bool:
+    """Whether Pydantic finds every member of an enum by its value as text: of numbers, those of an IntEnum."""
+    kinds = {type(each.value) for each in key["members"]}
+    return kinds == {str} or (kinds == {int} and issubclass(key["cls"], int))
 
 
 def _is_text(key: Any) -> bool:

@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import zmq
 
 from plait.runtime.client.dealer import CONNECT_TIMEOUT_S, Dealer
 
-LINGER_S = 0.01  # what needs no hurry goes so much later, or with whatever goes before
+T = TypeVar("T")
 
 
 class Turned(Protocol):
@@ -42,7 +43,7 @@ class Driver(Protocol):
         """Asks for a turn, from any thread."""
 
     def wake_later(self) -> None:
-        """Asks for a turn within `LINGER_S`, where that costs less than one now."""
+        """Asks for a turn soon: what asks so at the same time goes in one frame, where that can be had."""
 
     def stop(self, *, ends: bool) -> None:
         """Returns once the sockets are free for another thread; `ends`: the channel's `end` was called before."""
@@ -65,7 +66,7 @@ class ThreadDriver:
             self._wake_in.send(b"!")
 
     def wake_later(self) -> None:
-        self.wake()  # a thread has no timers
+        self.wake()  # a thread has no later
 
     def stop(self, *, ends: bool) -> None:
         self._is_stopped = not ends
@@ -110,7 +111,7 @@ class LoopDriver:
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._fds = (dealer.descriptor, dealer.lifeline.fileno())
         self._has_stopped = threading.Event()
-        self._later: asyncio.TimerHandle | None = None
+        self._later: asyncio.Handle | None = None
         self._heard = False
         self._loop.add_reader(self._fds[0], self._turn)
         self._loop.add_reader(self._fds[1], self._on_lifeline)
@@ -129,7 +130,7 @@ class LoopDriver:
         if threading.get_ident() != self._thread_id:
             self.wake()
         elif self._later is None:
-            self._later = self._loop.call_later(LINGER_S, self._turn)
+            self._later = self._loop.call_soon(self._turn)
 
     def stop(self, *, ends: bool) -> None:
         if threading.get_ident() == self._thread_id or self._loop.is_closed():
@@ -146,18 +147,21 @@ class LoopDriver:
         if self._later is not None:
             self._later.cancel()
             self._later = None
+        self._heard |= self._done(self._channel.turn)
+
+    def _on_lifeline(self) -> None:
+        self._done(self._channel.look_at_lifeline)
+
+    def _done(self, part: Callable[[], T]) -> T:
+        """What `part` of the channel gives; the channel ends where it raises, or is over then."""
         error = None
         try:
-            self._heard |= self._channel.turn()
+            return part()
         except Exception as raised:
             error = raised
             raise
         finally:
             self._end_if_over(error)
-
-    def _on_lifeline(self) -> None:
-        self._channel.look_at_lifeline()
-        self._end_if_over(None)
 
     def _tick(self) -> None:
         if not self._heard:

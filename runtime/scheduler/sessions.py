@@ -255,7 +255,7 @@ class Sessions:
         while self._ready:
             at = self._ready[-1]
             if not at.queue or at.active is not None or not at.is_born:
-                self._ready.remove(at)
+                self._ready.pop()
                 continue
             instruction = at.queue.pop()
             try:

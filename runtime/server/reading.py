@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class JsonEnd:
-    """Finds where one compact JSON value ends, fed piece by piece."""
+    """Finds where one JSON value ends, fed piece by piece."""
 
     def __init__(self) -> None:
         self._depth = 0

@@ -17,8 +17,8 @@ SAYS = {
     "quickstart": ["capital: ", "tip: ", "came from the prefix cache"],
     "multiple_choice": [r"What is the capital of France\? Paris", r"\d of 5 right", "came from the cache"],
     "endings": ["he flips the pancake.", "glides across the rink."],
-    "react": [r"population\(.*\) -> \d", "forced by the tools' schemas"],
-    "extraction": [r"\d+ items, .* (euro|dollar|pound)s", "forced"],
+    "react": [r"population\(.*Paris.*\) -> 2100", r"\d thousand people live", "forced by the tools' schemas"],
+    "extraction": [r"Miller & Sons: \d+ items, 179 ", r"Blue Lamp Ltd: \d+ items, 240 ", "forced"],
     "judge": [r"[1-5]: the clarity is .+\.", r"In all: \d\.\d\. .+"],
     "generative_agents": [
         r"Ada, the baker, goes to the (bakery|library|park|market) and is there ",

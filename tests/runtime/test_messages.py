@@ -18,6 +18,7 @@ from plait.runtime.messages import (
     MAX_REQUESTS,
     Append,
     Close,
+    Embed,
     Failed,
     Finished,
     Fork,
@@ -42,6 +43,7 @@ REPLIES = st.one_of(
     st.builds(Tokens, CALLS, st.lists(st.integers(0, 2**31), max_size=4)),
     st.builds(Failed, CALLS, st.text(max_size=8), st.text(max_size=8)),
     st.builds(Finished, CALLS, st.sampled_from(["stop", "length"]), st.just(Usage(3, 1, 2))),
+    st.builds(lambda call, data: Finished(call, "stop", Usage(3, 1, 2), embedding=data), CALLS, st.binary(max_size=64)),
 )
 
 
@@ -64,6 +66,7 @@ REQUESTS = st.one_of(
     st.builds(Append, CALLS, st.lists(st.integers(0, 2**31), max_size=MAX_APPEND_TOKENS // 50)),
     st.builds(Select, CALLS, CALLS, st.lists(st.lists(st.integers(0, 2**31), min_size=1, max_size=9), max_size=9)),
     st.builds(lambda session, call: Generate(session, call, SamplingParams()), CALLS, CALLS),
+    st.builds(Embed, CALLS, CALLS, st.integers(0, 4096), st.sampled_from([None, True, False])),
     st.builds(Close, CALLS),
 )
 
