@@ -171,7 +171,11 @@ def test_ollamas_format_and_anthropics_tools_are_whole(http) -> None:
     jsonschema.validate(answer["content"][-1]["input"], schema)
 
 
-def test_sglangs_own_endpoint_cuts_as_sglang_does(http) -> None:
-    sampling = {"max_new_tokens": 20, "json_schema": json.dumps(SCHEMAS["record"])}
+def test_sglangs_json_schema_is_whole(http) -> None:
+    sampling = {"max_new_tokens": 40, "json_schema": json.dumps(SCHEMAS["record"])}
+    answer = http.post("/generate", json={"text": "x", "sampling_params": sampling}).json()
+    assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+    jsonschema.validate(json.loads(answer["text"]), SCHEMAS["record"])
+    sampling["stop"] = ["never written"]
     answer = http.post("/generate", json={"text": "x", "sampling_params": sampling}).json()
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
