@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import resource
 import subprocess
@@ -19,6 +20,7 @@ import msgspec
 from plait.constrained.wire import FromChild, ToChild, framed, pop_frame
 
 START_LIMIT_S = 20.0
+PATIENCE = 4  # a job may take so many times its seconds by the clock, where other processes have the processors
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -58,6 +60,8 @@ class Child:
         self.ready_bytes = 0  # what it held when it was ready
         self.is_dead = False
         self.deadline: float | None = monotonic() + START_LIMIT_S
+        self._last = self.deadline  # it is never later than this
+        self._processor_limit_s = 0.0
         self.send(hello)
 
     @property
@@ -70,6 +74,29 @@ class Child:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
         except (OSError, IndexError):
             return 0
+
+    def processor_s(self) -> float:
+        """The seconds of a processor that the process has had; infinite where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return math.inf
+
+    def begin(self, limit_s: float) -> None:
+        """A job begins that may take `limit_s` seconds of a processor."""
+        now = monotonic()
+        self.deadline, self._last = now + limit_s, now + PATIENCE * limit_s
+        used = self.processor_s()
+        self._processor_limit_s = used + limit_s if math.isfinite(used) else -math.inf
+
+    def is_late(self) -> bool:
+        """Whether the deadline has passed; it moves for a job that others have kept from a processor."""
+        now = monotonic()
+        if self.deadline is None or now < self.deadline:
+            return False
+        self.deadline = min(self._last, now + self._processor_limit_s - self.processor_s())
+        return now >= self.deadline
 
     @property
     def has_unsent(self) -> bool:

@@ -31,11 +31,11 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlgTe
     """
     if isinstance(spec, JsonObject):
         found = Rewritten({} if spec.any_value else {"type": "object"}, ())
-        return compiled(LlgText(_grammar(found.schema, spec.whitespace), max_digits=MAX_DIGITS), vocabulary)
+        return compiled(LlgText(_grammar(found.schema, spec), max_digits=MAX_DIGITS), vocabulary)
     found = rewritten(spec.text, annotations=spec.annotations, lenient=spec.lenient)
     checked = (spec.text,) if found.unchecked else ()
     try:
-        grammar = _grammar(found.schema, spec.whitespace)
+        grammar = _grammar(found.schema, spec)
         return compiled(LlgText(grammar, found.unchecked, checked, max_digits=most_digits(spec.text)), vocabulary)
     except GrammarError as error:
         raise GrammarError(_rephrased(error.reason), blamed(spec.text, _refuses)) from None
@@ -60,7 +60,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
         unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in found.unchecked]
         before = "/(?s:.*)/ " if spec.free_text else ""
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, False))}")
+        rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, spec))}")
         calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
     any_begin = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
     tail = " TAIL" if spec.free_text else ""
@@ -86,18 +86,20 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
 def _otherwise(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:
     """The schema of the value that may stand instead of calls, and the pointers that it leaves unchecked."""
     if isinstance(spec, JsonObject):
-        return with_options({} if spec.any_value else {"type": "object"}, spec.whitespace), []
+        return with_options({} if spec.any_value else {"type": "object"}, spec), []
     try:
         found = rewritten(spec.text, annotations=spec.annotations, lenient=spec.lenient)
     except GrammarError as error:
         raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
-    return with_options(found.schema, spec.whitespace), [f"/otherwise{pointer}" for pointer in found.unchecked]
+    return with_options(found.schema, spec), [f"/otherwise{pointer}" for pointer in found.unchecked]
 
 
-def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:
-    """The rewritten `schema` with llguidance's options in it: compact or not, and one spelling for each text."""
+def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
+    """The rewritten `schema` with llguidance's options in it: spaced as `spec` has it, one spelling for each text."""
     options: dict[str, Any] = {
-        "whitespace_flexible": whitespace,
+        "whitespace_flexible": spec.whitespace,
+        "item_separator": "," if spec.compact or spec.whitespace else ", ",
+        "key_separator": ":" if spec.compact or spec.whitespace else ": ",
         "lenient": False,
         "coerce_one_of": False,
         "json_allowed_escapes": _ESCAPES,
@@ -106,13 +108,13 @@ def with_options(schema: dict[str, Any], whitespace: bool) -> dict[str, Any]:
     return {**schema, "x-guidance": options}
 
 
-def _grammar(schema: dict[str, Any], whitespace: bool) -> str:
-    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, whitespace)))
+def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
+    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec)))
     return text
 
 
 def _refuses(schema: Schema) -> bool:
-    return schema is False or (schema is not True and is_refused(_grammar(schema, False)))
+    return schema is False or (schema is not True and is_refused(_grammar(schema, JsonObject())))
 
 
 def _regex_literal(text: str) -> str:

@@ -203,10 +203,13 @@ class LlgMatcher(Matcher):
         """What is left of the way known before, where that leads to an end from here; None where it does not."""
         if self._way is None or not self._since:
             return self._way
-        way = left_of(self._way, self._since, self._grammar.vocabulary)
+        vocabulary = self._grammar.vocabulary
+        return next((way for way in left_of(self._way, self._since, vocabulary) if self._leads_to_an_end(way)), None)
+
+    def _leads_to_an_end(self, way: list[int]) -> bool:
         whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # an end token is valid where the text is complete
         leads = self._ask(lambda inner: inner.validate_tokens(whole) == len(whole))
-        return way if leads and not self._grows_a_long_number(way) else None
+        return leads and not self._grows_a_long_number(way)
 
     def _grows_a_long_number(self, way: list[int]) -> bool:
         """Whether the way begins with digits that are too many behind those there are."""

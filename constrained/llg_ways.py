@@ -13,6 +13,8 @@ import numpy as np
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.vocabulary import Vocabulary
 
+MAX_SKIPPED = 4  # bytes at the head of a known way that may have to go: a wrong guess costs next to nothing
+
 
 class Walk:
     """A copy of a matcher behind `tokens`, for a Seeker to walk. Numbers that are long, as `is_long` says, end."""
@@ -66,25 +68,34 @@ class Walk:
         return mask
 
 
-def left_of(way: list[int], since: list[int], vocabulary: Vocabulary) -> list[int]:
-    """What may be left of `way` once the tokens `since` were written: all that stands behind the longest end of theirs
-    that the way begins with. A guess: what was written before that end may have closed the way.
+def left_of(way: list[int], since: list[int], vocabulary: Vocabulary) -> list[list[int]]:
+    """What may be left of `way` once the tokens `since` were written, the likelier first: all that stands behind the
+    longest end of theirs that the way begins with; or behind as many bytes as they have, as in a date that another was
+    written for; or behind a few. Guesses: what was written may have closed the way, or changed what must come.
 
     >>> left_of([1, 2], [3, 1], Vocabulary((b"", b"a", b"b", b"c"), (0,), lambda text: []))
-    [2]
+    [[2], [], [1, 2]]
     """
     if way[: len(since)] == since:
-        return way[len(since) :]
+        return [way[len(since) :]]
     spelled = vocabulary.token_bytes
     text, written = b"".join(spelled[token] for token in way), b"".join(spelled[token] for token in since)
-    size = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
+    alike = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
+    few = range(min(len(text), MAX_SKIPPED) + 1)
+    sizes = dict.fromkeys((alike, min(len(text), len(written)), *few))
+    return [_behind(way, size, vocabulary) for size in sizes]
+
+
+def _behind(way: list[int], size: int, vocabulary: Vocabulary) -> list[int]:
+    """The way without its first `size` bytes."""
     at = 0
     for index, token in enumerate(way):
         if at == size:
             return way[index:]
-        at += len(spelled[token])
+        spelled = vocabulary.token_bytes[token]
+        at += len(spelled)
         if at > size:
-            return [*_encoded(text[size:at], vocabulary), *way[index + 1 :]]
+            return [*_encoded(spelled[size - at :], vocabulary), *way[index + 1 :]]
     return []
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 
 from plait.constrained.aside import Aside
 from plait.constrained.cache import SpecCache
-from plait.constrained.child import Child
+from plait.constrained.child import PATIENCE, Child
 from plait.constrained.dispatch import as_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.llg import LlgText, warm_up
@@ -51,11 +51,12 @@ class _Refusal:
 class CompilePool:
     """`workers` child processes for one vocabulary, and a cache of at most `cache_bytes`; for one thread.
 
-    A job that takes a child longer than `deadline_s` ends with the child killed and replaced, and a
-    GrammarError; the start of a child does not count and is bounded at 20 s. A child may take `memory_bytes`
-    beyond its own, and one that keeps 128 MiB of it is replaced. Refusals are remembered as grammars are.
-    `compile_s` are the seconds that the last 1,000 jobs took by the clock of their child. Without `at_once` there
-    are no children before the first job, which then takes half a second longer: who needs none spares 80 MB.
+    A job that takes a child longer than `deadline_s` of a processor's time, or four times that by the clock, ends with
+    the child killed and replaced, and a GrammarError; the start of a child does not count and is bounded at 20 s. A
+    child may take `memory_bytes` beyond its own, and one that keeps 128 MiB of it is replaced. Refusals are remembered
+    as grammars are. `compile_s` are the seconds that the last 1,000 jobs took by the clock of their child. Without
+    `at_once` there are no children before the first job, which then takes half a second longer: who needs none spares
+    80 MB.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -159,7 +160,7 @@ class CompilePool:
                 continue  # it kept too much
             if child.is_dead:
                 self._blame(child, "the compiler died of it; it may need too much memory")
-            elif child.deadline is not None and monotonic() >= child.deadline:
+            elif child.is_late():
                 self._blame(child, f"took longer than {self.deadline_s:g} s to compile")
         for work, answer in self._aside.take() if self._aside else ():
             self._settle(work, answer)
@@ -196,8 +197,8 @@ class CompilePool:
             if child.is_ready and work is None and self._queue:
                 begun = self._queue.popleft()
                 self._children[child] = begun
-                child.deadline = monotonic() + self.deadline_s
-                child.send(Job(begun.spec, self.deadline_s + 1.0))
+                child.begin(self.deadline_s)
+                child.send(Job(begun.spec, PATIENCE * self.deadline_s + 1.0))
 
     def _wants_child(self) -> bool:
         if not self._open or not self._is_wanted or len(self._children) >= self._workers:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 MAX_STEPS = 1024  # of one way; at some 7 us each
 MAX_CLOSED = 64
+LONG = 128  # tokens of a way that is good enough: looking for a shorter one takes as long again
 _CLOSING = b'"}])'
 _NEXT = b","  # behind what closes: a member of a record ends sooner so than by another digit
 _INSIDE = b".-@:/,;_ '\\T+"
@@ -50,11 +51,16 @@ class Seeker:
         self._only_in_texts = singles.get(ord("~"))
 
     def seek(self, walker: Callable[[], Walker], limit: int) -> list[int] | None:
-        """The shortest of the ways that the preferences find, at most `limit` tokens; None where none does."""
+        """The shortest of the ways that the preferences find, at most `limit` tokens; None where none does.
+
+        Where the first that is found is long there is no look for a shorter one: a model waits, and all its neighbours.
+        """
         best: list[int] | None = None
         for order in self._orders:
             found = self._walk(walker(), order, limit if best is None else len(best) - 1)
             best = found if found is not None else best
+            if best is not None and len(best) > LONG:
+                break
         return best
 
     def _walk(self, walker: Walker, order: list[int], limit: int) -> list[int] | None:

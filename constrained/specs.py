@@ -94,7 +94,8 @@ class Choices(msgspec.Struct, frozen=True, tag="choices"):
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     """A JSON value that is valid by `schema`: its JSON text, a dict, or a Pydantic model class; at most 1 MiB.
 
-    `whitespace` lets JSON's own white space occur between tokens; without it the text is compact.
+    One space stands behind each comma and colon, as in what json.dumps writes and in most JSON that models have read;
+    `compact` leaves it out, `whitespace` lets JSON's own white space occur between any two tokens.
     `annotations` takes unknown formats and keywords for annotations, which the specification says they are;
     without it they are refused. `lenient` drops what cannot be honoured, says so in `Grammar.unchecked`, and
     leaves the finished text to `Grammar.check`. Anything else raises GrammarError.
@@ -107,12 +108,14 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     whitespace: bool = False
     lenient: bool = False
     annotations: bool = False
+    compact: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
-        for name in ("whitespace", "lenient", "annotations"):
+        for name in ("whitespace", "lenient", "annotations", "compact"):
             if not isinstance(getattr(self, name), bool):
                 raise GrammarError(f"{name} must be True or False")
+        _check_style(self)
 
     @property
     def text(self) -> str:
@@ -121,7 +124,7 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
 
 
 class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
-    """Any JSON object, or with `any_value` any JSON value at all.
+    """Any JSON object, or with `any_value` any JSON value at all. `whitespace` and `compact` as of a JsonSchema.
 
     >>> JsonObject().any_value
     False
@@ -129,6 +132,10 @@ class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
 
     any_value: bool = False
     whitespace: bool = False
+    compact: bool = False
+
+    def __post_init__(self) -> None:
+        _check_style(self)
 
 
 class Lark(msgspec.Struct, frozen=True, tag="lark"):
@@ -183,7 +190,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
 
     `triggers` are Trigger, or triples of (begin, schema, end): 1 to 128, no begin within another. There are
     `at_least` to `at_most` such calls (None: any number up to the end of the text). With `free_text` False
-    nothing stands before, between or behind them, as where a tool must be called. Schemas are compact.
+    nothing stands before, between or behind them, as where a tool must be called. Their JSON is
+    spaced as a JsonSchema's; `whitespace` and `compact` as there.
 
     `otherwise`: instead of calls, the whole text may be this JSON value, and there is no free text: the answer is one
     or more calls, or the value. A begin must be nothing that JSON begins with, or the two cannot be told apart.
@@ -199,9 +207,12 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     lenient: bool = False
     annotations: bool = False
     otherwise: JsonSchema | JsonObject | None = None
+    whitespace: bool = False
+    compact: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "triggers", _triggers(self.triggers))
+        _check_style(self)
         if self.otherwise is not None and (self.free_text or self.at_least):
             raise GrammarError("otherwise excludes free text, and calls that must come")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
@@ -223,6 +234,11 @@ def _utf8_length(text: object, what: str, where: int | None) -> int:
     except UnicodeEncodeError as error:
         place = error.start if where is None else where
         raise GrammarError(f"{what} holds a lone surrogate", place) from None
+
+
+def _check_style(spec: JsonSchema | JsonObject | Structural) -> None:
+    if spec.whitespace and spec.compact:
+        raise GrammarError("whitespace and compact contradict each other")
 
 
 def _check_grammar(grammar: object) -> None:

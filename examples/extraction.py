@@ -6,7 +6,7 @@ Two examples stand before every document; they are computed once. Without them a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -14,13 +14,13 @@ import plait
 from plait import gen
 
 EXAMPLES = """\
-The seller, the currency, the number of items and the total of invoices, as JSON.
+The seller, the number of items and the total of invoices, as JSON.
 
 Invoice: Receipt of Anna's Bakery, 3 March 2022. 4 cakes. To pay within 7 days: 36 pounds.
-JSON: {"seller":"Anna's Bakery","currency":"pound","number_of_items":4,"total":36}
+JSON: {"seller": "Anna's Bakery", "number_of_items": 4, "total": "36 pounds"}
 
 Invoice: Hill Books Ltd thanks you for buying 3 books. Please pay 52 euros by 9 May.
-JSON: {"seller":"Hill Books Ltd","currency":"euro","number_of_items":3,"total":52}
+JSON: {"seller": "Hill Books Ltd", "number_of_items": 3, "total": "52 euros"}
 
 """
 DOCUMENTS = [
@@ -32,9 +32,8 @@ DOCUMENTS = [
 @dataclass
 class Invoice:
     seller: Annotated[str, msgspec.Meta(max_length=40)]
-    currency: Literal["euro", "dollar", "pound"]
     number_of_items: Annotated[int, msgspec.Meta(ge=1, le=99)]
-    total: Annotated[float, msgspec.Meta(ge=0, le=100_000)]
+    total: Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,5} (euros|dollars|pounds)$")]
 
 
 INVOICE = gen("invoice", type=Invoice, max_tokens=96)
@@ -48,7 +47,7 @@ def extract(s: plait.ProgramState, document: str) -> None:
 def main() -> None:
     for state in extract.run_batch([{"document": document} for document in DOCUMENTS], temperature=0):
         invoice = state[INVOICE]  # an Invoice, to type checkers too
-        print(f"{invoice.seller}: {invoice.number_of_items} items, {invoice.total:g} {invoice.currency}s")
+        print(f"{invoice.seller}: {invoice.number_of_items} items, {invoice.total}")
         usage = state.usage
         print(f"  {usage.sampled_tokens} tokens sampled, {usage.forced_tokens} forced")
 

@@ -43,17 +43,17 @@ EXAMPLES = """\
 Question: How many thousand people live in Oslo and Bern together?
 Thought: I need to know how many people live in Oslo.
 Action: <tool_call>
-{"name":"population","arguments":{"town":"Oslo"}}
+{"name": "population", "arguments": {"town": "Oslo"}}
 </tool_call>
 Result of population: 700
 Thought: I need to know how many people live in Bern.
 Action: <tool_call>
-{"name":"population","arguments":{"town":"Bern"}}
+{"name": "population", "arguments": {"town": "Bern"}}
 </tool_call>
 Result of population: 140
 Thought: I add 700 and 140.
 Action: <tool_call>
-{"name":"calculate","arguments":{"expression":"700 + 140"}}
+{"name": "calculate", "arguments": {"expression": "700 + 140"}}
 </tool_call>
 Result of calculate: 840
 Answer: 840 thousand people live in Oslo and Bern together.

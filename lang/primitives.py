@@ -133,9 +133,10 @@ def gen(
     - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
       goes on with the first, and `get_meta_info` gives one dict for each.
     - `regex`: the text matches it from end to end (Python's syntax). `json_schema` (JSON text, a dict or a Pydantic
-      model): the text is compact JSON that fits it. `ebnf` (GBNF) and `lark`: the text is of that grammar.
-      `constraint`: any spec of plait.constrained, such as JsonObject() or JsonSchema(schema, lenient=True). One of
-      them at a time; a value that `max_tokens` cuts off is not complete (finish_reason "length").
+      model): the text is JSON that fits it, one space behind each comma and colon. `ebnf` (GBNF) and `lark`: the text
+      is of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject() or
+      JsonSchema(schema, lenient=True). One of them at a time; a value that `max_tokens` cuts off is not complete
+      (finish_reason "length").
     - `complete`: the constrained value is whole whatever `max_tokens` is: when room gets short, only what leads to
       its end is allowed. The call fails where no whole value fits.
     - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is

@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from plait.constrained.rewrite.arrays import contains, unevaluated_items, unique_items
+from plait.constrained.rewrite.bounds import exact_numbers
 from plait.constrained.rewrite.document import Document, Schema, escaped, subschemas
 from plait.constrained.rewrite.finite import check_writable, folded, modern
 from plait.constrained.rewrite.formats import FORMATS
@@ -32,6 +33,7 @@ REWRITES: tuple[Rewrite, ...] = (
     unique_items,
     folded,
     modern,
+    exact_numbers,
     unevaluated,
     unevaluated_items,
     one_of,

@@ -81,11 +81,11 @@ def structured(spec: Spec | None, name: str) -> Structured | None:
         case Regex(pattern):
             return _wrapped({"type": "string", "pattern": f"^(?:{pattern})$"}, is_text=True)
         case JsonObject(any_value=False):
-            return Structured({"type": "object"}, _compact)
+            return Structured({"type": "object"}, _spaced)
         case JsonSchema():
             schema = json.loads(spec.text)
             is_object = isinstance(schema, dict) and schema.get("type") == "object" and "anyOf" not in schema
-            return Structured(schema, _compact) if is_object else _wrapped(schema, is_text=False)
+            return Structured(schema, _spaced) if is_object else _wrapped(schema, is_text=False)
     raise InputError(f"{name} has no structured output for the constraint {type(spec).__name__}")
 
 
@@ -97,10 +97,10 @@ def _wrapped(schema: Any, is_text: bool) -> Structured:
 
     def read(text: str) -> str:
         value = json.loads(text)["value"]
-        return str(value) if is_text else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return str(value) if is_text else json.dumps(value, ensure_ascii=False)
 
     return Structured(root, read)
 
 
-def _compact(text: str) -> str:
-    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))
+def _spaced(text: str) -> str:
+    return json.dumps(json.loads(text), ensure_ascii=False)

@@ -3,7 +3,7 @@
 The plain form, where a template knows no tools (or there are no turns), is that of many open models:
 
     <tool_call>
-    {"name":"add","arguments":{"a":1,"b":2}}
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
 and a result is a user turn, or inside an open turn a line of its own: `Result of add: 3`.
@@ -101,7 +101,7 @@ def own_system_turn(template: ChatTemplate, tools: Iterable[Tool]) -> tuple[str,
 def plain_listing(tools: Iterable[Tool], wording: Wording) -> str:
     """What a system turn says of `tools`: one JSON line for each, and how a call is written."""
     lines = [json.dumps(tool.as_json()["function"], ensure_ascii=False) for tool in tools]
-    shape = f'{{"{wording.name_key}":"...","{wording.arguments_key}":{{...}}}}'
+    shape = f'{{"{wording.name_key}": "...", "{wording.arguments_key}": {{...}}}}'
     return "\n".join(
         ["You can call these tools:", *lines, f"A call is written {wording.begin}{shape}{wording.end}"],
     )

@@ -12,11 +12,14 @@ import asyncio
 import contextlib
 import socket
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import zmq
 
 from plait.runtime.client.dealer import CONNECT_TIMEOUT_S, Dealer
+
+T = TypeVar("T")
 
 
 class Turned(Protocol):
@@ -144,18 +147,21 @@ class LoopDriver:
         if self._later is not None:
             self._later.cancel()
             self._later = None
+        self._heard |= self._done(self._channel.turn)
+
+    def _on_lifeline(self) -> None:
+        self._done(self._channel.look_at_lifeline)
+
+    def _done(self, part: Callable[[], T]) -> T:
+        """What `part` of the channel gives; the channel ends where it raises, or is over then."""
         error = None
         try:
-            self._heard |= self._channel.turn()
+            return part()
         except Exception as raised:
             error = raised
             raise
         finally:
             self._end_if_over(error)
-
-    def _on_lifeline(self) -> None:
-        self._channel.look_at_lifeline()
-        self._end_if_over(None)
 
     def _tick(self) -> None:
         if not self._heard:

@@ -14,7 +14,7 @@ from plait.constrained.dispatch import as_grammar, compile_form
 from plait.constrained.grammar import Grammar
 from plait.constrained.llg import LlgText
 from plait.constrained.product import TooLarge
-from plait.constrained.specs import GrammarError, Spec
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Spec, Structural
 from plait.constrained.vocabulary import Vocabulary
 
 _END = 256
@@ -50,8 +50,10 @@ def why_not_fit(spec: Spec, text: str, *, whole: bool = True) -> str | None:
 @lru_cache(maxsize=256)
 def _grammar(spec: Spec) -> Grammar:
     """Compiled here, not in a child with a deadline. A pattern's whole automaton can take minutes and gigabytes, and
-    one text needs little of it: patterns are followed step by step. Numbers may be as long as JSON lets them be: only
-    what a model samples has to end."""
+    one text needs little of it: patterns are followed step by step. Numbers may be as long, and white space where,
+    as JSON lets them be: that is fixed only for what a model samples."""
+    if isinstance(spec, JsonSchema | JsonObject | Structural):
+        spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
     form = compile_form(spec, _BYTES, _no_automaton)
     if isinstance(form, LlgText):
         form = msgspec.structs.replace(form, max_digits=0)

@@ -66,7 +66,7 @@ class Session:
         is_wrong = not {int}.issuperset(map(type, token_ids))  # bool is another type
         if is_wrong or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < width):
             raise InputError(f"token ids are integers from 0 to {width - 1}")
-        self._send_text(list(token_ids))
+        self._send_ids(token_ids)
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         """Samples after the text so far. The text goes on with what was sampled.
@@ -107,7 +107,7 @@ class Session:
         self._require_open()
         text_ids, token_ids = joined(self._client.tokenizer, self._parts, choices, at_start=self._is_empty)
         self._parts.clear()
-        self._send_text(text_ids)
+        self._send_ids(self._behind_bos(text_ids))
         self._require_text("select")
         return self._client.start_call(
             self.session_id,
@@ -183,7 +183,7 @@ class Session:
         if self._parts:
             token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
             self._parts.clear()
-            self._send_text(token_ids)
+            self._send_ids(self._behind_bos(token_ids))
         if needed_by:
             self._require_text(needed_by)
 
@@ -191,17 +191,18 @@ class Session:
         if self._is_empty:
             raise InputError(f"the prompt is empty: add text before {needed_by}")
 
-    def _send_text(self, token_ids: list[int]) -> None:
-        """In pieces, the first of a session behind the tokenizer's BOS. Behind the piece that overflows the context,
-        nothing is sent: no call can come after it."""
+    def _behind_bos(self, token_ids: list[int]) -> list[int]:
+        """The ids of text, the first of a session behind the tokenizer's BOS."""
         tokenizer = self._client.tokenizer
         bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
-        if token_ids and bos is not None and token_ids[0] != bos:
-            token_ids.insert(0, bos)
+        return token_ids if bos is None or token_ids[:1] in ([], [bos]) else [bos, *token_ids]
+
+    def _send_ids(self, token_ids: Sequence[int]) -> None:
+        """In pieces. Behind the piece that overflows the context nothing is sent: no call can come after it."""
         for at in range(0, len(token_ids), MAX_APPEND_TOKENS):
             if self._num_sent > self._client.model.context_length:
                 return
-            piece = token_ids[at : at + MAX_APPEND_TOKENS]
+            piece = list(token_ids[at : at + MAX_APPEND_TOKENS])
             self._client.send(Append(self.session_id, piece))
             self._num_sent += len(piece)
             self._is_empty = False

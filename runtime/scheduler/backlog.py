@@ -7,7 +7,7 @@ Knows: instructions and their weights. Must not know: how instructions are carri
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from plait.runtime.messages import Append, Close, Fork, Select, SessionCall
@@ -30,7 +30,9 @@ class Backlog:
 
     def __init__(self, max_text: int) -> None:
         self._max_text = max_text
-        self._queue: deque[Instruction] = deque()
+        self._queue: OrderedDict[int, Instruction] = OrderedDict()  # by a number that counts up
+        self._places: dict[int, int] = {}  # of calls: of two with one number, which no client sends, the first
+        self._num_put = 0
         self._num_text = self._weight = 0
         self._is_too_long = False
 
@@ -47,30 +49,36 @@ class Backlog:
         weight = _weight(instruction)
         if self._weight + weight > MAX_WEIGHT and not isinstance(instruction, Close):
             return False
-        if not (isinstance(instruction, Close) and self._queue and isinstance(self._queue[-1], Close)):
-            self._queue.append(instruction)
+        if not (isinstance(instruction, Close) and isinstance(next(reversed(self._queue.values()), None), Close)):
+            self._append(instruction)
             self._weight += weight
         return True
 
     def pop(self) -> Instruction:
         """The first of them."""
-        return self._taken(self._queue.popleft())
+        return self._taken(self._queue.popitem(last=False)[1])
 
     def pop_call(self, call_id: int) -> bool:
         """Takes out a call; False when there is none with that number."""
-        for instruction in self._queue:
-            if isinstance(instruction, SessionCall) and instruction.call == call_id:
-                self._queue.remove(instruction)
-                self._taken(instruction)
-                return True
-        return False
+        place = self._places.get(call_id)
+        if place is None:
+            return False
+        self._taken(self._queue.pop(place))
+        return True
 
     def clear(self) -> list[Instruction]:
         """Takes them all."""
-        taken = list(self._queue)
+        taken = list(self._queue.values())
         self._queue.clear()
+        self._places.clear()
         self._num_text = self._weight = 0
         return taken
+
+    def _append(self, instruction: Instruction) -> None:
+        self._num_put += 1
+        self._queue[self._num_put] = instruction
+        if isinstance(instruction, SessionCall):
+            self._places.setdefault(instruction.call, self._num_put)
 
     def _put_text(self, instruction: Append, num_before: int) -> bool:
         count = len(instruction.token_ids)
@@ -78,11 +86,11 @@ class Backlog:
             return True
         if num_before + self._num_text + count > self._max_text:
             self._is_too_long = True
-            self._queue.append(TooLong(num_before + self._num_text + count))
+            self._append(TooLong(num_before + self._num_text + count))
             return True
-        if self._weight == MAX_WEIGHT:
+        if self._weight >= MAX_WEIGHT:
             return False
-        self._queue.append(instruction)
+        self._append(instruction)
         self._num_text += count
         self._weight += 1
         return True
@@ -93,6 +101,8 @@ class Backlog:
             self._weight -= 1
         else:
             self._weight -= _weight(instruction)
+        if isinstance(instruction, SessionCall):
+            self._places.pop(instruction.call, None)
         return instruction
 
 

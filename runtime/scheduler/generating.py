@@ -151,7 +151,8 @@ class Generating:
         if gen.matcher is not None and is_last and self._only_end_left(gen):
             return Ending("stop")
         if self._room(gen) <= 0:
-            return Ending("stop" if gen.params.complete and not gen.params.if_it_fits else "length")
+            is_whole = gen.plan is not None and not (gen.params.if_it_fits and gen.has_free_text)
+            return Ending("stop" if is_whole else "length")
         return None
 
     @staticmethod

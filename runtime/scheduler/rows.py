@@ -127,6 +127,7 @@ class Generation(Row):
         self.params = params
         self.seed = seed
         self.matcher: Matcher | None = None
+        self.has_free_text = False  # whether its constraint lets free text end anywhere
         self.ticket: int | None = None  # of its grammar, while that compiles
         self.stops = StopScanner(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
         self.is_plainly_greedy = params.is_plainly_greedy

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from plait.constrained import CompilePool, Grammar, GrammarError, Vocabulary
+from plait.constrained import CompilePool, Grammar, GrammarError, Structural, Vocabulary
 from plait.runtime.config import EngineConfig
 from plait.runtime.messages import (
     MAX_FORK,
@@ -255,7 +255,7 @@ class Sessions:
         while self._ready:
             at = self._ready[-1]
             if not at.queue or at.active is not None or not at.is_born:
-                self._ready.remove(at)
+                self._ready.pop()
                 continue
             instruction = at.queue.pop()
             try:
@@ -326,6 +326,7 @@ class Sessions:
         if message.constraint is None:
             self.policy.add(gen)
         else:
+            gen.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
             gen.ticket = self.compiler.submit(message.constraint)
             self._compiling[gen.ticket] = gen
 

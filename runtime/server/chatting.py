@@ -47,8 +47,8 @@ class Prepared:
 class Answer:
     """One call as it comes: its parts, its logprobs, and how it ended.
 
-    `finish_reason` is "tool_calls" where the model called one and was not cut off. `logprobs` collects what `read` has
-    come to; a protocol takes them from there.
+    `finish_reason` is "tool_calls" where the model called one and was not cut off, by the limit or by a stop string.
+    `logprobs` collects what `read` has come to; a protocol takes them from there.
     """
 
     def __init__(self, prepared: Prepared, client: Client, call: Call) -> None:
@@ -66,7 +66,8 @@ class Answer:
         if news.ended:
             parts += self._reader.finish()
             reason = self.call.result(0).finish_reason
-            self.finish_reason = "tool_calls" if reason == "stop" and self._reader.num_calls else reason
+            is_call = self._reader.num_calls and not self._reader.is_within_arguments
+            self.finish_reason = "tool_calls" if reason == "stop" and is_call else reason
         return parts
 
     def read_whole(self, result: CallResult) -> list[Part]:

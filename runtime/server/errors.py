@@ -94,5 +94,7 @@ def _param_of(sentence: str) -> str | None:
     """The parameter that a sentence of the runtime's validator begins with, if it does."""
     if sentence.startswith(("a stop string", "stop strings")):
         return "stop"
+    if sentence.startswith("tenant and cache_salt"):
+        return "cache_salt"  # of a client's words; the tenant is the server's
     first = sentence.partition(" ")[0]
     return _SAID.get(first, first) if first in SamplingParams.__struct_fields__ else None

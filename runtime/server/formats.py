@@ -47,7 +47,7 @@ class ToolFormat:
         if "{name}" in self.begin:
             return f"{self.begin.replace('{name}', call.name)}{call.arguments}{self.end}"
         name = json.dumps(call.name)
-        return f'{self.begin}{{"{self.name_key}":{name},"{self.arguments_key}":{call.arguments}}}{self.end}'
+        return f'{self.begin}{{"{self.name_key}": {name}, "{self.arguments_key}": {call.arguments}}}{self.end}'
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ TOOL_FORMATS = (
     ToolFormat(mark="[TOOL_CALLS]", begin="[TOOL_CALLS][", end="]"),
     ToolFormat(mark="<|python_tag|>", begin='{"name": "{name}", "parameters": ', end="}", arguments_key="parameters"),
 )
-PLAIN = ToolFormat(mark="", begin='{"tool_call":', end="}")
+PLAIN = ToolFormat(mark="", begin='{"tool_call": ', end="}")
 BESIDE_JSON = ToolFormat(mark="", begin="<tool_call>", end="</tool_call>")  # where the answer itself may be JSON
 REASONING_FORMATS = (ReasoningFormat("<think>", "</think>"), ReasoningFormat("[THINK]", "[/THINK]"))
 

@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class JsonEnd:
-    """Finds where one compact JSON value ends, fed piece by piece."""
+    """Finds where one JSON value ends, fed piece by piece."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -96,6 +96,11 @@ class Reader:
             pass
         parts, self._parts = self._parts, []
         return parts
+
+    @property
+    def is_within_arguments(self) -> bool:
+        """Whether the last call's arguments have not come to their end."""
+        return self._state == self._arguments
 
     def finish(self) -> list[Part]:
         """What was held back at the end of the answer: a beginning that nothing followed is text."""

@@ -128,6 +128,13 @@ def longest_token(vocabulary: Vocabulary) -> int:
     return max(map(len, vocabulary.token_bytes))
 
 
+def refuse_too_long(client: Client, length: int) -> None:
+    """ContextOverflow where so many characters are more tokens than the context holds, however they are tokenized."""
+    if length > client.model.context_length * longest_token(client.tokenizer.vocabulary):
+        limit = longest_context(client.model.context_length)
+        raise ContextOverflow(f"{limit}; the prompt has {length} characters, which cannot be that few")
+
+
 def _append_prompt(session: Session, work: Work) -> Call | None:
     """The prompt becomes text; the call that scores it, where it is scored."""
     if work.prompt_logprobs is None or len(work.prompt_ids) < 2:
@@ -159,13 +166,16 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
     """
     tokenizer, length = client.tokenizer, sum(len(text) for text, _ in parts)
     if length > LONG_TEXT:
-        most = client.model.context_length * longest_token(tokenizer.vocabulary)
-        if length > most:
-            limit = longest_context(client.model.context_length)
-            raise ContextOverflow(f"{limit}; the prompt has {length} characters, which cannot be that few")
+        refuse_too_long(client, length)
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)
+    return with_bos(client, ids)
+
+
+def with_bos(client: Client, ids: list[int]) -> list[int]:
+    """The same list, behind the token that the model wants a text to begin with."""
+    tokenizer = client.tokenizer
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     if bos is not None and ids[:1] != [bos]:
         ids.insert(0, bos)

@@ -7,6 +7,7 @@ Knows: these two requests. Must not know: sessions.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from plait.runtime.server.json_body import read_json
 from plait.runtime.server.openai.chat_request import conversation_of
 from plait.runtime.server.openai.chat_types import ChatRequest, FunctionTool, Message
 from plait.runtime.server.openapi import documented
-from plait.runtime.server.running import tokenize
+from plait.runtime.server.running import LONG_TEXT, refuse_too_long, with_bos
 from plait.runtime.server.state import state_of
 
 router = APIRouter()
@@ -89,7 +90,7 @@ async def tokenize_prompt(request: Request) -> Response:
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
-        found = [await _prompt(each, body, client) for each in prompts]
+        found = await _prompts(prompts, body, client)
     many = isinstance(body.prompt, list)
     names = [[token_text(client, token) for token in ids] for ids in found] if body.return_token_strs else None
     limit = client.model.context_length
@@ -108,7 +109,10 @@ async def detokenize_tokens(request: Request) -> Response:
     if len(kinds) > 1:
         raise invalid("'tokens' mixes token ids with lists of them", "tokens")
     given: Any = body.tokens if kinds == {list} else [body.tokens]
-    texts = [_text(state.client, ids, body.skip_special_tokens) for ids in given]
+    if sum(map(len, given)) > LONG_TEXT:
+        texts = await asyncio.to_thread(_texts, state.client, given, body.skip_special_tokens)
+    else:
+        texts = _texts(state.client, given, body.skip_special_tokens)
     told = texts if kinds == {list} else texts[0]
     return json_answer(Detokenized(told, told))
 
@@ -130,11 +134,24 @@ async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
     return list((await prepare(client, conversation_of(asked))).prompt_ids)
 
 
-async def _prompt(text: str, body: TokenizeRequest, client: Client) -> list[int]:
-    parts = [(text, body.parse_special)]
-    if body.add_special_tokens:
-        return await tokenize(client, parts)
-    return client.tokenizer.encode(parts, at_start=True)
+async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client) -> list[list[int]]:
+    """The ids of each text; of many, or of long ones, one text at a time in a thread."""
+    found = []
+    is_long = sum(map(len, texts)) > LONG_TEXT
+    for text in texts:
+        parts = [(text, body.parse_special)]
+        if len(text) > LONG_TEXT:
+            refuse_too_long(client, len(text))
+        if is_long:
+            ids = await asyncio.to_thread(client.tokenizer.encode, parts, at_start=True)
+        else:
+            ids = client.tokenizer.encode(parts, at_start=True)
+        found.append(with_bos(client, ids) if body.add_special_tokens else ids)
+    return found
+
+
+def _texts(client: Client, given: Sequence[list[int]], skips: bool) -> list[str]:
+    return [_text(client, ids, skips) for ids in given]
 
 
 def _text(client: Client, ids: list[int], skips: bool) -> str:

@@ -119,7 +119,7 @@ def test_short_ways_are_found(smollm: Vocabulary, schema: dict[str, object]) -> 
 @pytest.mark.parametrize(
     ("spec", "forced"),
     [
-        (JsonSchema(RECORD), '{"name_of_the_person":"'),
+        (JsonSchema(RECORD), '{"name_of_the_person": "'),
         (Regex("hello world(, hello)+!"), "hello world, hello"),
         (Choices(("the whole answer",)), "the whole answer"),
         (Choices(("the answer is yes", "the answer is yesterday")), "the answer is yes"),
@@ -148,3 +148,25 @@ def test_what_may_be_merged_is_held_back(smollm: Vocabulary) -> None:
     held = matcher.forced_bytes()[len(b"".join(smollm.token_bytes[t] for t in matcher.forced_tokens())) :]
     assert held
     assert smollm.begins_longer(held)
+
+
+DATES = {"type": "array", "minItems": 12, "items": {"type": "string", "format": "date-time"}}
+HEX = {"type": "array", "minItems": 3, "items": {"type": "string", "pattern": "^[0-9a-f]{40}$"}}
+
+
+@pytest.mark.parametrize("schema", [DATES, HEX])
+def test_other_digits_than_those_of_a_known_way_seldom_need_a_new_one(
+    small: Vocabulary, schema: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sought = []
+    seek = small.seeker.seek
+    monkeypatch.setattr(small.seeker, "seek", lambda *given: sought.append(1) or seek(*given))
+    matcher = grammar_of(JsonSchema(json.dumps(schema), compact=True), small).matcher()
+    assert matcher.completion(2000) is not None and len(sought) == 1
+    text = json.dumps(["2017-11-28T19:58:37Z" if schema is DATES else "0123456789" * 4] * 3, separators=(",", ":"))
+    for byte in text[:-1].encode():
+        assert matcher.accept(small.token_bytes.index(bytes([byte])))
+        way = matcher.completion(2000)
+        assert way is not None
+    assert len(sought) <= len(text) // 8  # a day of this month may not fit another
+    assert all(matcher.accept(token) for token in way) and matcher.is_accepting

@@ -131,7 +131,7 @@ def test_structural_counts_express_tool_choice() -> None:
 
 def test_structural_calls_or_else_a_value() -> None:
     person = JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False})
-    texts = ["", "{}", '{"a":1}', "<n>1</n>", "<n>1</n><n>2</n>", '{"a":"x"}', "{}<n>1</n>", "<n>1</n>{}", "hi", "{"]
+    texts = ["", "{}", '{"a": 1}', "<n>1</n>", "<n>1</n><n>2</n>", '{"a": "x"}', "{}<n>1</n>", "<n>1</n>{}", "hi", "{"]
     several = Structural([NUMBER, TEXT], free_text=False, otherwise=person)
     assert accepts(several, *texts) == [False, True, True, True, True, False, False, False, False, False]
     one = Structural([NUMBER, TEXT], at_most=1, free_text=False, otherwise=JsonObject())

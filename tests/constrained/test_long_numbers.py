@@ -94,12 +94,12 @@ def test_a_text_has_no_number_that_is_too_long_and_loses_nothing_else(spec: Spec
 
 
 def test_a_number_that_the_schema_writes_may_have_any_length() -> None:
-    long, longer = 10**30, 10**40
-    assert accepts(grammar_of({"const": long}), str(long))
-    assert accepts(grammar_of({"enum": [long, longer, "x"]}), str(longer))
+    long, longer = 1e30, 1e40  # written without an exponent
+    assert accepts(grammar_of({"const": long}), str(10**30))
+    assert accepts(grammar_of({"enum": [long, longer, "x"]}), str(10**40))
     assert accepts(grammar_of({"enum": [1.5e-25]}), f"{Decimal(repr(1.5e-25)):f}")
-    assert accepts(grammar_of({"type": "array", "items": {"enum": [long, 1]}}), f"[{long},1]")
-    assert not accepts(grammar_of({"type": "integer"}), str(longer))
+    assert accepts(grammar_of({"type": "array", "items": {"enum": [long, 1]}}), f"[{10**30},1]")
+    assert not accepts(grammar_of({"type": "integer"}), str(10**40))
 
 
 @pytest.mark.parametrize(

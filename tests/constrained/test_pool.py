@@ -137,6 +137,26 @@ def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> Non
         pool.close()
 
 
+def test_a_child_that_is_kept_from_the_processor_has_more_time(small: Vocabulary, monkeypatch) -> None:
+    monkeypatch.setattr("plait.constrained.child.PATIENCE", 1000)
+    pool = CompilePool(small, deadline_s=0.1)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGSTOP)
+        ticket = pool.submit(Regex("b"))
+        until = monotonic() + 0.5
+        while monotonic() < until:
+            assert pool.collect() == []
+            sleep(0.02)
+        os.kill(pid, signal.SIGCONT)
+        assert isinstance(wait_for(pool, [ticket])[ticket], Grammar)
+        assert pids(pool) == [pid]
+    finally:
+        pool.close()
+
+
 def test_memory_is_limited_and_only_that_ticket_fails(small: Vocabulary) -> None:
     pool = CompilePool(small, deadline_s=PATIENCE_S, memory_bytes=20 << 20)
     pool.start()

@@ -127,6 +127,16 @@ def test_white_space_where_it_is_asked_for() -> None:
     text = '{ "a" : [ 1 , 2 ] }'
     assert not accepts(grammar_of({"type": "object"}), text)
     assert accepts(grammar_of({"type": "object"}, whitespace=True), text)
+    with pytest.raises(GrammarError, match="contradict"):
+        JsonSchema(True, whitespace=True, compact=True)
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, True, {"const": {"a": [1, "x"], "b": {}}}])
+def test_one_space_behind_each_comma_and_colon_unless_asked(schema: Any) -> None:
+    value = {"a": [1, "x"], "b": {}}
+    spaced, dense = grammar_of(schema, compact=False), grammar_of(schema, compact=True)
+    assert accepts(spaced, json.dumps(value)) and not accepts(spaced, compact(value))
+    assert accepts(dense, compact(value)) and not accepts(dense, json.dumps(value))
 
 
 def test_names_have_one_spelling() -> None:
@@ -155,7 +165,7 @@ def test_annotations_on_demand() -> None:
 
 
 def test_any_json() -> None:
-    for spec, good, bad in ((JsonObject(), '{"a":[1,{}]}', "[1]"), (JsonObject(any_value=True), "[1]", "[1")):
+    for spec, good, bad in ((JsonObject(), '{"a": [1, {}]}', "[1]"), (JsonObject(any_value=True), "[1]", "[1")):
         grammar = as_grammar(compile_form(spec, BYTES), BYTES)
         assert accepts(grammar, good)
         assert not accepts(grammar, bad)
@@ -165,5 +175,5 @@ def test_a_pydantic_model_is_a_schema() -> None:
     pydantic = pytest.importorskip("pydantic")
     model = pydantic.create_model("Point", x=(int, ...), y=(int | None, None))
     grammar = as_grammar(compile_form(JsonSchema(model), BYTES), BYTES)
-    assert accepts(grammar, '{"x":1,"y":null}')
-    assert not accepts(grammar, '{"y":1}')
+    assert accepts(grammar, '{"x": 1, "y": null}')
+    assert not accepts(grammar, '{"y": 1}')

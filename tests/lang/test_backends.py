@@ -345,7 +345,7 @@ def test_types_are_structured_output(chat):
     form = chat.bodies("/chat/completions")[0]["response_format"]["json_schema"]
     assert form["strict"] is True and form["schema"]["type"] == "object"
     state = program.run(Point, backend=backend)
-    assert state.text_of("x") == '{"x":1,"y":2}', "compact, as everywhere"
+    assert state.text_of("x") == '{"x": 1, "y": 2}', "spaced, as everywhere"
 
 
 def test_what_a_chat_api_cannot(chat):

@@ -326,7 +326,7 @@ def test_the_plain_listing(backend):
 
     content = program.run().messages()[0]["content"]
     assert content.startswith("Be good.\n\nYou can call these tools:\n{")
-    assert content.endswith('A call is written <tool_call>\n{"name":"...","arguments":{...}}\n</tool_call>')
+    assert content.endswith('A call is written <tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>')
 
 
 # -- mistakes -------------------------------------------------------------------------------------

@@ -342,3 +342,34 @@ def test_what_is_queued_between_two_readers_is_sent(echo, monkeypatch):
 
     asyncio.run(asyncio.wait_for(main(), 60))
     client.close()
+
+
+def test_only_text_gets_a_bos(echo):
+    wants_bos = SimpleNamespace(**{**vars(TOKENIZER), "add_bos": True, "bos_id": 2})
+    client = Client(ZmqChannel(echo.directory), wants_bos)
+    session = client.open_session()
+    session.append_tokens([65, 66])
+    session.append("C")
+    assert session.generate(sampling_params()).result(60).text == "ABC"
+    assert ask(client, "ab")[1].result(60).token_ids == [2, *b"ab"]
+    client.close()
+
+
+def test_what_a_lifeline_brings_up_ends_the_channel(echo, monkeypatch):
+    async def main():
+        channel = ZmqChannel(echo.directory)
+        gone = []
+        channel.start(lambda reply: None, gone.append)
+        channel.join_loop()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        monkeypatch.setattr(channel, "look_at_lifeline", broken)  # as where what came last is no frame
+        echo.end()
+        while not gone:
+            await asyncio.sleep(0.001)
+        return gone
+
+    assert "the connection to the runtime broke" in asyncio.run(asyncio.wait_for(main(), 60))[0]
+
+
+def broken():
+    raise ValueError("no frame")

@@ -206,6 +206,27 @@ def test_a_call_cut_by_the_limit_streams_as_it_is_whole(client) -> None:
     assert answer.choices[0].message.tool_calls[0].function.arguments
 
 
+def test_a_call_cut_by_a_stop_string_is_no_finished_call(client) -> None:
+    answer = both(client, tools=TOOLS[:1], tool_choice="required", stop="city", max_tokens=60)
+    assert answer.choices[0].message.tool_calls[0].function.arguments == '{"'
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_whole_value_ends_with_stop_though_more_could_follow(smollm) -> None:
+    """OpenAI's `parse` raises where the reason is "length"."""
+    digits = {str(token): 100 for token in smollm_digits(smollm)}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    answer = both(smollm, response_format=form, max_tokens=6, logit_bias=digits)
+    assert len(answer.choices[0].message.content) == 6 and answer.usage.completion_tokens == 6
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def smollm_digits(smollm):
+    tokens = smollm.post("/../tokenize", body={"prompt": "123456789"}, cast_to=dict)["tokens"]
+    assert len(tokens) == 9
+    return tokens
+
+
 def test_several_turns_with_a_tools_result(client) -> None:
     first = client.chat.completions.create(
         model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=0

@@ -85,7 +85,7 @@ def test_a_template_that_knows_none_is_told_in_the_system_turn(tokenizer) -> Non
     text = "".join(part for part, _ in chat_parts(tokenizer.chat_template, tokenizer.added_texts, asked, PLAIN))
     assert text.startswith("<|im_start|>system\nBe kind.\n\nYou can call functions.")
     assert '{"name": "f", "description": "adds"' in text
-    assert '<|im_start|>assistant\n{"tool_call":{"name":"f","arguments":{"a":1}}}<|im_end|>' in text
+    assert '<|im_start|>assistant\n{"tool_call": {"name": "f", "arguments": {"a":1}}}<|im_end|>' in text
     assert "<|im_start|>user\nResult of f: 7<|im_end|>" in text
 
 

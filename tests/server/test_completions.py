@@ -136,3 +136,8 @@ def test_models(client) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")
     assert caught.value.code == "model_not_found"
+
+
+def test_tokens_that_cannot_fit_are_not_looked_at(http) -> None:
+    answer = http.post("/v1/completions", json={"model": "default", "prompt": [*[1] * 50_000, -1]})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

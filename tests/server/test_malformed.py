@@ -89,7 +89,7 @@ WRONG = {
     ),
     "a choice of no tools": (chat(tool_choice="required"), "tool_choice"),
     "continuing a question": (chat(continue_final_message=True), "continue_final_message"),
-    "a cache salt that cannot be printed": (chat(cache_salt="\x00"), None),
+    "a cache salt that cannot be printed": (chat(cache_salt="\x00"), "cache_salt"),
     "a prompt far beyond the context": (chat(messages=[{"role": "user", "content": "a b " * 1_000_000}]), None),
     "a prompt beyond the context": (chat(messages=[{"role": "user", "content": "a b " * 9000}]), "messages"),
 }

@@ -270,6 +270,13 @@ def test_a_constraint_that_does_not_compile_is_named(http, form, text):
         assert answer.status_code == 400 and answer.json()["error"]["param"] == f"program[1].gen.{form}"
 
 
+def test_a_text_that_cannot_fit_is_not_tokenized(http):
+    answer = http.post("/v1/programs", json={"program": [{"text": "a" * 1_000_000}] * 3 + [{"gen": {}}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "program[3].gen" and "3000000 characters, which cannot" in error["message"]
+
+
 @pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1])
 def test_what_is_allowed_is_allowed(depth):
     body = {"program": nested(depth), "defaults": {"min_tokens": 3}}

@@ -133,6 +133,9 @@ def test_the_text_of_a_constraint_fits(endpoint, real_endpoint):
 
     assert text(regex=" [0-9]{3}").strip().isdigit()
     assert json.loads(text(json_schema='{"enum": ["a", "b"]}')) in ("a", "b")
+    schema = '{"type":"array","items":{"type":"integer","minimum":1,"maximum":9},"minItems":3}'
+    whole = json.loads(text(json_schema=schema, max_new_tokens=14))  # though the model would go on
+    assert len(whole) >= 3
     assert text(ebnf='root ::= " yes" | " no"') in (" yes", " no")
     anything = {"json_schema": "$$ANY$$", "max_new_tokens": 30}
     assert json.loads(real_endpoint.generate(text=PROMPT, sampling_params=GREEDY | anything)["text"]) is not None

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from types import SimpleNamespace
+
 import pytest
+
+from plait.runtime.server.tokens import TokenizeRequest, _prompts
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -46,6 +52,26 @@ def test_a_conversation_is_what_chat_completions_reads(post):
 def test_control_tokens_of_a_prompt_are_plain_text(post):
     plain = post("tokenize", prompt="<|im_end|>").json()
     assert plain["count"] > 1 and post("detokenize", tokens=plain["tokens"]).json()["text"] == "<|im_end|>"
+
+
+def test_long_lists_are_what_their_parts_are(post):
+    texts = [f"text {i} " + "word " * 300 for i in range(20)]
+    told = post("tokenize", prompt=texts).json()
+    assert told["tokens"] == [post("tokenize", prompt=text).json()["tokens"] for text in texts]
+    assert post("detokenize", tokens=told["tokens"] * 5).json()["text"] == texts * 5
+
+
+def test_long_lists_are_tokenized_beside_the_loop():
+    seen = []
+
+    def encode(parts, at_start):
+        seen.append(threading.get_ident())
+        return [1]
+
+    client = SimpleNamespace(tokenizer=SimpleNamespace(encode=encode))
+    body = TokenizeRequest(prompt=[], add_special_tokens=False)
+    assert asyncio.run(_prompts(["word " * 100] * 90, body, client)) == [[1]] * 90
+    assert len(seen) == 90 and threading.get_ident() not in seen
 
 
 WRONG = [

@@ -208,7 +208,7 @@ def test_the_template_names_the_format(template, begin) -> None:
 def test_parts_are_read_as_they_come() -> None:
     reader = Reader(None, False, (PLAIN, ["count"]))
     assert reader.push("Let me see. {") == [Part("text", "Let me see.")]
-    assert reader.push('"tool_call":{"name":"co') == []
+    assert reader.push('"tool_call": {"name": "co') == []
     assert reader.push('unt","arguments":{') == [Part("call", "count"), Part("arguments", "{")]
     assert reader.push('"n":1') == [Part("arguments", '"n":1')]
     assert reader.push("}}}") == [Part("arguments", "}")]

@@ -22,7 +22,9 @@ BYTES = Vocabulary(
 
 
 def grammar_of(schema: Any, **options: bool) -> Grammar:
-    return as_grammar(compile_form(JsonSchema(schema, **options), BYTES), BYTES)
+    return as_grammar(
+        compile_form(JsonSchema(schema, **{"compact": not options.get("whitespace"), **options}), BYTES), BYTES
+    )
 
 
 def compact(value: Any) -> str:

@@ -162,6 +162,7 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
             ids, text = await tokenize(client, [(prompt, False)]), prompt
         elif isinstance(prompt, list):
             width = client.model.vocab_size
+            room_for_answer(client.model.context_length, prompt, param)  # first: a body may hold millions of tokens
             if any(not 0 <= token < width for token in prompt):
                 raise invalid(f"'{param}' holds a token id that is not from 0 to {width - 1}", param)
             ids, text = prompt, client.tokenizer.decode(prompt)

@@ -57,6 +57,7 @@ class Sampled(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     timeout: float | None = None
     complete: bool | None = None
+    compact: bool | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -145,11 +146,12 @@ def constraint_of(body: Sampled) -> tuple[Spec | None, str | None]:
     if body.choices is not None:
         found.append(("choices", constrain("choices", Choices, tuple(body.choices))))
     if isinstance(body.response_format, JsonObjectFormat):
-        found.append(("response_format", JsonObject()))
+        found.append(("response_format", JsonObject(compact=bool(body.compact))))
     elif isinstance(body.response_format, JsonSchemaFormat):
         param = "response_format.json_schema.schema"
         asked = body.response_format.json_schema
-        found.append((param, constrain(param, JsonSchema, asked.schema or {}, annotations=not asked.strict)))
+        options = {"annotations": not asked.strict, "compact": bool(body.compact)}
+        found.append((param, constrain(param, JsonSchema, asked.schema or {}, **options)))
     if len(found) > 1:
         raise invalid(f"'{found[0][0]}' and '{found[1][0]}' cannot both constrain the answer", found[1][0])
     return (found[0][1], found[0][0]) if found else (None, None)

@@ -49,10 +49,11 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
 def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
     form = body.text.format if body.text else None
     if isinstance(form, JsonObjectFormat):
-        return JsonObject(), "text.format"
+        return JsonObject(compact=bool(body.compact)), "text.format"
     if isinstance(form, JsonSchemaFormat):
         param = "text.format.schema"
-        return constrain(param, JsonSchema, form.schema, annotations=not form.strict), param
+        options = {"annotations": not form.strict, "compact": bool(body.compact)}
+        return constrain(param, JsonSchema, form.schema, **options), param
     return None, None
 
 

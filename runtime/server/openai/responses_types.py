@@ -147,6 +147,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     priority: int | None = None
     timeout: float | None = None
     complete: bool | None = None
+    compact: bool | None = None
     access_programs: Any = None
     background: Any = None
     background_options: Any = None

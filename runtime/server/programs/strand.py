@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
-from plait.runtime.server.running import LONG_TEXT
+from plait.runtime.server.running import LONG_TEXT, refuse_too_long
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 T = TypeVar("T")
@@ -51,7 +51,11 @@ class Strand:
         self.pieces.append(Piece(text, control))
 
     async def tokenizing(self, start: Callable[[], T]) -> T:
-        """`start()`, which has the session tokenize what was written: in a thread, where that would take long."""
+        """`start()`, which has the session tokenize what was written: in a thread, where that would take long.
+
+        Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
+        """
+        refuse_too_long(self.client, self._num_unsent)
         is_long, self._num_unsent = self._num_unsent > LONG_TEXT, 0
         return await asyncio.to_thread(start) if is_long else start()
 

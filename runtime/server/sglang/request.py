@@ -17,6 +17,7 @@ from plait.runtime.server.openai.fields import count_of, refuse
 from plait.runtime.server.renaming import sampling_named
 from plait.runtime.server.running import Work, tokenize
 from plait.runtime.server.sglang.types import REFUSED, REFUSED_SAMPLING, GenerateRequest, Sampling
+from plait.runtime.server.whole_values import finishing
 
 ANY_JSON = "$$ANY$$"  # SGLang's schema of any JSON value
 _SAID = {
@@ -66,6 +67,7 @@ async def asked_of(body: GenerateRequest, client: Client, tenant: str, own_id: s
         start = _start(starts[index], len(ids), params[index]) if wants[index] else None
         sampling = _sampling(params[index], body, wants[index], tops[index], start, _at(body, index))
         spec, param = _constraint(params[index], _at(body, index))
+        sampling = finishing(sampling, spec)
         salt = body.cache_salt or body.extra_key or ""
         work = Work(ids, sampling, spec, counts[index], tenant, salt, body.priority or 0)
         with_text = bool(body.return_text_in_logprobs)

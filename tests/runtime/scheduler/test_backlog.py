@@ -10,6 +10,7 @@ from plait.runtime.messages import Append, Close, Failed, Finished, Fork, Genera
 from plait.runtime.sampling import sampling_params
 from plait.runtime.scheduler import backlog
 from plait.runtime.scheduler.rows import Generation
+from plait.runtime.scheduler.session import Session
 
 CONTEXT = 40
 
@@ -64,7 +65,7 @@ def test_sent_at_once_is_as_sent_one_by_one(steps):
 
 
 def queued_tokens(session):
-    return sum(len(each.token_ids) for each in session.queue._queue if isinstance(each, Append))
+    return sum(len(each.token_ids) for each in session.queue._queue.values() if isinstance(each, Append))
 
 
 def test_text_behind_a_call_is_bounded_by_the_context():
@@ -150,3 +151,36 @@ def test_a_fault_that_comes_often_is_told_once_and_counted(capsys):
         "10 times so far",
         "100 times so far",
     ]
+
+
+def test_a_call_is_taken_out_without_a_look_at_the_others(monkeypatch):
+    looks = [0]
+
+    class Counting(type):
+        def __instancecheck__(cls, value):
+            looks[0] += 1
+            return isinstance(value, Generate | Select)
+
+    monkeypatch.setattr(backlog, "SessionCall", Counting("SessionCall", (), {}))
+    queue, count = backlog.Backlog(CONTEXT), 500
+    for call in range(count):
+        assert queue.put(gen(0, call), 0)
+    assert all(queue.pop_call(call) for call in range(count - 1, 0, -1))
+    assert not queue.pop_call(count - 1)
+    assert queue.put(Close(0), 0) and queue.put(Close(0), 0)
+    assert isinstance(queue.pop(), Generate) and isinstance(queue.pop(), Close) and not len(queue)
+    assert looks[0] < 10 * count
+
+
+def test_the_children_of_a_fork_are_set_free_without_a_look_for_each_among_all(monkeypatch):
+    scheduler, link, _ = make_scheduler(context=CONTEXT)
+    looks = [0]
+
+    def is_equal(one, other):
+        looks[0] += 1
+        return one is other
+
+    drive(scheduler, link, Open(0), Append(0, [1, 2]))
+    monkeypatch.setattr(Session, "__eq__", is_equal)
+    drive(scheduler, link, Fork(0, list(range(1, 300))))
+    assert looks[0] < 300

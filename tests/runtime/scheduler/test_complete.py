@@ -10,7 +10,7 @@ from doubles import LETTERS, drive, logits_after, make_scheduler, spell, state_o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.constrained import Lark, Regex
+from plait.constrained import Lark, Regex, Structural
 from plait.constrained.dispatch import as_grammar, compile_form
 from plait.runtime.errors import InputError
 from plait.runtime.messages import Append, Failed, Finished, Generate, Open
@@ -130,6 +130,23 @@ def test_without_it_a_cut_value_says_length():
     bias = {spell("a")[0]: 100.0}
     calls = run([call(Regex("[a-c]+x"), 1, max_tokens=6, logit_bias=bias)])
     assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaaa")
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_value_that_fits_and_is_whole_where_room_ends_says_stop(logprobs):
+    fields = dict(complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0}, logprobs=logprobs)
+    whole = run([call(Regex("[a-z]*"), 1, max_tokens=5, **fields)])[1]
+    assert (whole.end.reason, text_of(whole.tokens)) == ("stop", "aaaaa")
+    cut = run([call(Regex("[a-c]{2,}x"), 1, max_tokens=2, **fields)])[1]
+    assert (cut.end.reason, text_of(cut.tokens)) == ("length", "aa")
+
+
+def test_free_text_is_cut_though_it_may_end_anywhere():
+    spec = Structural([("<f>", {"type": "integer"}, "<e>")])
+    scheduler, link, _ = make_scheduler(grammars={spec: grammar(Regex("[a-z]*"))})
+    sampling = sampling_params(max_tokens=5, complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0})
+    calls = drive(scheduler, link, Open(1), Append(1, [1, 2]), Generate(1, 1, sampling, spec))
+    assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaa")
 
 
 def test_it_needs_a_constraint_and_takes_no_stops():
