@@ -13,9 +13,9 @@ import msgspec
 import plait
 from plait import assistant, gen, system, user
 
-Point = Annotated[str, msgspec.Meta(min_length=8, max_length=40, pattern="^[A-Z][a-z ]*$")]
+Point = Annotated[str, msgspec.Meta(pattern="^[A-Z][a-z ]{7,39}$")]
 SKELETON = "First only the skeleton: three points, a few words each, as a JSON list."
-SHOWN = '["Keep fixed hours","Make the room dark","Drink no coffee"]'
+SHOWN = '["Keep fixed hours", "Make the room dark", "Drink no coffee"]'
 Points = Annotated[list[Point], msgspec.Meta(min_length=3, max_length=3)]
 
 
