@@ -36,7 +36,9 @@ def known_url():
 
 
 def served(*flags):
-    command = [os.environ.get("PLAIT", "plait"), "serve", "--port", "0", "--compile-deadline", "60", *flags]
+    """Deterministic, since answers asked for twice are compared: the second finds its prompt in the cache."""
+    fixed = ("--port", "0", "--compile-deadline", "60", "--deterministic")
+    command = [os.environ.get("PLAIT", "plait"), "serve", *fixed, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = process.stdout.readline()
     assert said.startswith("plait serves at http://127.0.0.1:"), said
