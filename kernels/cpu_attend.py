@@ -1,30 +1,54 @@
-"""Paged attention as a phase of a CPU's step: bfloat16 caches in, 8-bit activations out.
+"""Paged attention as a phase of a CPU's step: what an item of it is, and who puts its parts together.
 
-Keys and values are read in blocks of 64 positions counted from the sequence's start; each (token, head), a lane, goes
-through its own in that order by an online softmax. The lanes of a tile go down the trie of their pages together: a
-block is read once for all that have it, then the lanes part, the last first. So what a lane computes, and in which
-order, does not depend on who shares its prefix: its bits are the same alone.
+Positions are attended to in splits of 256, counted from the sequence's start: each (token, head), a lane, begins anew
+in each, and the results are joined in order (flash decoding, Dao et al. 2023; `cpu_softmax.join`). So one long row is
+work for many threads, and who computes which split changes no bit. An item is
 
-Knows: tiles and their trie. Must not know: how a block is read (`cpu_blocks`), projections, the order of phases.
+    many tiles     a tile: all splits one after the other, joined as they come
+    few tiles      a split of a tile, kept in `Parts.store`; who ends the tile's last one joins them all
+
+of some or all key heads: of all where there are items enough, since they lie side by side in memory.
+
+Knows: items, splits. Must not know: how a tile goes through its blocks (`cpu_walk`), projections, the order of phases.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
-from plait.kernels import cpu_amx, cpu_flash, cpu_lanes, cpu_softmax
-from plait.kernels.cpu_blocks import Source, fetch, read_floats, read_pairs, take_few, take_sixteens, take_threes
-from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team, round_blocks
-from plait.kernels.cpu_room import KEYS, Room, floats, integers, longs, room
-from plait.kernels.cpu_rows import address_of, to_bfloat16
-from plait.kernels.cpu_share import SEGMENT
-from plait.kernels.cpu_team import claim, finish, wait
+from plait.kernels import cpu_amx
+from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team
+from plait.kernels.cpu_room import Room, groups_together, padded_lanes, room, slot_bytes
+from plait.kernels.cpu_share import SEGMENT, SPLIT_BLOCKS
+from plait.kernels.cpu_team import add_atomically, claim, finish, wait
+from plait.kernels.cpu_walk import HAND_OUT, JOIN, KEEP, Bundle, Caches, begin, hand_out_kept, join_kept, walk
 
-LANES = cpu_flash.LANES
-TILES_TO_A_THREAD = 4  # from which on a thread takes all groups of a tile
+
+class Parts(NamedTuple):
+    """How a step's attention is divided. `done` counts each tile's and bundle's ended splits, through all layers."""
+
+    form: int  # see `cpu_blocks`
+    apart: int  # 1: each split is an item
+    bundle: int  # key heads of an item
+    lanes: int  # the most of a tile, of one key head
+    store: int  # float32 [split, key head, slot], see `cpu_room`
+    done: int  # int64 [tile, bundle]
+
+
+STORE_BYTES = 8 << 20
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def divide(tiles: int, pieces: int, lanes: int, heads: Heads, threads: int) -> Any:
+    """Whether splits are items by themselves, and how many key heads go together, so that there is work for all."""
+    apart = np.int64(0)
+    if tiles < 2 * threads and pieces > tiles:
+        apart = np.int64(pieces * heads.groups * slot_bytes(lanes, heads.size) <= STORE_BYTES)
+    parts = pieces if apart else tiles
+    return apart, max(np.int64(1), min(heads.groups, parts * heads.groups // threads))
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -32,192 +56,114 @@ def attend(
     team: Team,
     phase: int,
     qkv: Any,
-    k_cache: int,
-    v_cache: int,
+    caches: Caches,
     heads: Heads,
-    window: int,
     rows: Rows,
+    parts: Parts,
     memory: int,
-    lanes: int,
+    capacity: int,
     out: Rounded,
 ) -> None:
     """Attention of the turned queries in qkv [T, (H + 2 G) D] over each row's pages, to out [T, H * D].
 
-    Keys and values lie in one piece of memory, the values behind the keys.
-
-    `memory`: this thread's room for tiles of at most so many lanes.
+    `memory`: this thread's room for so many lanes.
     """
-    items, count = rows.num_tiles * heads.groups, 1
-    if rows.num_tiles >= TILES_TO_A_THREAD * team.size:  # what is fetched ahead serves all its groups
-        count = heads.groups
-    here = room(memory, lanes, heads.size)
+    here = room(memory, capacity, heads.size)
+    bundles = (heads.groups + parts.bundle - 1) // parts.bundle
+    items = (rows.pieces[rows.num_tiles] if parts.apart else rows.num_tiles) * bundles
     if team.scratch:
         cpu_amx.begin(here.shapes)
     while True:
-        first = claim(team.counters, phase, count)
-        if first >= items:
+        item = claim(team.counters, phase, 1)
+        if item >= items:
             break
-        for item in range(first, first + count):
-            tile, group = item // heads.groups, item % heads.groups
-            _attend_tile(team.scratch, tile, group, qkv, k_cache, v_cache, heads, window, rows, here, out)
-        finish(team.counters, phase, count)
+        piece, first = item // bundles, item % bundles * parts.bundle
+        tile = _tile_of(piece, rows) if parts.apart else piece
+        all_heads = _bundle(rows, tile, heads, first, min(heads.groups, first + parts.bundle))
+        step = groups_together(all_heads.lanes, here)
+        for group in range(all_heads.group, all_heads.end_group, step):
+            bundle = _bundle(rows, tile, heads, group, min(all_heads.end_group, group + step))
+            if parts.apart:
+                _one_split(piece, tile, bundle, qkv, caches, heads, rows, parts, here, out)
+            else:
+                _all_splits(tile, bundle, qkv, caches, heads, rows, parts.form, here, out)
+        if parts.apart:
+            _join_if_last(tile * bundles + item % bundles, tile, all_heads, heads, rows, parts, out)
+        finish(team.counters, phase, 1)
     if team.scratch:
         cpu_amx.begin(team.scratch)
     wait(team.counters, phase, items)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _attend_tile(
-    amx: int,
+def _tile_of(piece: int, rows: Rows) -> Any:
+    """The tile that a split, counted through all tiles, belongs to."""
+    low, high = np.int64(0), np.int64(rows.num_tiles - 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if rows.pieces[middle] <= piece:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _bundle(rows: Rows, tile: int, heads: Heads, group: int, end_group: int) -> Any:
+    first: Any = np.int64(rows.tiles[tile])
+    last: Any = np.int64(rows.tiles[tile + 1])
+    tokens: Any = np.int64(0)
+    for segment in range(first, last):
+        tokens += rows.segments[SEGMENT * segment + 2]
+    lanes = tokens * heads.shared
+    return Bundle(first, last, lanes, padded_lanes(lanes), group, end_group)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _all_splits(
+    tile: int, bundle: Bundle, qkv: Any, caches: Caches, heads: Heads, rows: Rows, form: int, here: Room, out: Rounded
+) -> None:
+    splits = np.int64(rows.pieces[tile + 1] - rows.pieces[tile])
+    for split in range(splits):
+        begin(form, bundle, qkv, caches, heads, rows, split == 0, here)
+        what = HAND_OUT if splits == 1 else JOIN if split else KEEP
+        to = here.joined
+        walk(form, bundle, SPLIT_BLOCKS * split, what, to, bundle.lanes, caches, heads, rows, here, out)
+    if splits > 1:
+        hand_out_kept(form, bundle, here.joined, bundle.lanes, heads, rows, out)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _one_split(
+    piece: int,
     tile: int,
-    group: int,
+    bundle: Bundle,
     qkv: Any,
-    k_cache: int,
-    v_cache: int,
+    caches: Caches,
     heads: Heads,
-    window: int,
     rows: Rows,
+    parts: Parts,
     here: Room,
     out: Rounded,
 ) -> None:
-    begin, end = rows.tiles[tile], rows.tiles[tile + 1]
-    offset = 2 * group * heads.size  # bytes, in the cache
-    _begin(amx, begin, end, group, qkv, heads, window, rows, here)
-    ranges, marks = longs(here.ranges, 3 * here.lanes), integers(here.marks, here.lanes + 1)
-    ranges[0], ranges[1], ranges[2], depth = begin, end, 0, 1
-    while depth:
-        depth -= 1
-        first, last, block = ranges[3 * depth], ranges[3 * depth + 1], ranges[3 * depth + 2]
-        until = _together(first, last, begin, rows, here)
-        _go_down(amx, first, last, begin, block, until, k_cache + offset, v_cache + offset, heads, rows, here)
-        if last == first + 1:
-            _hand_out(amx, first, marks[first - begin], group, heads, rows, here, out)
-            continue
-        at = first
-        for segment in range(first + 1, last + 1):
-            if segment == last or rows.segments[SEGMENT * segment + 3] <= until:
-                ranges[3 * depth], ranges[3 * depth + 1], ranges[3 * depth + 2] = at, segment, until
-                at, depth = segment, depth + 1
+    split, alone = piece - rows.pieces[tile], rows.pieces[tile + 1] - rows.pieces[tile] == 1
+    begin(parts.form, bundle, qkv, caches, heads, rows, True, here)
+    to, what = _slots(piece, bundle.group, heads, parts), HAND_OUT if alone else KEEP
+    walk(parts.form, bundle, SPLIT_BLOCKS * split, what, to, parts.lanes, caches, heads, rows, here, out)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _segment(rows: Rows, segment: int) -> Any:
-    """Its row, its first token there, and how many."""
-    at = SEGMENT * segment
-    return np.int64(rows.segments[at]), np.int64(rows.segments[at + 1]), np.int64(rows.segments[at + 2])
+def _slots(piece: int, group: int, heads: Heads, parts: Parts) -> Any:
+    """Where a split's slots lie, from a key head's on."""
+    return parts.store + (piece * heads.groups + group) * slot_bytes(parts.lanes, heads.size)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _begin(
-    amx: int, begin: int, end: int, group: int, qkv: Any, heads: Heads, window: int, rows: Rows, here: Room
-) -> None:
-    """Each lane's query, what it may see, and that it has seen nothing yet."""
-    size, wide, lane = heads.size, qkv.shape[1], 0
-    marks = integers(here.marks, here.lanes + 1)
-    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
-    references, sums = floats(here.references, here.lanes), floats(here.sums, here.lanes)
-    for segment in range(begin, end):
-        marks[segment - begin] = lane
-        row, first, count = _segment(rows, segment)
-        q_start, q_end = rows.q_starts[row], rows.q_starts[row + 1]
-        start = rows.kv_starts[row + 1] - rows.kv_starts[row] - (q_end - q_start) + first
-        for i in range(count):
-            query = address_of(qkv) + 4 * ((q_start + first + i) * wide + group * heads.shared * size)
-            for _ in range(heads.shared):
-                floors[lane], limits[lane] = max(0, start + i - window + 1), start + i + 1
-                references[lane], sums[lane] = np.float32(cpu_softmax.NOTHING), np.float32(0.0)
-                cpu_lanes.clear(here.totals + 4 * lane * size, size // 16)
-                _keep_query(amx, lane, query, here)
-                query += 4 * size
-                lane += 1
-    marks[end - begin] = lane
-    if amx and lane % LANES:
-        cpu_flash.turn_queries(here.rows, size, here.queries + 4 * (lane // LANES * LANES), here.query_step)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _keep_query(amx: int, lane: int, query: int, here: Room) -> None:
-    """Float32 [D] as bfloat16; AMX's are turned when there are 16."""
-    size = here.size
-    if not amx:
-        cpu_lanes.shorten(query, here.queries + 4 * lane * size, size // 16)
+def _join_if_last(place: int, tile: int, bundle: Bundle, heads: Heads, rows: Rows, parts: Parts, out: Rounded) -> None:
+    begin_, end = np.int64(rows.pieces[tile]), np.int64(rows.pieces[tile + 1])
+    if end - begin_ == 1 or (add_atomically(parts.done + 8 * place, 1) + 1) % (end - begin_):
         return
-    to_bfloat16(query, here.rows + 2 * (lane % LANES) * size, size // 16)
-    if lane % LANES == LANES - 1:
-        cpu_flash.turn_queries(here.rows, size, here.queries + 4 * (lane - LANES + 1), here.query_step)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _together(first: int, last: int, begin: int, rows: Rows, here: Room) -> Any:
-    """The block at which the segments part, or end."""
-    marks, limits = integers(here.marks, here.lanes + 1), integers(here.limits, here.lanes)
-    until = np.int64(0)
-    for segment in range(first, last):
-        until = max(until, np.int64(limits[marks[segment + 1 - begin] - 1] + KEYS - 1) // KEYS)
-    for segment in range(first + 1, last):
-        until = min(until, np.int64(rows.segments[SEGMENT * segment + 3]))
-    return until
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _go_down(
-    amx: int,
-    first: int,
-    last: int,
-    begin: int,
-    block: int,
-    until: int,
-    k_cache: int,
-    v_cache: int,
-    heads: Heads,
-    rows: Rows,
-    here: Room,
-) -> None:
-    """All lanes of the segments through the blocks before `until`, which lie in the first one's pages."""
-    marks = integers(here.marks, here.lanes + 1)
-    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
-    lane, end = np.int64(marks[first - begin]), np.int64(marks[last - begin])
-    row, _, _ = _segment(rows, first)
-    floor, all_from, all_to, limit = floors[lane], floors[lane], limits[lane], limits[lane]
-    for i in range(lane, end):
-        floor, all_from = min(floor, floors[i]), max(all_from, floors[i])
-        all_to, limit = min(all_to, limits[i]), max(limit, limits[i])
-    pages = address_of(rows.pages) + 4 * np.int64(rows.first_pages[row])
-    source = Source(pages, rows.page_shift, 2 * heads.groups * heads.size, k_cache, v_cache)
-    few, scale = end - lane <= cpu_softmax.FEW, np.float32(heads.scale * cpu_softmax.LOG2_E)
-    for at in range(max(block, floor // KEYS), until):
-        base = at * KEYS
-        count = min(KEYS, limit - base)
-        partly = base < all_from or base + KEYS > all_to
-        keys = step = np.int64(0)
-        if amx:
-            keys, step = read_pairs(base, count, source, here)
-        else:
-            read_floats(base, count, source, here)
-        if at + 1 < until:  # so that it is on its way while this one is computed
-            fetch(base + KEYS, min(KEYS, limit - base - KEYS), source, here)
-        if amx and few:
-            take_few(lane, end, base, count, partly, keys, step, scale, here)
-        elif amx:
-            take_sixteens(lane, end, base, count, partly, keys, step, scale, here)
-        else:
-            take_threes(lane, end, base, count, scale, here)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _hand_out(
-    amx: int, segment: int, lane: int, group: int, heads: Heads, rows: Rows, here: Room, out: Rounded
-) -> None:
-    blocks, size = out.scales.shape[1], heads.size
-    row, first, count = _segment(rows, segment)
-    sums = floats(here.sums, here.lanes)
-    for token in range(rows.q_starts[row] + first, rows.q_starts[row] + first + count):
-        for head in range(group * heads.shared, (group + 1) * heads.shared):
-            totals = floats(here.totals + 4 * lane * size, size)
-            inverse = np.float32(1.0) / sums[lane]
-            for d in range(size):
-                totals[d] *= inverse
-            if amx:
-                cpu_flash.sort_channels(here.totals + 4 * lane * size, size)
-            round_blocks(here.totals + 4 * lane * size, out, token * blocks + head * size // 32, size // 32)
-            lane += 1
+    to = _slots(begin_, bundle.group, heads, parts)
+    for piece in range(begin_ + 1, end):
+        join_kept(bundle, _slots(piece, bundle.group, heads, parts), to, parts.lanes, heads.size)
+    hand_out_kept(parts.form, bundle, to, parts.lanes, heads, rows, out)

@@ -1,7 +1,7 @@
 """One block of 64 cached positions in attention: read from a row's pages, then all lanes of a tile over it.
 
-With AMX keys stay where they lie if their slots follow each other, and values are paired; without it both become
-float32. Either way a lane's bits are its own (`cpu_flash`, `cpu_lanes`, `cpu_softmax`).
+Where the CPU multiplies bfloat16 keys stay where they lie if their slots follow each other, and values are paired;
+elsewhere both become float32. Either way a lane's bits are its own (`cpu_flash`, `cpu_dots`, `cpu_lanes`).
 
 Knows: pages, a thread's room. Must not know: which lanes see which block, rows, phases.
 """
@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from plait.kernels import cpu_flash, cpu_lanes, cpu_softmax
+from plait.kernels import cpu_dots, cpu_flash, cpu_lanes, cpu_softmax
+from plait.kernels.cpu_ir import HAVE_BFLOAT16
 from plait.kernels.cpu_room import KEYS, Room, integers, longs
 
-LANES = cpu_flash.LANES
+LANES, FEW = cpu_flash.LANES, cpu_softmax.FEW
+FLOATS, VECTORS, MATRICES = range(3)  # how products are computed: `cpu_lanes`, `cpu_dots`, `cpu_flash`
+WITHOUT_AMX = VECTORS if HAVE_BFLOAT16 else FLOATS
 
 
 class Source(NamedTuple):
@@ -37,15 +40,21 @@ def _offset(position: int, source: Source) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def fetch(base: int, count: int, source: Source, here: Room) -> None:
-    """Asks for a block's keys and values, as one run of slots if its ends look like one."""
+def fetch(form: int, base: int, count: int, width: int, source: Source) -> None:
+    """Brings a block's keys and values near, `width` channels of each: of key heads that lie side by side.
+
+    As one run of slots if its ends look like one.
+    """
     offset, run = _offset(base, source), np.int64(count)
     if _offset(base + count - 1, source) != offset + (count - 1) * source.step:
         run = np.int64(1)
-    for j in range(0, count, run):
-        offset = _offset(base + j, source)
-        cpu_lanes.fetch(source.keys + offset, source.step, run, here.size)
-        cpu_lanes.fetch(source.values + offset, source.step, run, here.size)
+    for cache in (source.keys, source.values):
+        for j in range(0, count, run):
+            place = cache + _offset(base + j, source)
+            if form == MATRICES:
+                cpu_lanes.fetch(place, source.step, run, width)
+            else:
+                cpu_lanes.touch(place, source.step, run, width)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -111,24 +120,66 @@ def read_pairs(base: int, count: int, source: Source, here: Room) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def take_few(
-    lane: int, end: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
+def take(
+    form: int, lane: int, end: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
 ) -> None:
-    """`take_sixteens` for up to 4 lanes."""
+    """Lanes over a block that was read: `keys` and `step` as `read_pairs` gave them; `partly` if not all see all of it.
+
+    What lies behind the last lane may be computed, too: those lanes are done, or no lanes at all.
+    """
+    if form == FLOATS:
+        _take_threes(lane, end, base, count, scale, here)
+    elif form == VECTORS:
+        _take_vectors(lane, end, base, count, partly, keys, step, scale, here)
+    elif end - lane <= FEW:
+        _take_few(form, lane, end, base, count, partly, keys, step, scale, here)
+    else:
+        _take_sixteens(lane, end, base, count, partly, keys, step, scale, here)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_few(
+    form: int, lane: int, end: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
+) -> None:
+    """Up to 4 lanes."""
     size, chunks, scores, totals = here.size, (count + 31) // 32, here.scores, here.totals + 4 * lane * here.size
-    cpu_flash.score_few(here.queries + 4 * lane, here.query_step, size, keys, step, chunks, scores)
+    if form == MATRICES:
+        cpu_flash.score_few(here.queries + 4 * lane, here.query_step, size, keys, step, chunks, scores)
+    else:
+        cpu_dots.turn_few(here.queries + 4 * lane, here.query_step, size, here.rows)
+        cpu_dots.score_few(here.rows, size, keys, step, chunks, scores)
     if partly:
         cpu_softmax.hide_few(scores, base, here.floors + 4 * lane, here.limits + 4 * lane)
     references, sums = here.references + 4 * lane, here.sums + 4 * lane
     cpu_softmax.soften_few(scores, chunks, scale, references, sums, totals, size // 16, end - lane, here.weights)
-    cpu_flash.gather_few(here.weights, here.values, size, chunks, totals)
+    if form == MATRICES:
+        cpu_flash.gather_few(here.weights, here.values, size, chunks, totals)
+    else:
+        cpu_dots.gather_few(here.weights, here.values, size, chunks, totals)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def take_sixteens(
+def _take_vectors(
     first: int, last: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
 ) -> None:
-    """All lanes over the block. What lies behind the last is computed, too; those lanes are done or no lanes at all."""
+    """In vectors: 16 lanes at a time, 4 where that is quicker."""
+    lane = first
+    while last - lane > LANES - FEW:
+        query = here.queries + 4 * lane
+        cpu_dots.score(query, here.query_step, here.size, keys, step, (count + 31) // 32, here.scores)
+        totals = _soften(here.scores, lane, last, base, count, partly, scale, here)
+        cpu_dots.gather(here.weights, here.values, here.size, (count + 31) // 32, totals)
+        lane += LANES
+    while lane < last:
+        _take_few(VECTORS, lane, min(last, lane + FEW), base, count, partly, keys, step, scale, here)
+        lane += FEW
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_sixteens(
+    first: int, last: int, base: int, count: int, partly: bool, keys: int, step: int, scale: float, here: Room
+) -> None:
+    """By AMX."""
     size, chunks = here.size, (count + 31) // 32
     scores, others = here.scores, here.scores + 4 * KEYS * LANES
     cpu_flash.score(here.queries + 4 * first, here.query_step, size, keys, step, chunks, scores)
@@ -136,27 +187,34 @@ def take_sixteens(
         if lane + LANES < last:  # the matrix unit computes the next scores while the vectors do this softmax
             query = here.queries + 4 * (lane + LANES)
             cpu_flash.score(query, here.query_step, size, keys, step, chunks, others)
-        if partly:
-            cpu_softmax.hide(scores, base, here.floors + 4 * lane, here.limits + 4 * lane)
-        totals = here.totals + 4 * lane * size
-        cpu_softmax.soften_sixteen(
-            scores,
-            chunks,
-            scale,
-            here.references + 4 * lane,
-            here.sums + 4 * lane,
-            totals,
-            size // 16,
-            min(LANES, last - lane),
-            here.weights,
-        )
+        totals = _soften(scores, lane, last, base, count, partly, scale, here)
         cpu_flash.gather(here.weights, here.values, size, chunks, totals)
         scores, others = others, scores
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def take_threes(first: int, last: int, base: int, count: int, scale: float, here: Room) -> None:
-    """All lanes over the block, without AMX."""
+def _soften(scores: int, lane: int, last: int, base: int, count: int, partly: bool, scale: float, here: Room) -> Any:
+    """The softmax of 16 lanes; where their totals lie."""
+    if partly:
+        cpu_softmax.hide(scores, base, here.floors + 4 * lane, here.limits + 4 * lane)
+    totals = here.totals + 4 * lane * here.size
+    cpu_softmax.soften_sixteen(
+        scores,
+        (count + 31) // 32,
+        scale,
+        here.references + 4 * lane,
+        here.sums + 4 * lane,
+        totals,
+        here.size // 16,
+        min(LANES, last - lane),
+        here.weights,
+    )
+    return totals
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _take_threes(first: int, last: int, base: int, count: int, scale: float, here: Room) -> None:
+    """In float32."""
     lane = first
     while lane < last:
         if last - lane >= 3:
@@ -174,7 +232,7 @@ def take_threes(first: int, last: int, base: int, count: int, scale: float, here
 def _take_lanes(lanes: int, lane: int, base: int, count: int, scale: float, here: Room) -> None:
     size = here.size
     queries, totals = here.queries + 4 * lane * size, here.totals + 4 * lane * size
-    floors, limits = integers(here.floors, here.lanes), integers(here.limits, here.lanes)
+    floors, limits = integers(here.floors, here.capacity), integers(here.limits, here.capacity)
     if lanes == 3:
         cpu_lanes.score(3, queries, here.keys, size, here.scores)
     elif lanes == 2:

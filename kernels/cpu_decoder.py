@@ -18,7 +18,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_passes, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_attend, cpu_blocks, cpu_passes, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
@@ -197,11 +197,14 @@ class CpuDecoder:
         most = int(q_starts[-1]) + len(q_starts)  # segments, and tiles
         plan.put(step.TILES, np.empty(most, np.int32))
         plan.put(step.SEGMENTS, np.empty(cpu_share.SEGMENT * most, np.int32))
+        plan.put(step.PIECES, np.empty(most, np.int32))
+        plan.put(step.DONE, np.empty((most, self.weights.heads.groups), np.int64))
 
     def _fixed_plan(self) -> Plan:
         """What stays the same from step to step."""
         weights, plan = self.weights, Plan(step.ENTRIES)
         heads = weights.heads
+        capacity = cpu_room.capacity(self._tile_tokens * heads.shared, heads.groups)
         phases = step.phases.py_func(len(weights.layers))
         self._counters = np.zeros((self.threads, phases, 2 * STRIDE), np.int64)
         self._settings = np.zeros((1, step.NUM_SETTINGS), np.int64)
@@ -212,6 +215,8 @@ class CpuDecoder:
             heads.size,
             weights.gate,
             self._tile_tokens,
+            capacity,
+            cpu_blocks.MATRICES if cpu_amx.available() else cpu_blocks.WITHOUT_AMX,
         )
         plan.put(step.LAYERS, np.array([_columns(layer) for layer in weights.layers], dtype=np.int64))
         plan.put(step.LAST_NORM, weights.norm)
@@ -230,7 +235,8 @@ class CpuDecoder:
             scratch = cpu_amx.scratch(self.threads, cpu_passes.SCRATCH_BYTES)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
-        plan.put(step.ATTENTION, cpu_room.allocate(self.threads, self._tile_tokens * heads.shared, heads.size))
+        plan.put(step.ATTENTION, cpu_room.allocate(self.threads, capacity, heads.size))
+        plan.put(step.STORE, aligned((1, cpu_attend.STORE_BYTES), np.uint8))
         plan.put(step.GATES, _zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
 

@@ -87,6 +87,15 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
 
 
+def add_pairs(b: Any, sums: Any, x: Any, y: Any) -> Any:
+    """VDPBF16PS: sums [16] plus, of each 32 bits of x and y, both products of bfloat16; for CPUs that have it.
+
+    Numbers below 2^-126, coming in or going out, are zero to it.
+    """
+    pairs = vector(_BFloat16(), 2 * LANES)
+    return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [sums, b.bitcast(x, pairs), b.bitcast(y, pairs)])
+
+
 def halves_to_floats(b: Any, address: Any, offset: int) -> Any:
     """16 float16 at an address as float32."""
     return b.fpext(load(b, address, vector(F16), offset), FLOATS)

@@ -168,3 +168,21 @@ def fetch(context: Any, address: Any, step: Any, count: Any, size: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def touch(context: Any, address: Any, step: Any, count: Any, size: Any) -> Any:
+    """Loads as many, and throws them away: in order, as a cache's own prefetcher likes it."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, step, count, size = values
+        rows = v.Loop(b, count)
+        here = b.add(address, b.mul(rows.i, step))
+        lines = v.Loop(b, b.lshr(size, v.I64(5)))
+        place = b.add(here, b.shl(lines.i, v.I64(6)))
+        b.load_atomic(v.at(b, place, v.I32), "monotonic", 4)  # a plain load, but one that LLVM keeps
+        lines.end()
+        rows.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate

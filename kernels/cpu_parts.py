@@ -53,6 +53,7 @@ class Rows(NamedTuple):
     writes: Any
     tiles: Any
     segments: Any
+    pieces: Any
     num_tiles: int
     page_shift: int  # a page holds 1 << page_shift tokens: division would cost more than reading a key
 

@@ -23,6 +23,7 @@ from plait.kernels.cpu_lanes import BLOCK
 FULL_TILES = (
     4  # full tiles, from which on tiles are filled; fewer tokens make tiles half as large, more for the threads
 )
+SPLIT_BLOCKS = 4  # of 64 positions: what a lane goes through before it begins anew (`cpu_attend`)
 SEGMENT = 4  # int32: a row, its first token in this tile, how many, blocks shared with the segment before
 
 
@@ -112,3 +113,20 @@ def share_out(
             before = row
     tiles[num_tiles] = num_segments
     return num_tiles
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def count_pieces(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segments: Any, pieces: Any) -> Any:
+    """How many splits each tile's positions are: `pieces` [tiles + 1], of tile i from pieces[i] on; the most tokens
+    that a tile has."""
+    most = np.int64(0)
+    pieces[0] = 0
+    for tile in range(num_tiles):
+        limit, tokens = np.int64(1), np.int64(0)
+        for segment in range(tiles[tile], tiles[tile + 1]):
+            row, first, count = segments[4 * segment], segments[4 * segment + 1], segments[4 * segment + 2]
+            behind = q_starts[row + 1] - q_starts[row] - first - count  # tokens of the row that come after
+            limit, tokens = max(limit, np.int64(kv_starts[row + 1] - kv_starts[row] - behind)), tokens + count
+        pieces[tile + 1] = pieces[tile] + (limit + SPLIT_BLOCKS * BLOCK - 1) // (SPLIT_BLOCKS * BLOCK)
+        most = max(most, tokens)
+    return most

@@ -5,7 +5,7 @@ above it, so what was summed is rarely scaled anew; weights stay below 2^8. Weig
 add up to is summed before that, 32 positions at a time: those 16 apart together, then halves, then to what there was.
 
 `soften` does one lane, its scores side by side; `soften_sixteen` and `soften_few` do 16 and 4, a position's scores side
-by side. Each gives a lane the same bits.
+by side. Each gives a lane the same bits. `join` puts together what two runs of blocks came to.
 
 Knows: AVX-512. Must not know: where scores come from, what becomes of weights.
 """
@@ -82,6 +82,36 @@ def soften(
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 3), types.float32, *([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def join(
+    context: Any, total: Any, reference: Any, weight: Any, to: Any, to_reference: Any, to_weight: Any, parts: Any
+) -> Any:
+    """One lane's total [16 * parts] over some positions, added to that over others: by weights of the same reference.
+
+    Where it has seen nothing nothing changes.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        total, reference, weight, to, to_reference, to_weight, parts = values
+        found = v.load(b, weight, v.F32)
+        with b.if_then(b.fcmp_unordered("!=", found, v.F32(0.0))):
+            pair = [v.spread(b, each) for each in (to_reference, reference)]
+            top = v.larger(b, *pair)
+            before, here = (v.exp2(b, b.fsub(each, top)) for each in pair)
+            first = [b.extract_element(each, v.I32(0)) for each in (before, here, top)]
+            sum_ = b.fadd(b.fmul(v.load(b, to_weight, v.F32), first[0]), b.fmul(found, first[1]))
+            v.store(b, sum_, to_weight)
+            v.store(b, first[2], to_reference)
+            loop = v.Loop(b, parts)
+            place = b.shl(loop.i, v.I64(6))
+            scaled = b.fmul(v.load(b, b.add(to, place), v.FLOATS), before)
+            v.store(b, v.fma(b, v.load(b, b.add(total, place), v.FLOATS), here, scaled), b.add(to, place))
+            loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 7)), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from plait.kernels import cpu_amx
-from plait.kernels.cpu_attend import attend
+from plait.kernels.cpu_attend import Parts, attend, divide
 from plait.kernels.cpu_cache import STAMP, kept
 from plait.kernels.cpu_parts import (
     Heads,
@@ -27,10 +27,11 @@ from plait.kernels.cpu_peaks import search
 from plait.kernels.cpu_plan import bytes_, doubles, floats, halves, ints, number, table
 from plait.kernels.cpu_products import gated_product, product
 from plait.kernels.cpu_rows import address_of, half_to_float
-from plait.kernels.cpu_share import share_out
+from plait.kernels.cpu_share import count_pieces, share_out
 from plait.kernels.cpu_strips import PAIR, State, strip_places, strip_rows, strip_state, strip_team
 from plait.kernels.cpu_team import claim, finish, wait
 from plait.kernels.cpu_tile import BLOCK, HALF, WIDTH
+from plait.kernels.cpu_walk import Caches
 
 GATE_ROWS = PAIR  # rows of gate and up that are held before they are multiplied
 
@@ -50,10 +51,13 @@ WIDE = 3  # the last of the four
 LAYERS, LAST_NORM, EMBEDDING, COS, SIN, SETTINGS, EMBEDDING_SCALE, SCORE_SCALE, EPS = range(25, 34)
 # The threads', each array's row being one thread's:
 ATTENTION, GATES, COUNTERS, SCRATCH = range(34, 38)
-ENTRIES = 38
+# Attention's parts of a step:
+PIECES, STORE, DONE = range(38, 41)
+ENTRIES = 41
 # Columns of SETTINGS:
-EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, PAGE_SHIFT, CACHE, CACHE_STEP, NUM_TILES, STRIPS = range(11)
-NUM_SETTINGS = 11
+EMBEDDING_BITS, SHARED, GROUPS, SIZE, GATE, TILE_TOKENS, CAPACITY, FORM, PAGE_SHIFT, CACHE, CACHE_STEP = range(11)
+NUM_TILES, STRIPS, APART, BUNDLE, TILE_LANES = range(11, 16)
+NUM_SETTINGS = 16
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -75,24 +79,31 @@ def _rounded(plan: Any, entry: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def _share_out(plan: Any) -> None:
-    settings = table(plan, SETTINGS)[0]
-    settings[NUM_TILES] = share_out(
-        ints(plan, Q_STARTS),
-        ints(plan, KV_STARTS),
-        ints(plan, FIRST_PAGES),
-        ints(plan, PAGES),
-        settings[PAGE_SHIFT],
-        settings[TILE_TOKENS],
-        ints(plan, TILES),
-        ints(plan, SEGMENTS),
-    )
+def _heads(plan: Any, settings: Any) -> Heads:
+    return Heads(settings[SHARED], settings[GROUPS], settings[SIZE], number(plan, SCORE_SCALE))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _share_out(plan: Any, threads: int) -> None:
+    """What attention's items are in this step, in each of its layers."""
+    settings, pieces = table(plan, SETTINGS)[0], ints(plan, PIECES)
+    q_starts, kv_starts, tiles, segments = (
+        ints(plan, Q_STARTS), ints(plan, KV_STARTS), ints(plan, TILES), ints(plan, SEGMENTS),
+    )  # fmt: skip
+    tiles_of = ints(plan, FIRST_PAGES), ints(plan, PAGES), settings[PAGE_SHIFT], settings[TILE_TOKENS]
+    num_tiles = share_out(q_starts, kv_starts, *tiles_of, tiles, segments)
+    tokens = count_pieces(q_starts, kv_starts, num_tiles, tiles, segments, pieces)
+    settings[NUM_TILES], settings[TILE_LANES] = num_tiles, tokens * settings[SHARED]
+    heads = _heads(plan, settings)
+    apart, bundle = divide(num_tiles, np.int64(pieces[num_tiles]), tokens * heads.shared, heads, threads)
+    settings[APART], settings[BUNDLE] = apart, bundle
+    table(plan, DONE)[:] = 0
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _work(team: Team, plan: Any) -> None:
     settings = table(plan, SETTINGS)[0]
-    heads = Heads(settings[SHARED], settings[GROUPS], settings[SIZE], number(plan, SCORE_SCALE))
+    heads = _heads(plan, settings)
     state = State(
         floats(plan, X),
         floats(plan, Y),
@@ -111,6 +122,7 @@ def _work(team: Team, plan: Any) -> None:
         ints(plan, WRITES),
         ints(plan, TILES),
         ints(plan, SEGMENTS),
+        ints(plan, PIECES),
         settings[NUM_TILES],
         settings[PAGE_SHIFT],
     )
@@ -120,8 +132,10 @@ def _work(team: Team, plan: Any) -> None:
 @numba.njit  # type: ignore[untyped-decorator]
 def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, rows: Rows) -> None:
     """Each thread begins with its own strips and then helps with the others', so when it is through all are done."""
-    layers, lanes = table(plan, LAYERS), settings[TILE_TOKENS] * heads.shared
-    memory = plan[ATTENTION, 0] + team.me * plan[ATTENTION, 2]
+    layers, memory = table(plan, LAYERS), plan[ATTENTION, 0] + team.me * plan[ATTENTION, 2]
+    parts = Parts(
+        settings[FORM], settings[APART], settings[BUNDLE], settings[TILE_LANES], plan[STORE, 0], plan[DONE, 0]
+    )
     strips, tokens = settings[STRIPS], ints(plan, TOKENS)
     for index in range(len(layers) + 1):
         for i in range(strips):
@@ -135,8 +149,8 @@ def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, ro
             _before_attention(own, plan, settings, heads, index, part, strip_places(rows, begin, end))
         if index < len(layers):
             keys = settings[CACHE] + 2 * index * settings[CACHE_STEP]
-            values, window, phase = keys + settings[CACHE_STEP], layers[index, WINDOW], PHASES * index + 4
-            attend(team, phase, state.qkv, keys, values, heads, window, rows, memory, lanes, state.attended)
+            caches, phase = Caches(keys, keys + settings[CACHE_STEP], layers[index, WINDOW]), PHASES * index + 4
+            attend(team, phase, state.qkv, caches, heads, rows, parts, memory, settings[CAPACITY], state.attended)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -260,7 +274,7 @@ def _kept(stamp: int) -> tuple[Any, Any]:
     def forward(plan: Any, threads: int) -> None:
         """Runs the step that `plan` describes; hidden states come out in NORMED. The counters must be zero."""
         _ = stamp
-        _share_out(plan)
+        _share_out(plan, threads)
         for me in numba.prange(threads):
             team = _team(me, threads, plan, COUNTERS, SCRATCH)
             if team.scratch:

@@ -76,6 +76,7 @@ def strip_places(rows: Rows, begin: int, end: int) -> Rows:
         rows.writes[begin:end],
         rows.tiles,
         rows.segments,
+        rows.pieces,
         rows.num_tiles,
         rows.page_shift,
     )

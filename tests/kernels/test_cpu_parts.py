@@ -13,11 +13,23 @@ from cpu_activations import counters, dense_wide, empty, near, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_amx, cpu_ir, cpu_parts, cpu_room, cpu_rows, cpu_share, cpu_softmax, cpu_strips, reference
-from plait.kernels.cpu_attend import attend
+from plait.kernels import (
+    cpu_amx,
+    cpu_blocks,
+    cpu_ir,
+    cpu_parts,
+    cpu_room,
+    cpu_rows,
+    cpu_share,
+    cpu_softmax,
+    cpu_strips,
+    reference,
+)
+from plait.kernels.cpu_attend import Parts, attend, divide
 from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Heads, Rows, Team
 from plait.kernels.cpu_rows import address_of
+from plait.kernels.cpu_walk import Caches
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
 
@@ -36,18 +48,22 @@ def turn_and_keep(counters, qkv, bias, norms, cos, sin, heads, rows, keys, value
 
 
 @numba.njit
-def attention(counters, scratch, qkv, keys, values, heads, window, rows, room, lanes, out):
+def attention(counters, scratch, qkv, keys, values, heads, window, rows, parts, room, capacity, out):
     if scratch:
         cpu_amx.begin(scratch)
     team = Team(0, 1, address_of(counters), scratch)
-    k_cache, v_cache = address_of(keys), address_of(values)
-    attend(team, 0, qkv, k_cache, v_cache, heads, window, rows, address_of(room), lanes, out)
+    caches = Caches(address_of(keys), address_of(values), window)
+    attend(team, 0, qkv, caches, heads, rows, parts, address_of(room), capacity, out)
     if scratch:
         cpu_amx.end()
 
 
 MATRIX = cpu_amx.scratch(1, 0) if cpu_amx.available() else None
-SCRATCHES = [0] if MATRIX is None else [0, MATRIX.ctypes.data]
+FORMS = [(cpu_blocks.FLOATS, 0)]
+if cpu_ir.HAVE_BFLOAT16:
+    FORMS.append((cpu_blocks.VECTORS, 0))
+if MATRIX is not None:
+    FORMS.append((cpu_blocks.MATRICES, MATRIX.ctypes.data))
 
 
 @settings(max_examples=20, deadline=None)
@@ -115,16 +131,20 @@ def rows_of(layout, tokens, together=True):
         segments[3 :: cpu_share.SEGMENT] = 0
         count = int(layout.q_starts[-1])
         tiles = np.arange(count + 1, dtype=np.int32)
-    return Rows(*pages, tiles, segments, count, shift)
+    pieces = np.zeros(count + 1, np.int32)
+    cpu_share.count_pieces(*pages[1:3], count, tiles, segments, pieces)
+    return Rows(*pages, tiles, segments, pieces, count, shift)
 
 
-def room_of(size, lanes):
-    room = cpu_room.allocate(1, lanes, size)
+def room_of(size, capacity):
+    room = cpu_room.allocate(1, capacity, size)
     room.view(np.float32)[:, cpu_room.ALIGN // 4 :] = np.nan
     return room
 
 
-batches = st.lists(st.tuples(st.integers(1, 90), st.integers(0, 200)), min_size=1, max_size=5)
+batches = st.lists(
+    st.tuples(st.integers(1, 90), st.one_of(st.integers(0, 200), st.integers(0, 700))), min_size=1, max_size=5
+)
 
 
 @st.composite
@@ -153,7 +173,8 @@ def families(draw):
 def test_attention_is_right_and_a_rows_bits_are_its_own(
     family, page_size, shared, groups, size, window, tokens, in_order, seed
 ):
-    """With AMX and without, alone and together with those that share its pages."""
+    """However products are computed: alone and together with those that share its pages, splits as items or one after
+    the other, key heads together or not."""
     layout, pages = layout_of(family[0], page_size, family[1], seed=seed, in_order=in_order)
     total, slots = int(layout.q_starts[-1]), pages * page_size
     generator = torch.Generator().manual_seed(seed)
@@ -164,22 +185,56 @@ def test_attention_is_right_and_a_rows_bits_are_its_own(
     for cache in caches:
         cache[free] = float("nan")
     heads = Heads(shared, groups, size, 1.3 * size**-0.5)
-    found = []
-    for scratch in SCRATCHES:
-        for together in (False, True):
-            found.append(empty(total, shared * groups * size))
-            attention(
-                counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
-                window or 1 << 40, rows_of(layout, tokens, together), room_of(size, tokens * shared), tokens * shared,
-                found[-1],
-            )  # fmt: skip
     queries = qkv[:, : shared * groups * size].view(total, -1, size)
     queries = queries.bfloat16().float()
     expected = reference.paged_attention(queries, *(cache.float() for cache in caches), layout, heads.scale, window)
-    near(found[0], expected.flatten(1), 2**-8 * float(expected.abs().max()))  # weights are bfloat16, too
-    for other in found[1:]:
-        for first, each in zip(found[0], other, strict=True):
-            assert np.array_equal(first, each)
+    capacity = cpu_room.capacity(tokens * shared, groups)
+    for form, scratch in FORMS:
+        found = []
+        for together, apart, bundle in ((False, 0, 1), (True, 0, groups), (True, 1, groups), (False, 1, 1)):
+            rows = rows_of(layout, tokens, together)
+            store = np.full((rows.pieces[-1] * groups * tokens * shared, size + 2), np.nan, np.float32)
+            done = np.zeros((rows.num_tiles, groups), np.int64)
+            parts = Parts(form, apart, bundle, tokens * shared, store.ctypes.data, done.ctypes.data)
+            found.append(empty(total, shared * groups * size))
+            attention(
+                counters(), scratch, qkv.numpy(), *(cache.view(torch.uint16).numpy() for cache in caches), heads,
+                window or 1 << 40, rows, parts, room_of(size, capacity), capacity, found[-1],
+            )  # fmt: skip
+        near(found[0], expected.flatten(1), 2**-8 * float(expected.abs().max()))  # weights are bfloat16, too
+        for other in found[1:]:
+            for first, each in zip(found[0], other, strict=True):
+                assert np.array_equal(first, each)
+
+
+@settings(max_examples=100, deadline=None)
+@given(families(), st.sampled_from([1, 4, 64]), st.integers(1, 40), st.integers(0, 100))
+def test_every_position_of_a_tile_is_in_one_of_its_splits(family, page_size, tokens, seed):
+    layout, _ = layout_of(family[0], page_size, family[1], seed=seed)
+    rows = rows_of(layout, tokens)
+    segments = rows.segments.reshape(-1, cpu_share.SEGMENT)
+    for tile in range(rows.num_tiles):
+        ends = []
+        for row, first, count, _ in segments[rows.tiles[tile] : rows.tiles[tile + 1]].tolist():
+            cached = int(layout.kv_starts[row + 1] - layout.kv_starts[row]) - q_len(layout, row)
+            ends.append(cached + first + count)
+        assert rows.pieces[tile + 1] - rows.pieces[tile] == -(-max(ends) // 256)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "pieces", "threads", "expected"),
+    [
+        (64, 64, 2, (0, 3)),  # enough of them: all key heads together
+        (1, 1, 2, (0, 1)),  # nothing else to share out than key heads
+        (1, 8, 2, (1, 3)),  # one long row: its splits
+        (1, 4, 8, (1, 1)),  # and its key heads
+        (3, 40, 2, (1, 3)),
+        (4, 40, 2, (0, 3)),
+        (1, 1 << 20, 2, (0, 1)),  # more than there is room for
+    ],
+)
+def test_there_is_work_for_every_thread(tiles, pieces, threads, expected):
+    assert tuple(divide(tiles, pieces, 3, Heads(3, 3, 64, 1.0), threads)) == expected
 
 
 @settings(max_examples=100, deadline=None)
@@ -226,7 +281,7 @@ def test_turn_and_keep(batch, shared, size, with_bias, with_norms, seed):
     groups, total, generator = 2, int(layout.q_starts[-1]), torch.Generator().manual_seed(seed)
     heads = Heads(shared, groups, size, 1.0)
     qkv = torch.randn(total, shared * groups + 2 * groups, size, generator=generator)
-    angles = torch.randn(300, size // 2, generator=generator)
+    angles = torch.randn(1000, size // 2, generator=generator)
     bias, norms = (
         torch.randn(qkv[0].shape, generator=generator),
         torch.randn((shared + 1) * groups, size, generator=generator),

@@ -1,0 +1,181 @@
+"""Attention's innermost part on AVX-512 BF16, for CPUs without AMX: the arrays of `cpu_flash`, by VDPBF16PS.
+
+A vector holds 16 numbers of 32 bits, each a pair of bfloat16 on its way in and a float32 sum on its way out. For 16
+lanes a sum is a lane's; a pair of a key's channels meets all of them. For up to 4 lanes a sum is a quarter of a
+lane's score, so that 4 pairs of a key's channels meet 4 lanes at once. Both give a lane the same bits: the sums of
+every fourth pair in order, then the first two and the last two, then both.
+
+Knows: addresses. Must not know: pages, rows, threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from plait.kernels import cpu_ir as v
+from plait.kernels.cpu_softmax import BLOCK, CHUNK, FEW
+
+LANES = 16
+PARTS = 4  # sums of a score
+TOGETHER = 8  # positions, or lanes, whose sums are in registers at the same time
+
+
+def _zeros(count: int) -> list[Any]:
+    return [v.constant(v.FLOATS, 0.0)] * count
+
+
+def _pair(b: Any, address: Any, offset: int = 0) -> Any:
+    """A pair of bfloat16 at an address, 16 times."""
+    return v.spread(b, address, v.I32, offset)
+
+
+def _permuted(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
+    return b.shuffle_vector(x, y, ir.Constant(v.vector(v.I32, len(mask)), mask))
+
+
+def _within(pattern: tuple[int, ...]) -> list[int]:
+    """The same choice in each quarter of two vectors: 0 to 3 of the first, 4 to 7 of the second."""
+    return [4 * quarter + (i if i < FEW else v.LANES + i - FEW) for quarter in range(4) for i in pattern]
+
+
+_OUTER, _INNER = _within((0, 2, 4, 6)), _within((1, 3, 5, 7))
+_TURNED = [4 * (i % 4) + i // 4 for i in range(v.LANES)]  # a quarter's numbers, one to each quarter
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def score(context: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> Any:
+    """As `cpu_flash.score`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        if v.HAVE_BFLOAT16:
+            _score(b, *values)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 7)), generate
+
+
+def _score(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
+    fours = v.Loop(b, b.shl(chunks, v.I64(3)))
+    here = b.add(keys, b.mul(fours.i, b.shl(step, v.I64(2))))
+    rows = [b.add(here, b.mul(step, v.I64(i))) for i in range(4)]
+    pairs = v.Loop(b, b.lshr(size, v.I64(3)), _zeros(4 * PARTS))
+    offset, query = b.shl(pairs.i, v.I64(4)), b.add(queries, b.mul(pairs.i, b.shl(query_step, v.I64(2))))
+    found = list(pairs.carried)
+    for part in range(PARTS):
+        lanes = v.load(b, b.add(query, b.mul(query_step, v.I64(part))), v.INTS)
+        for i, row in enumerate(rows):
+            place = PARTS * i + part
+            found[place] = v.add_pairs(b, found[place], lanes, _pair(b, b.add(row, offset), 4 * part))
+    found = pairs.end(found)
+    to = b.add(out, b.shl(fours.i, v.I64(8)))
+    for i in range(4):
+        first, second, third, last = found[PARTS * i : PARTS * (i + 1)]
+        v.store(b, b.fadd(b.fadd(first, second), b.fadd(third, last)), to, 64 * i)
+    fours.end()
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def turn_few(context: Any, queries: Any, query_step: Any, size: Any, out: Any) -> Any:
+    """4 lanes of queries [size / 2, lanes, 2] as `score_few` reads them: [size / 8, lane, 4 pairs]."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        queries, query_step, size, out = values
+        loop = v.Loop(b, b.lshr(size, v.I64(3)))
+        here = b.add(queries, b.mul(loop.i, b.shl(query_step, v.I64(2))))
+        parts = [v.load(b, b.add(here, b.mul(query_step, v.I64(i))), v.vector(v.I32, FEW)) for i in range(PARTS)]
+        halves = [_permuted(b, parts[i], parts[i + 1], list(range(8))) for i in (0, 2)]
+        both = _permuted(b, halves[0], halves[1], list(range(16)))
+        v.store(b, _permuted(b, both, both, _TURNED), b.add(out, b.shl(loop.i, v.I64(6))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def score_few(context: Any, queries: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> Any:
+    """As `cpu_flash.score_few`, for queries as `turn_few` leaves them."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        if v.HAVE_BFLOAT16:
+            _score_few(b, *values)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 6)), generate
+
+
+def _score_few(b: Any, queries: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
+    loop = v.Loop(b, b.shl(chunks, v.I64(2)))
+    here = b.add(keys, b.mul(loop.i, b.mul(step, v.I64(TOGETHER))))
+    rows = [b.add(here, b.mul(step, v.I64(i))) for i in range(TOGETHER)]
+    pairs = v.Loop(b, b.lshr(size, v.I64(3)), _zeros(TOGETHER))
+    lanes, offset = v.load(b, b.add(queries, b.shl(pairs.i, v.I64(6))), v.INTS), b.shl(pairs.i, v.I64(4))
+    four, again = v.vector(v.I32, PARTS), [i % PARTS for i in range(v.LANES)]
+    keys_of = [v.load(b, b.add(row, offset), four) for row in rows]
+    sums = [
+        v.add_pairs(b, sum_, lanes, _permuted(b, key, key, again))
+        for sum_, key in zip(pairs.carried, keys_of, strict=True)
+    ]
+    sums = pairs.end(sums)
+    to = b.add(out, b.shl(loop.i, v.I64(7)))
+    for i in range(2):
+        v.store(b, _four_positions(b, sums[4 * i : 4 * i + 4]), to, 64 * i)
+    loop.end()
+
+
+def _four_positions(b: Any, sums: list[Any]) -> Any:
+    """Of 4 positions' sums [lane, part]: the scores [position, lane]."""
+    while len(sums) > 1:
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        sums = [b.fadd(_permuted(b, x, y, _OUTER), _permuted(b, x, y, _INNER)) for x, y in pairs]
+    return _permuted(b, sums[0], sums[0], _TURNED)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gather(context: Any, weights: Any, values_: Any, size: Any, chunks: Any, totals: Any) -> Any:
+    """As `cpu_flash.gather`."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        if v.HAVE_BFLOAT16:
+            weights, values, size, chunks, totals = arguments
+            for first in range(0, LANES, TOGETHER):
+                lanes_at = b.add(weights, v.I64(2 * BLOCK * first))
+                _gather(b, TOGETHER, lanes_at, values, size, chunks, b.add(totals, b.mul(size, v.I64(4 * first))))
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def gather_few(context: Any, weights: Any, values_: Any, size: Any, chunks: Any, totals: Any) -> Any:
+    """As `cpu_flash.gather_few`."""
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        if v.HAVE_BFLOAT16:
+            _gather(b, FEW, *arguments)
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+def _gather(b: Any, lanes: int, weights: Any, values: Any, size: Any, chunks: Any, totals: Any) -> None:
+    """32 channels of so many lanes at a time."""
+    step = b.shl(size, v.I64(2))  # of a lane's totals, and of a pair of positions
+    channels = v.Loop(b, b.lshr(size, v.I64(5)))
+    offset = b.shl(channels.i, v.I64(7))
+    rows = [b.add(b.add(totals, offset), b.mul(step, v.I64(lane))) for lane in range(lanes)]
+    before = [v.load(b, row, v.FLOATS, 64 * i) for row in rows for i in range(2)]
+    pairs = v.Loop(b, b.mul(chunks, v.I64(CHUNK // 2)), before)
+    here, weight_at = b.add(b.add(values, offset), b.mul(pairs.i, step)), b.add(weights, b.shl(pairs.i, v.I64(2)))
+    both = [v.load(b, here, v.INTS, 64 * i) for i in range(2)]
+    found = []
+    for lane in range(lanes):
+        weight = _pair(b, weight_at, 2 * BLOCK * lane)
+        found += [v.add_pairs(b, pairs.carried[2 * lane + i], weight, both[i]) for i in range(2)]
+    for i, sum_ in enumerate(pairs.end(found)):
+        v.store(b, sum_, rows[i // 2], 64 * (i % 2))
+    channels.end()
