@@ -26,6 +26,7 @@ from plait.kernels import cpu_ir as v
 BLOCK = 32  # inputs that share a scale
 WIDTH = 32  # outputs of a tile
 HALF = WIDTH // 2  # outputs of one vector
+AHEAD, AHEAD_ROWS = 8192, 4  # bytes of weights that are asked for before they are needed; from so many rows on it pays
 NIBBLE = v.constant(v.vector(v.I8, 64), 15)
 
 
@@ -62,6 +63,8 @@ def _generate(
     )
     loop = v.Loop(b, blocks, [v.constant(v.FLOATS, 0.0)] * (2 * rows))
     here = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
+    for line in range(0, block_bytes(bits) if rows >= AHEAD_ROWS else 0, 64):
+        v.prefetch(b, here, AHEAD + line)
     x_here = [b.add(each, b.mul(loop.i, v.I64(BLOCK))) for each in x_rows]
     products = _block(b, bits, here, x_here)
     numbers = BLOCK * WIDTH * bits // 8
