@@ -204,6 +204,7 @@ class Sessions:
             return
         choice = best_choice(selection)
         winner = selection.choices[choice.index]
+        self.cache.shorten(selection.session.seq, selection.num_prompt)
         selection.session.seq.tokens.extend(winner)
         key = selection.session.key
         self._send(key.client, Tokens(selection.call_id, winner))
