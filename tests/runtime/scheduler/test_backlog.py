@@ -118,7 +118,7 @@ def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
     for call in (*range(2, 12), 50, 51):
         assert isinstance(calls[call].end, Failed), call
     assert calls[7].end.kind == calls[51].end.kind == "overloaded"
-    assert scheduler.sessions._num_calls == 0
+    assert scheduler.calls.num_open == 0
     drive(scheduler, link, Close(2))
     assert len(scheduler.sessions) == 0
 

@@ -765,7 +765,7 @@ def test_what_is_over_leaves_nothing_behind():
     drive(scheduler, link, *requests)
     accounts = scheduler.policy.fairness
     assert (len(scheduler.sessions), accounts._programs, accounts._tenants) == (0, {}, {})
-    assert scheduler.sessions._num_calls == 0
+    assert scheduler.calls.num_open == 0
 
 
 def test_choices_that_begin_alike_share_their_rows():
@@ -913,7 +913,7 @@ def test_an_aborted_compile_is_cancelled():
     for request in (Open(1), Append(1, [1]), Generate(1, 1, sampling_params(), Regex("x")), Abort(1, 1)):
         scheduler._handle(b"c", request)
     assert scheduler.compiler.done == []
-    assert scheduler.sessions.num_compiling == 0
+    assert scheduler.calls.num_compiling == 0
 
 
 def test_a_mask_without_tokens_and_top_k_fail_their_own_call():
@@ -992,7 +992,7 @@ def test_deadlines_of_calls_that_are_over_are_forgotten():
     for i in range(300):
         requests += [Open(i), Append(i, [1]), gen(i, i, 1, timeout_s=1000.0), Close(i)]
     drive(scheduler, link, *requests, Open(999), Append(999, [1]), gen(999, 999, 900, timeout_s=0.05, ignore_eos=True))
-    assert len(scheduler.sessions.deadlines) <= 64
+    assert len(scheduler.calls.deadlines) <= 64
     assert outcomes(link)[999].end.kind == "deadline"
 
 
