@@ -143,11 +143,13 @@ SessionCall = Generate | Select | Embed
 
 class Embeddings(msgspec.Struct, frozen=True, array_like=True):
     """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
-    token, or the mean of all. `normalized`: its files want the vector's length to be 1."""
+    token, or the mean of all. `normalized`: its files want the vector's length to be 1. `prompt`: what they put before
+    every text."""
 
     size: int
     pooling: PoolingKind
     normalized: bool
+    prompt: str = ""
 
 
 class Welcome(Message, frozen=True):

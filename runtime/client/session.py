@@ -145,7 +145,7 @@ class Session:
 
         `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
         arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
-        Nothing is put behind the text; `tokenizer.encode_whole` does that. UnsupportedModel where the files name no
+        Nothing is put around the text; `client.encode_to_embed` does that. UnsupportedModel where the files name no
         pooling.
         """
         made = self._client.model.embeddings
