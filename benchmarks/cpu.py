@@ -28,6 +28,7 @@ from sitting.client import ServerError
 from sitting.limits import Machine, Model, describe, measure
 from sitting.servers import Server, Started, own_server, read_servers, started
 from sitting.table import table
+from sitting.told import unwind_when_told
 from sitting.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
 
 from plait.runtime.machine import spare_memory
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    unwind_when_told()
     size = SMALL if options.small else FULL
     works = {**WORKLOADS, **(CURVES | prefix_curve(size) if options.curves else {})}
     if options.only:

@@ -31,22 +31,26 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from paper.fresh import FreshRequests
-from paper.sharing import Cost, cost_of_sharing_nothing
-from paper.timing import Took, ours, theirs
+from paper.sharing import cost_of_sharing_nothing
+from paper.timing import Broke, Took, ours, theirs
 from paper.workloads import ALONE, UNSHARED, Work, workloads
 from sitting.servers import Server, own_server, read_servers, started
+from sitting.told import unwind_when_told
 
 import plait
+from plait.runtime.errors import PlaitError
 
+Side = dict[str, Took | Broke]
 GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
 
 
-def main() -> None:
+def main() -> int:
     options = _options()
+    unwind_when_told()
     works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
     server = _peer(options)
     forms = options.weights.split(",")
-    found: dict[str, dict[str, Took]] = {}
+    found: dict[str, Side] = {}
     for form in forms:
         with plait.Runtime(options.model, weights=form, progress=False) as runtime:
             tokenizer = runtime.client.tokenizer
@@ -69,6 +73,7 @@ def main() -> None:
         options.json.write_text(
             json.dumps({"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": rows}, indent=1)
         )
+    return int(any(isinstance(each, Broke) for rows in found.values() for each in rows.values()))
 
 
 def _options() -> argparse.Namespace:
@@ -110,49 +115,61 @@ def _running(server: Server) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, cost: Cost | None, found: dict[str, dict[str, Took]]) -> None:
-    sides = {side: {name: took._asdict() for name, took in rows.items()} for side, rows in found.items()}
-    result = {"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": sides}
-    path.write_text(json.dumps(result, indent=1))
-
-
-def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> dict[str, Took]:
-    rows = {}
+def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> Side:
+    """A row for each program; one that fails, because a value cannot be read, say, has its error for a row."""
+    rows: Side = {}
     for work_name, work in works.items():
-        rows[work_name] = took = measure(work, backend, rounds)
+        try:
+            took = measure(work, backend, rounds)
+        except PlaitError as error:
+            took = Broke(f"{type(error).__name__}: {error}")
+        rows[work_name] = took
         print(f"{name:18} {work_name:18} {json.dumps(took._asdict())}", file=sys.stderr, flush=True)
     return rows
 
 
-def table(found: dict[str, dict[str, Took]], names: list[str]) -> str:
-    """Markdown: a row for each program. The ratio is the first side's wall time to the last one's."""
+def table(found: dict[str, Side], names: list[str]) -> str:
+    """Markdown: a row for each program. The ratio is the first side's wall time to the last one's. A side that did not
+    finish a program says so in its row, which is in no sum, and why below the table."""
     first, last = next(iter(found)), list(found)[-1]
     sides = " | ".join(found)
     lines = [
         f"| program | {sides} | ratio | said | computed | cached | of the best |",
         "|---|" + "---|" * (len(found) + 5),
     ]
+    whole = [name for name in names if not any(isinstance(rows[name], Broke) for rows in found.values())]
     for name in names:
-        mine, other = found[first][name], found[last][name]
-        walls = " | ".join(f"{rows[name].seconds:.2f} s" for rows in found.values())
-        of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"
-        counts = f"{mine.said:,} / {other.said:,} | {mine.computed:,} / {other.computed:,}"
-        shares = f"{mine.cached:.1%} / {other.cached:.1%} | {of_best}"
-        lines.append(f"| {name} | {walls} | {mine.seconds / other.seconds:.2f} | {counts} | {shares} |")
-    shared = [name for name in names if name not in UNSHARED]
-    if shared:
-        walls = [sum(rows[name].seconds for name in shared) for rows in found.values()]
-        lines.append(
-            f"| **those that share** | {' | '.join(f'{wall:.2f} s' for wall in walls)} | {walls[0] / walls[-1]:.2f} "
-            f"(goal {GOAL_WALL}) | | | | {_least(found[first], shared)} (goal {GOAL_OF_BEST:.0%}) |"
-        )
-    return "\n".join(lines)
+        walls = " | ".join(_wall(rows[name]) for rows in found.values())
+        lines.append(f"| {name} | {walls} | {_compared(found[first][name], found[last][name])} |")
+    sums = {side: [took for name in whole if name not in UNSHARED and isinstance(took := rows[name], Took)]
+            for side, rows in found.items()}  # fmt: skip
+    if sums[first]:
+        walls_s = [sum(took.seconds for took in each) for each in sums.values()]
+        ratio = f"{walls_s[0] / walls_s[-1]:.2f} (goal {GOAL_WALL})"
+        best = f"{_least(sums[first])} (goal {GOAL_OF_BEST:.0%})"
+        walls = " | ".join(f"{wall:.2f} s" for wall in walls_s)
+        lines.append(f"| **those that share** | {walls} | {ratio} | | | | {best} |")
+    broken = [(side, name, row) for side, rows in found.items() for name, row in rows.items() if isinstance(row, Broke)]
+    return "\n".join([*lines, *(f"\n{side} did not finish {name}: {row.why}" for side, name, row in broken)])
 
 
-def _least(rows: dict[str, Took], names: list[str]) -> str:
-    shares = [share for name in names if (share := rows[name].of_best) is not None]
+def _wall(row: Took | Broke) -> str:
+    return "failed" if isinstance(row, Broke) else f"{row.seconds:.2f} s"
+
+
+def _compared(mine: Took | Broke, other: Took | Broke) -> str:
+    """The columns from the ratio on."""
+    if isinstance(mine, Broke) or isinstance(other, Broke):
+        return "- | - | - | - | -"
+    of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"
+    counts = f"{mine.said:,} / {other.said:,} | {mine.computed:,} / {other.computed:,}"
+    return f"{mine.seconds / other.seconds:.2f} | {counts} | {mine.cached:.1%} / {other.cached:.1%} | {of_best}"
+
+
+def _least(rows: list[Took]) -> str:
+    shares = [share for row in rows if (share := row.of_best) is not None]
     return f"at least {min(shares):.1%}" if shares else "-"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.load import Stream, one, run, under_load
+from sitting.told import unwind_when_told
 
 SERVE = """
 import json, sys
@@ -45,6 +46,7 @@ with Runtime(progress=False, prompt_lookup=False, **json.loads(sys.argv[1])) as 
     sys.stdin.read()
 """
 HERE = Path(__file__).parent / "serving"
+STOP_S = 20.0
 PROBES = 12  # requests of a round, one at a time
 
 
@@ -114,7 +116,7 @@ def server(address: str) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    """Ends a process with the block: it reads its end from standard input, or the signal tells it."""
+    """Ends a process with the block: it reads its end from standard input, or the signal tells it, or ends it."""
     try:
         yield process
     finally:
@@ -123,7 +125,11 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
         process.terminate()
-        process.wait()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def prompts(count: int, about: str) -> list[str]:
@@ -288,6 +294,7 @@ def main() -> None:
     parser.add_argument("--weights", default="as-stored")
     parser.add_argument("--refusals", action="store_true")
     options = parser.parse_args()
+    unwind_when_told()
     with runtime(options) as (address, runtime_pid), server(address) as (port, pid):
         if options.refusals:
             refusals(port)

@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 
+from sitting.told import unwind_when_told
+
 GOOD = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG = {"model": "default", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True}
 KEY = "a-key"
@@ -99,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=20)
     rounds = parser.parse_args().rounds
+    unwind_when_told()
     command = [sys.executable, "-m", "plait.cli", "serve", "--port=0", f"--api-key={KEY}", "--drain-timeout=0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

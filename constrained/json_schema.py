@@ -76,11 +76,12 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlgText:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
     text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
     segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
-    begins = tuple(one.begin for one in spec.triggers if isinstance(one, Trigger))
+    around = tuple((one.begin, one.end) for one in spec.triggers if isinstance(one, Trigger))
     schemas = [str(one.schema) for one in spec.triggers if isinstance(one, Trigger)]
     schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
     digits = max(map(most_digits, schemas))
-    return compiled(LlgText(text, tuple(unchecked), (), segments if unchecked else (), digits, begins), vocabulary)
+    kept = segments if unchecked else ()
+    return compiled(LlgText(text, tuple(unchecked), (), kept, digits, around, spec.free_text), vocabulary)
 
 
 def _otherwise(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:

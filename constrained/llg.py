@@ -20,6 +20,7 @@ import numpy as np
 
 from plait.constrained.full_check import Segment, check_segments, full_check
 from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.json_strings import Call, Calls
 from plait.constrained.llg_ways import Walk, left_of
 from plait.constrained.specs import GrammarError
 from plait.constrained.vocabulary import Vocabulary
@@ -38,8 +39,8 @@ class LlgText(msgspec.Struct, frozen=True, tag="llg"):
     """A grammar in llguidance's own notation, known to compile within the limits.
 
     `unchecked` are the pointers of what was left out of it; `checked_by` the schema that the whole text must
-    meet, or nothing; `segments` what a structural text's parts must meet. `max_digits`: it is JSON, or JSON
-    behind one of `begins`, and a number in it has no more digits unless it must have (0: any number of them).
+    meet, or nothing; `segments` what a structural text's parts must meet. `max_digits`: it has JSON, where
+    `calls` says, and a number in that has no more digits unless it must have (0: any number of them).
     """
 
     text: str
@@ -47,7 +48,8 @@ class LlgText(msgspec.Struct, frozen=True, tag="llg"):
     checked_by: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
     max_digits: int = 0
-    begins: tuple[str, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()  # what stands before and behind the JSON of each kind
+    free_text: bool = False  # whether other text may stand around them
 
 
 class LlgGrammar(Grammar):
@@ -70,7 +72,9 @@ class LlgGrammar(Grammar):
         self.unchecked = grammar.unchecked
         self._checked_by = grammar.checked_by
         self._segments = grammar.segments
-        self._max_digits, self._begins = grammar.max_digits, tuple(begin.encode() for begin in grammar.begins)
+        self._max_digits = grammar.max_digits
+        kinds = tuple(Call(begin.encode(), end.encode()) for begin, end in grammar.calls)
+        self._calls = Calls(kinds, grammar.free_text)
         self.first_way: list[int] | None = None  # from the start of a text, once it was sought
         self.wayless_limit = -1  # within so many tokens none was found
         self._first = self._compiled()
@@ -100,7 +104,7 @@ class LlgGrammar(Grammar):
         """Whether the text of `tokens` ends in a JSON number that should have no more digits."""
         if not self._max_digits:
             return False
-        return self.vocabulary.long_numbers.is_long(tokens, self._max_digits, self._begins)
+        return self.vocabulary.long_numbers.is_long(tokens, self._max_digits, self._calls)
 
     def inner(self) -> llguidance.LLMatcher:
         """A matcher of the library at the start of a text; shares its lexer with the others."""

@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.constrained.json_strings import ALL_JSON, Calls, ends_in_string
+
 MAX_DIGITS = 23
 """As many as the shortest text of any double has: 21 where Python writes it, 23 where JavaScript does (ECMA-262,
 Number::toString: 0.0000012345678901234567)."""
@@ -21,7 +23,6 @@ MAX_EXPONENT_DIGITS = 3
 _MOST_LISTED = 400  # digits of the longest double written without an exponent, 5e-324 with all that it can have
 _DIGITS = b"0123456789"
 _LISTED = re.compile(rf"[0-9][0-9.]{{{MAX_DIGITS},}}|[0-9.]+[eE][+-]?[0-9]{{1,3}}(?![0-9])")
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
 
 
 class LongNumbers:
@@ -43,9 +44,9 @@ class LongNumbers:
         """Whether the token, behind a number, is more of it."""
         return bool(self._going_on[token])
 
-    def is_long(self, tokens: Sequence[int], most: int = MAX_DIGITS, begins: Sequence[bytes] = ()) -> bool:
-        """Whether the text of `tokens` ends in a number with the `most` digits that one may have. The JSON in it begins
-        with the text, or behind the last of `begins`."""
+    def is_long(self, tokens: Sequence[int], most: int = MAX_DIGITS, calls: Calls = ALL_JSON) -> bool:
+        """Whether the text of `tokens` ends in a number with the `most` digits that one may have. `calls` says where
+        the text has JSON."""
         if not tokens or not self._ends_in_digit[tokens[-1]]:
             return False
         end = b""
@@ -53,7 +54,9 @@ class LongNumbers:
             end = self._token_bytes[token] + end
             if len(end) >= 2 * most:
                 break
-        return _long(most).search(end) is not None and not self._is_in_text(tokens, begins)
+        if _long(most).search(end) is None:
+            return False
+        return not ends_in_string(b"".join(self._token_bytes[token] for token in tokens), calls)
 
     def end(self, mask: NDArray[np.int32]) -> None:
         """Takes what would make the number longer out of `mask`, int32 [ceil(V/32)], where anything else is in it; a
@@ -61,12 +64,6 @@ class LongNumbers:
         ending = mask & self._others
         if ending.any() and not (mask & self._quotes).any():  # behind a number no quote can come: this is free text
             mask[:] = ending
-
-    def _is_in_text(self, tokens: Sequence[int], begins: Sequence[bytes]) -> bool:
-        """Whether the end of the text is inside a JSON string: an odd number of quotes stands before it."""
-        text = b"".join(self._token_bytes[token] for token in tokens)
-        start = max((at + len(begin) for begin in begins if (at := text.rfind(begin)) >= 0), default=0)
-        return _ESCAPE.sub(b"", text[start:]).count(b'"') % 2 == 1
 
 
 @lru_cache(maxsize=16)

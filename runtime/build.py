@@ -31,14 +31,16 @@ def build_scheduler(
     compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s, at_once=False)
     compiler.start()
     give_back_memory()
-    pooling, size = read_pooling(model_path), runner.config.hidden_size
+    pooling, embeddings = read_pooling(model_path), None
+    if not isinstance(pooling, NoPooling):
+        embeddings = Embeddings(runner.config.hidden_size, pooling.kind, pooling.normalize, pooling.prompt)
     welcome = Welcome(
         protocol=PROTOCOL,
         model_path=str(model_path),
         vocab_size=runner.config.vocab_size,
         context_length=runner.max_session_tokens,
         server_pid=os.getpid(),
-        embeddings=None if isinstance(pooling, NoPooling) else Embeddings(size, pooling.kind, pooling.normalize),
+        embeddings=embeddings,
         no_embeddings=pooling.why if isinstance(pooling, NoPooling) else "",
         generates=runner.config.has_head,
     )

@@ -25,12 +25,13 @@ from plait.constrained.specs import Spec
 from plait.runtime.errors import InputError
 from plait.runtime.sampling import SamplingParams
 
-PROTOCOL = 4  # counts up whenever a frame changes its shape
+PROTOCOL = 5  # counts up whenever a frame changes its shape
 MAX_FRAME_BYTES = 128 << 10
 MAX_BYTES_OF = {b"Generate": 8 << 20, b"Select": 256 << 10}  # of those that may be alone in a larger frame
 MAX_REQUESTS = 256  # of one frame
 MAX_APPEND_TOKENS = 1 << 14  # of one instruction; more are several
 MAX_CHOICES = 1024
+MAX_REPLACED = 8  # tokens at the end of a text that a Select may take back
 MAX_FORK = 4096
 MAX_NAME = 256  # characters of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
@@ -75,7 +76,11 @@ class Generate(Message, frozen=True):
 
 
 class Select(Message, frozen=True):
-    """Scores each choice (token ids) after the session's text and appends the best one."""
+    """Scores each choice (token ids) after the session's text and appends the best one.
+
+    `replaced`: so many of the text's last tokens are left out first. The choices begin with the bytes of these, where
+    text and choice meet in a token.
+    """
 
     session: int
     call: int
@@ -83,6 +88,7 @@ class Select(Message, frozen=True):
     method: SelectMethod = "token_length_normalized"
     timeout_s: float | None = None
     top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
+    replaced: int = 0
 
 
 class Embed(Message, frozen=True):
@@ -137,11 +143,13 @@ SessionCall = Generate | Select | Embed
 
 class Embeddings(msgspec.Struct, frozen=True, array_like=True):
     """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
-    token, or the mean of all. `normalized`: its files want the vector's length to be 1."""
+    token, or the mean of all. `normalized`: its files want the vector's length to be 1. `prompt`: what they put before
+    every text."""
 
     size: int
     pooling: PoolingKind
     normalized: bool
+    prompt: str = ""
 
 
 class Welcome(Message, frozen=True):

@@ -174,7 +174,7 @@ def constrained(bench: Workbench, device: str) -> Iterator[Figure]:
             texts = prompts([64] * rows, bench.runner.config.vocab_size, 5)
             numbers = [bench.call(p, most, spec, temperature=0.8, seed=i, ignore_eos=spec is None) for i, p in
                        enumerate(texts)]  # fmt: skip
-            while bench.scheduler.sessions.num_compiling or bench.inbox.requests:
+            while bench.scheduler.calls.num_compiling or bench.inbox.requests:
                 bench.step()
             begun = now(bench)
             bench.finish()

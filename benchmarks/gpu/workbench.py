@@ -130,7 +130,7 @@ class Workbench:
 
     @property
     def idle(self) -> bool:
-        waiting = self.inbox.requests or self.scheduler.sessions.num_compiling
+        waiting = self.inbox.requests or self.scheduler.calls.num_compiling
         return not (self.scheduler.has_work or waiting)
 
     def finish(self) -> None:

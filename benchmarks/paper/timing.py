@@ -38,6 +38,12 @@ class Took(NamedTuple):
         return (self.prompt - self.computed) / self.best if self.best else None
 
 
+class Broke(NamedTuple):
+    """A workload that was not finished, and why."""
+
+    why: str
+
+
 def ours(work: Work, client: Any, rounds: int) -> Took:
     """The median run of `rounds` through plait, after one that compiles grammars and warms kernels."""
 

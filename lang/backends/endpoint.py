@@ -210,7 +210,7 @@ class RuntimeEndpoint(RemoteClient):
         the choice's tokens."""
         if self._own is None:
             return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
-        ids, behind = joined(self._own, parts, choices, at_start=True)
+        ids, _, behind = joined(self._own, parts, choices)
         ids = self._with_bos(ids)
         answers = self._logprobs({"input_ids": [[*ids, *each] for each in behind]}, len(ids) - 1, timeout_s)
         each = zip(answers, behind, choices, strict=True)

@@ -68,6 +68,11 @@ class Client:
         self.send(Open(session_id, tenant, cache_salt, priority, session_id if program is None else program))
         return Session(self, session_id)
 
+    def encode_to_embed(self, text: str) -> list[int]:
+        """The ids of a whole text as the model embeds it, behind the prompt that its files put before every text."""
+        made = self.model.embeddings
+        return self.tokenizer.encode_whole(text, made.prompt if made is not None else "")
+
     def status(self) -> Status:
         """Counts of sessions, calls and pages in the scheduler now."""
         return self._ask(Inspect)

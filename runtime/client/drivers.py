@@ -12,12 +12,15 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import zmq
 
 from plait.runtime.client.dealer import CONNECT_TIMEOUT_S, Dealer
+
+LOOK_EVERY_S = 0.05  # whether a loop that is to stop was closed instead
 
 T = TypeVar("T")
 
@@ -110,7 +113,8 @@ class LoopDriver:
         self._channel, self._dealer = channel, dealer
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
         self._fds = (dealer.descriptor, dealer.lifeline.fileno())
-        self._has_stopped = threading.Event()
+        self._is_stopping = False
+        self._has_stopped = threading.Event()  # and the sockets are free
         self._later: asyncio.Handle | None = None
         self._heard = False
         self._loop.add_reader(self._fds[0], self._turn)
@@ -121,7 +125,7 @@ class LoopDriver:
         if threading.get_ident() != self._thread_id:
             with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits in it
                 self._loop.call_soon_threadsafe(self._turn)
-        elif not self._has_stopped.is_set():
+        elif not self._is_stopping:
             self._channel.send_queued()
             if self._dealer.has_more:  # sending may have taken the notice of it
                 self._loop.call_soon(self._turn)
@@ -133,16 +137,18 @@ class LoopDriver:
             self._later = self._loop.call_soon(self._turn)
 
     def stop(self, *, ends: bool) -> None:
-        if threading.get_ident() == self._thread_id or self._loop.is_closed():
-            self._stop(ends)
-            return
-        with contextlib.suppress(RuntimeError):  # it is being closed: there is nothing to wait for
-            self._loop.call_soon_threadsafe(self._stop, ends)
-            self._has_stopped.wait(CONNECT_TIMEOUT_S)
+        if threading.get_ident() != self._thread_id:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._stop, ends)
+            give_up_at = time.monotonic() + CONNECT_TIMEOUT_S
+            while not self._loop.is_closed():  # a loop that is being closed runs nothing more
+                if self._has_stopped.wait(LOOK_EVERY_S) or time.monotonic() > give_up_at:
+                    return
+        self._stop(ends)
 
     def _turn(self) -> None:
         """Sends, and takes what has come until nothing is left: the socket only tells of what is new."""
-        if self._has_stopped.is_set():
+        if self._is_stopping:
             return
         if self._later is not None:
             self._later.cancel()
@@ -171,18 +177,21 @@ class LoopDriver:
         self._turn()
 
     def _end_if_over(self, error: Exception | None) -> None:
-        if (error is not None or self._channel.is_over) and not self._has_stopped.is_set():
+        if (error is not None or self._channel.is_over) and not self._is_stopping:
             self._stop(True, error)
 
     def _stop(self, ends: bool, error: Exception | None = None) -> None:
-        if self._has_stopped.is_set():
+        if self._is_stopping:  # those whom the end is told may ask for it again
             return
-        if not self._loop.is_closed():
-            for fd in self._fds:
-                self._loop.remove_reader(fd)
-            for timer in (self._tick_handle, self._later):
-                if timer is not None:
-                    timer.cancel()
-        self._has_stopped.set()
-        if ends:
-            self._channel.end(error)
+        self._is_stopping = True
+        try:
+            if not self._loop.is_closed():
+                for fd in self._fds:
+                    self._loop.remove_reader(fd)
+                for timer in (self._tick_handle, self._later):
+                    if timer is not None:
+                        timer.cancel()
+            if ends:
+                self._channel.end(error)
+        finally:
+            self._has_stopped.set()

@@ -24,8 +24,9 @@ def embed_texts(
 ) -> npt.NDArray[np.float32]:
     """[len(texts), dimensions] float32: one vector for each text, see `Session.embed`.
 
-    Each text is tokenized as a whole one, with the tokens that the model's own tokenizer puts around it. `timeout_s`
-    is each text's own. Raises UnsupportedModel, InputError, or the first failed call's CallFailed, and ends the others.
+    Each text is tokenized as a whole one, behind the model's default prompt, if it has one, and with the tokens that
+    its own tokenizer puts around it. `timeout_s` is each text's own. Raises UnsupportedModel, InputError, or the first
+    failed call's CallFailed, and ends the others.
     """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InputError("embed takes a list of texts")
@@ -55,7 +56,7 @@ def embed_texts(
 
 def _start(client: Client, session: Session, text: str, dimensions: int | None, timeout_s: float | None) -> Call:
     try:
-        session.append_tokens(client.tokenizer.encode_whole(text))
+        session.append_tokens(client.encode_to_embed(text))
         return session.embed(dimensions, timeout_s=timeout_s)
     except BaseException:
         session.abort()

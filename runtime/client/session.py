@@ -28,7 +28,7 @@ from plait.runtime.messages import (
     SelectMethod,
 )
 from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
-from plait.runtime.tokenizer.joining import joined
+from plait.runtime.tokenizer.joining import UNKNOWN_END, TextEnd, joined
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -43,12 +43,15 @@ class Session:
     ' Paris.'
     """
 
-    def __init__(self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0) -> None:
+    def __init__(
+        self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0, sent: TextEnd = UNKNOWN_END
+    ) -> None:
         self.session_id = session_id
         self._client = client
         self._parts: list[tuple[str, bool]] = []  # (text, is the chat template's own) not yet sent
         self._is_empty = is_empty  # nothing was sent: a BOS is still owed
         self._num_sent = num_sent  # tokens of the text, less what was sampled
+        self._sent = sent  # how the text ends that was sent, where it ends with text of the program's
         self._closed = False
 
     def append(self, text: str, *, control: bool = False) -> None:
@@ -66,6 +69,7 @@ class Session:
         is_wrong = not {int}.issuperset(map(type, token_ids))  # bool is another type
         if is_wrong or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < width):
             raise InputError(f"token ids are integers from 0 to {width - 1}")
+        self._sent = UNKNOWN_END
         self._send_ids(token_ids)
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
@@ -80,6 +84,7 @@ class Session:
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint: only that says when a value is whole")
         self._flush("gen")
+        self._sent = UNKNOWN_END
         return self._client.start_call(
             self.session_id,
             lambda call: Generate(self.session_id, call, params, constraint),
@@ -95,7 +100,8 @@ class Session:
     ) -> Call:
         """Scores the choices after the text so far and appends the best; `result().choice` has the scores.
 
-        What was appended since the last call or fork is tokenized as one with them (`plait.runtime.tokenizer.joining`).
+        What was appended since the last call is tokenized as one with them (`plait.runtime.tokenizer.joining`), sent or
+        not. What a call wrote is not: its tokens are not known yet, and stay as they were chosen.
         `scored` of the call: the ids whose logprobs `result().choice` holds.
         """
         self._require_head()
@@ -105,13 +111,15 @@ class Session:
         if timeout_s is not None:
             sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
         self._require_open()
-        text_ids, token_ids = joined(self._client.tokenizer, self._parts, choices, at_start=self._is_empty)
+        made = joined(self._client.tokenizer, self._parts, choices, num_sent=self._num_sent, sent=self._sent)
+        token_ids, num_replaced = made.choices, made.num_replaced
         self._parts.clear()
-        self._send_ids(self._behind_bos(text_ids))
+        self._send_ids(self._behind_bos(made.ids))
         self._require_text("select")
+        self._sent = UNKNOWN_END
         return self._client.start_call(
             self.session_id,
-            lambda call: Select(self.session_id, call, token_ids, method, timeout_s),
+            lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),
             timeout_s,
             scored=Scored(tuple(choices), token_ids),
         )
@@ -122,6 +130,7 @@ class Session:
         self._require_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
         self._flush("a score")
+        self._sent = UNKNOWN_END
         choices = [list(token_ids)]
         return self._client.start_call(
             self.session_id,
@@ -136,7 +145,7 @@ class Session:
 
         `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
         arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
-        Nothing is put behind the text; `tokenizer.encode_whole` does that. UnsupportedModel where the files name no
+        Nothing is put around the text; `client.encode_to_embed` does that. UnsupportedModel where the files name no
         pooling.
         """
         made = self._client.model.embeddings
@@ -161,7 +170,10 @@ class Session:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
             raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
         self._flush(None)
-        children = [Session(self._client, self._client.next_id(), self._is_empty, self._num_sent) for _ in range(size)]
+        children = [
+            Session(self._client, self._client.next_id(), self._is_empty, self._num_sent, self._sent)
+            for _ in range(size)
+        ]
         self._client.send(Fork(self.session_id, [child.session_id for child in children]))
         return children
 
@@ -182,6 +194,7 @@ class Session:
         self._require_open()
         if self._parts:
             token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
+            self._sent = self._sent.behind(self._parts, token_ids)
             self._parts.clear()
             self._send_ids(self._behind_bos(token_ids))
         if needed_by:

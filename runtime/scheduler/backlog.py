@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from plait.runtime.messages import Append, Close, Fork, Select, SessionCall
+from plait.runtime.messages import MAX_REPLACED, Append, Close, Fork, Select, SessionCall
 
 MAX_WEIGHT = 1 << 18  # tokens of choices and names of children, and one for each instruction
 
@@ -49,6 +49,7 @@ class Backlog:
         weight = _weight(instruction)
         if self._weight + weight > MAX_WEIGHT and not isinstance(instruction, Close):
             return False
+        self._num_text -= _num_replaced(instruction)
         if not (isinstance(instruction, Close) and isinstance(next(reversed(self._queue.values()), None), Close)):
             self._append(instruction)
             self._weight += weight
@@ -101,9 +102,15 @@ class Backlog:
             self._weight -= 1
         else:
             self._weight -= _weight(instruction)
+            self._num_text += _num_replaced(instruction)
         if isinstance(instruction, SessionCall):
             self._places.pop(instruction.call, None)
         return instruction
+
+
+def _num_replaced(instruction: Instruction) -> int:
+    """Tokens of the text before it that an instruction may take back: one of another number is refused in its turn."""
+    return min(max(0, instruction.replaced), MAX_REPLACED) if isinstance(instruction, Select) else 0
 
 
 def _weight(instruction: Instruction) -> int:

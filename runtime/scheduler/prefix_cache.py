@@ -223,6 +223,18 @@ class PrefixCache:
             seq.node.pins.add(child)
         return child
 
+    def shorten(self, seq: Sequence, num_tokens: int) -> None:
+        """An idle sequence's text is now its first `num_tokens` tokens, at least one; the rest's KV stays as cache."""
+        assert not seq.is_locked and num_tokens
+        if seq.num_computed > num_tokens:
+            assert seq.node is not None
+            seq.node.pins.discard(seq)
+            seq.node = self.tree.ancestor(seq.node, seq.num_computed - num_tokens)
+            seq.node.pins.add(seq)
+            seq.pages.truncate(num_tokens)
+            seq.num_in_tree = num_tokens
+        seq.tokens.truncate(num_tokens)
+
     def _unlock(self, seq: Sequence) -> None:
         assert seq.node is not None
         seq.is_locked = False

@@ -6,7 +6,7 @@ Knows: the limits of a Generate, a Select and an Embed. Must not know: queues, p
 from __future__ import annotations
 
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_CHOICES, Embed, Select, SessionCall, Welcome
+from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome
 from plait.runtime.sampling import MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.deadlines import MAX_S
 from plait.runtime.scheduler.session import Broken, Session
@@ -31,7 +31,9 @@ def refusal(session: Session, message: SessionCall, model: Welcome, vocab_size: 
     if not model.generates:
         return Broken("invalid", NO_HEAD)
     if isinstance(message, Select):
-        return _select(message, vocab_size) or _overflow(session, max(map(len, message.choices)), max_length)
+        return _select(message, len(session.seq), vocab_size) or _overflow(
+            session, max(map(len, message.choices)) - message.replaced, max_length
+        )
     try:
         check_sampling(message.sampling, vocab_size=vocab_size)
     except InputError as error:
@@ -55,11 +57,14 @@ def _timeout(timeout_s: float | None) -> Broken | None:
     return Broken("invalid", f"timeout_s must be a positive number of seconds, not {timeout_s}")
 
 
-def _select(message: Select, vocab_size: int) -> Broken | None:
+def _select(message: Select, num_prompt: int, vocab_size: int) -> Broken | None:
     if (late := _timeout(message.timeout_s)) is not None:
         return late
     if not 0 <= message.top_logprobs <= MAX_TOP_LOGPROBS:
         return Broken("invalid", f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {message.top_logprobs}")
+    most = min(MAX_REPLACED, num_prompt - 1)
+    if not 0 <= message.replaced <= most:
+        return Broken("invalid", f"replaced must be from 0 to {most} tokens here, not {message.replaced}")
     if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
         return Broken("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
     if sum(len(choice) for choice in message.choices) > MAX_CHOICE_TOKENS:

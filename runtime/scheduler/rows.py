@@ -210,7 +210,10 @@ class Scoring(Row):
 
 @dataclass
 class Selection:
-    """A Select on its way: its choices, the rows that score them, and which row scores choice i (`row_of[i]`)."""
+    """A Select on its way: its choices, the rows that score them, and which row scores choice i (`row_of[i]`).
+
+    `num_prompt`: tokens of the session's text that the choices stand behind; they replace the others.
+    """
 
     session: Session
     call_id: int

@@ -90,6 +90,7 @@ class Scheduler:
         )
         self.generating = Generating(vocabulary, self.cache, welcome.context_length)
         self.sessions = Sessions(self.policy, compiler, vocabulary, config, self.generating, welcome, link.send)
+        self.calls = self.sessions.calls
         self._mask_words = (len(vocabulary) + 31) // 32
         self.under_way: UnderWay | None = None  # launched, and its tokens not yet taken in
         self.foresight = Foresight()
@@ -189,7 +190,7 @@ class Scheduler:
                 self.sessions.faults.tell(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
-        events = [at for at in (self.sessions.deadlines.next(), self.compiler.next_deadline()) if at is not None]
+        events = [at for at in (self.calls.deadlines.next(), self.compiler.next_deadline()) if at is not None]
         waits = [max(0.0, at - time.monotonic()) for at in events]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
@@ -210,13 +211,13 @@ class Scheduler:
     def status(self, call_id: int) -> Status:
         """Counts as they are now."""
         free, cached, held = self.cache.counts()
-        totals = self.sessions.totals.with_unfinished((*self.policy.running, *self.policy.waiting))
+        totals = self.calls.totals.with_unfinished((*self.policy.running, *self.policy.waiting))
         return Status(
             call_id,
             sessions=len(self.sessions),
             clients=self.link.num_clients,
             running_calls=len(self.policy.running),
-            waiting_calls=len(self.policy.waiting) + self.sessions.num_compiling,
+            waiting_calls=len(self.policy.waiting) + self.calls.num_compiling,
             free_pages=free,
             cached_pages=cached,
             held_pages=held,
@@ -246,7 +247,7 @@ class Scheduler:
                     continue
                 _check_cost(time.thread_time() - begun)
             except Exception as error:  # a matcher that breaks in the middle ends its own call
-                self.sessions.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
+                self.calls.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
                 continue
             rows.append(index)
             masks.append(words)
@@ -286,17 +287,17 @@ class Scheduler:
             if each.num_states:
                 row.take(sampled.states[row], each.start + each.count)
             if not row.num_pending:
-                self.sessions.finish_embedding(row)
+                self.calls.finish_embedding(row)
 
     def _commit_scores(self, row: Scoring, sampled: Sampled) -> None:
         scores = sampled.scores.get(row, {})
         if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
-            self.sessions.fail(row.selection, "internal", "the model's logits are not finite here")
+            self.calls.fail(row.selection, "internal", "the model's logits are not finite here")
             return
         row.logprobs.update(scores)
         row.top.update(sampled.tops.get(row, {}))
         if not row.num_pending:
-            self.sessions.finish_row(row)
+            self.calls.finish_row(row)
 
     def _commit_drafted(self, gen: Generation, num_draft: int, tokens: list[int]) -> None:
         """Takes the tokens that the model chose, up to the first that was not guessed."""
@@ -319,7 +320,7 @@ class Scheduler:
         if not gen.meter.first_token:
             gen.meter.first_token = time.monotonic()
         if gen.params.max_tokens == 0:
-            self.sessions.finish_generation(gen, Ending("length"))
+            self.calls.finish_generation(gen, Ending("length"))
             return
         if token < 0:
             self._fail_token(gen, token)
@@ -330,23 +331,23 @@ class Scheduler:
             if gen.matcher is not None and ending is None:
                 _check_cost(time.thread_time() - begun)
         except (RuntimeError, GrammarError) as error:
-            self.sessions.fail(gen, "constraint", str(error))
+            self.calls.fail(gen, "constraint", str(error))
             return
         if ending is not None:
-            self.sessions.finish_generation(gen, ending)
+            self.calls.finish_generation(gen, ending)
         else:
-            self.sessions.send_tokens(gen, gen.num_safe_tokens())
+            self.calls.send_tokens(gen, gen.num_safe_tokens())
 
     def _fail_token(self, gen: Generation, token: int) -> None:
         if token == NO_TOKEN:
-            self.sessions.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
+            self.calls.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
         else:
             assert token == NOT_FINITE
-            self.sessions.fail(gen, "internal", "the model's logits are not finite here")
+            self.calls.fail(gen, "internal", "the model's logits are not finite here")
 
     def _fail_row(self, row: Row, kind: str, text: str) -> None:
         assert isinstance(row, (Generation, Scoring, Embedding))
-        self.sessions.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
+        self.calls.fail(row.selection if isinstance(row, Scoring) else row, kind, text)
 
     def _fail_steps(self, error: Exception, *steps: UnderWay) -> None:
         """The steps, the latest first, broke: their rows fail, and what they were about to write leaves the tree."""

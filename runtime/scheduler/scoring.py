@@ -20,7 +20,8 @@ from plait.runtime.scheduler.session import Session
 
 def selection_of(session: Session, message: Select, cache: PrefixCache) -> Selection:
     """The Select with its rows, which are still to be added to the waiting."""
-    made = Selection(session, message.call, message.choices, message.method, len(session.seq), message.top_logprobs)
+    num_prompt = len(session.seq) - message.replaced
+    made = Selection(session, message.call, message.choices, message.method, num_prompt, message.top_logprobs)
     _add_rows(made, cache, int(session.seq.tokens.view()[0]))
     return made
 
@@ -35,6 +36,7 @@ def _add_rows(selection: Selection, cache: PrefixCache, bos: int) -> None:
             wanted[row][offset].add(token)
     for tokens, targets in zip(beginnings, wanted, strict=True):
         seq = cache.fork(session.seq)
+        cache.shorten(seq, num_prompt)
         seq.tokens.extend(tokens)
         selection.rows.append(_row(selection, seq, num_prompt - 1, targets))
         if selection.method == "unconditional_likelihood_normalized":

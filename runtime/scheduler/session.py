@@ -51,4 +51,6 @@ class Session:
     @property
     def num_certain(self) -> int:
         """Tokens that its text will have at least, whatever becomes of the call that runs."""
-        return self.active.first if isinstance(self.active, Generation) else len(self.seq)
+        if isinstance(self.active, Generation):
+            return self.active.first
+        return self.active.num_prompt if isinstance(self.active, Selection) else len(self.seq)

@@ -1,6 +1,6 @@
-"""Sessions and their instructions: opens, appends, forks, starts calls, and ends every call exactly once.
+"""Sessions and their instructions: opens, appends, forks, starts calls, closes, each session in its own order.
 
-Knows: sessions, calls, which replies they are owed. Must not know: batches, logits, sockets.
+Knows: sessions, instructions, when a call begins. Must not know: how a call ends, batches, logits, sockets.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
 
 from plait.constrained import CompilePool, Grammar, GrammarError, Structural, Vocabulary
 from plait.runtime.config import EngineConfig
@@ -20,32 +19,27 @@ from plait.runtime.messages import (
     Close,
     Embed,
     Failed,
-    Finished,
     Fork,
     Generate,
     Open,
-    Reply,
     Request,
     SessionCall,
-    Tokens,
     Welcome,
 )
 from plait.runtime.scheduler.backlog import Instruction, TooLong
-from plait.runtime.scheduler.deadlines import Deadlines
+from plait.runtime.scheduler.calls import Calls, Send
 from plait.runtime.scheduler.embedding import Embedding
 from plait.runtime.scheduler.faults import Faults
-from plait.runtime.scheduler.generating import Ending, Generating, Unfinishable
+from plait.runtime.scheduler.generating import Generating, Unfinishable
 from plait.runtime.scheduler.lookup import PromptLookup
 from plait.runtime.scheduler.policy import Policy
 from plait.runtime.scheduler.prefix_cache import PrefixCache
 from plait.runtime.scheduler.refusals import refusal
-from plait.runtime.scheduler.rows import Generation, Scoring, Selection
-from plait.runtime.scheduler.scoring import best_choice, selection_of
+from plait.runtime.scheduler.rows import Generation
+from plait.runtime.scheduler.scoring import selection_of
 from plait.runtime.scheduler.sequence import Sequence
-from plait.runtime.scheduler.session import Broken, Call, ClientId, Session, SessionKey
-from plait.runtime.scheduler.totals import Totals
+from plait.runtime.scheduler.session import Broken, ClientId, Session, SessionKey
 
-Send = Callable[[ClientId, Reply], None]
 Sent = Append | SessionCall | Fork | Close
 
 
@@ -64,27 +58,19 @@ class Sessions:
     ) -> None:
         self.policy = policy
         self.cache: PrefixCache = policy.cache
-        self.compiler = compiler
+        self.calls = Calls(policy, compiler, send, self._advance)
         self.vocabulary = vocabulary
         self.config = config
         self.generating = generating
         self.max_length, self.model = generating.max_length, model
-        self.deadlines = Deadlines()
-        self.totals = Totals()
         self.faults = Faults()
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
-        self._compiling: dict[int, Generation] = {}
         self._ready: list[Session] = []  # to be advanced, see `_advance`
         self._programs: Counter[tuple[ClientId, int]] = Counter()
-        self._num_calls = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
-
-    @property
-    def num_compiling(self) -> int:
-        return len(self._compiling)
 
     def sequences(self) -> list[Sequence]:
         """Every sequence that lives, for the integrity check."""
@@ -109,8 +95,8 @@ class Sessions:
                 self._send(client, Failed(message.call, "overloaded", text))
             return
         if isinstance(message, SessionCall):
-            if self._num_calls >= self.config.max_waiting_calls:
-                self._refuse(session, message, f"{self._num_calls} calls are waiting already; try again later")
+            if self.calls.num_open >= self.config.max_waiting_calls:
+                self._refuse(session, message, f"{self.calls.num_open} calls are waiting already; try again later")
                 return
         elif isinstance(message, Fork):
             self._name_children(session, message)
@@ -118,9 +104,7 @@ class Sessions:
             self._refuse(session, message, "too many instructions wait in this session; read their results first")
             return
         if isinstance(message, SessionCall):
-            self._num_calls += 1
-            timeout_s = message.sampling.timeout_s if isinstance(message, Generate) else message.timeout_s
-            self.deadlines.add(session.key, message.call, timeout_s)
+            self.calls.admit(session, message)
         self._advance(session)
 
     def _refuse(self, session: Session, message: Sent, text: str) -> None:
@@ -162,62 +146,17 @@ class Sessions:
 
     def fail_late_calls(self) -> None:
         """Ends the calls whose deadline has passed."""
-        for due in self.deadlines.pop_late():
+        for due in self.calls.deadlines.pop_late():
             text = f"the call took longer than its timeout of {due.timeout_s:g} s"
             self.fail_call(due.key, due.call_id, "deadline", text)
 
     def take_compiled(self) -> None:
         """Lets the rows whose grammar is ready, or refused, go on."""
-        for ticket, outcome in self.compiler.collect():
-            gen = self._compiling.pop(ticket, None)
-            if gen is None:
-                continue
+        for gen, outcome in self.calls.compiled():
             try:
                 self._start_constrained(gen, outcome)
             except Exception as error:  # a grammar that breaks as it starts ends its own call
-                self.fail(gen, "constraint", f"the constraint could not be started: {error!s:.200}")
-
-    # -- ends of calls ----------------------------------------------------------------------------
-
-    def finish_generation(self, gen: Generation, ending: Ending) -> None:
-        self.send_tokens(gen, gen.num_output)
-        usage = gen.meter.usage(gen.num_sampled + gen.num_forced, gen.num_forced, gen.num_drafted)
-        self._end(
-            gen,
-            Finished(gen.call_id, ending.reason, usage, ending.matched, prompt_logprobs=gen.prompt_logprobs),
-        )
-
-    def finish_embedding(self, row: Embedding) -> None:
-        """All of the text is computed."""
-        vector = row.vector()
-        if vector is None:
-            self.fail(row, "internal", "the model's hidden states are not finite here")
-        else:
-            self._end(row, Finished(row.call_id, "stop", row.meter.usage(0), embedding=vector.tobytes()))
-
-    def finish_row(self, row: Scoring) -> None:
-        """One of a selection's rows is done; after the last the best choice becomes text."""
-        self._end_row(row)
-        selection = row.selection
-        selection.num_left -= 1
-        if selection.num_left:
-            return
-        choice = best_choice(selection)
-        winner = selection.choices[choice.index]
-        selection.session.seq.tokens.extend(winner)
-        key = selection.session.key
-        self._send(key.client, Tokens(selection.call_id, winner))
-        self._end(selection, Finished(selection.call_id, "stop", selection.usage(), None, choice))
-
-    def fail(self, call: Call, kind: str, text: str, *, breaks: bool = True) -> None:
-        """Ends the call in failure; unless `breaks` is False, later calls of its session fail too."""
-        if call.session.active is not call:
-            return
-        if isinstance(call, Generation):
-            self.send_tokens(call, call.num_output)
-        if breaks:
-            call.session.broken = Broken(kind, text)
-        self._end(call, Failed(call.call_id, kind, text))
+                self.calls.fail(gen, "constraint", f"the constraint could not be started: {error!s:.200}")
 
     def fail_call(self, key: SessionKey, call_id: int, kind: str, text: str, *, breaks: bool = True) -> None:
         """`fail` for a call that may not have begun, or may be over."""
@@ -225,22 +164,12 @@ class Sessions:
         if session is None:
             return
         if session.active is not None and session.active.call_id == call_id:
-            self.fail(session.active, kind, text, breaks=breaks)
+            self.calls.fail(session.active, kind, text, breaks=breaks)
             return
         if session.queue.pop_call(call_id):
-            self._num_calls -= 1
-            self._send(key.client, Failed(call_id, kind, text))
+            self.calls.reject(session, call_id, kind, text)
             if breaks:
                 self._break(session, Broken(kind, text))
-
-    def send_tokens(self, gen: Generation, upto: int) -> None:
-        """Tells the client the output tokens before `upto` that it has not heard of."""
-        token_ids = gen.output_tokens(gen.num_sent, upto)
-        logprobs = gen.unsent_logprobs or None
-        if token_ids or logprobs:
-            gen.num_sent = upto
-            gen.unsent_logprobs = []
-            self._send(gen.session.key.client, Tokens(gen.call_id, token_ids, logprobs))
 
     # -- how an instruction runs ------------------------------------------------------------------
 
@@ -282,10 +211,9 @@ class Sessions:
         session.broken = session.broken or Broken("internal", why)
         if isinstance(instruction, SessionCall):
             if session.active is not None:
-                self.fail(session.active, "internal", why)
+                self.calls.fail(session.active, "internal", why)
             else:
-                self._num_calls -= 1
-                self._send(session.key.client, Failed(instruction.call, "internal", why))
+                self.calls.reject(session, instruction.call, "internal", why)
 
     def _append(self, session: Session, message: Append) -> None:
         ids, limit, total = message.token_ids, len(self.vocabulary), len(session.seq) + len(message.token_ids)
@@ -301,8 +229,7 @@ class Sessions:
         """Starts a call, or fails it before any work."""
         refused = refusal(session, message, self.model, len(self.vocabulary), self.max_length)
         if refused is not None:
-            self._num_calls -= 1
-            self._send(session.key.client, Failed(message.call, refused.kind, refused.text))
+            self.calls.reject(session, message.call, refused.kind, refused.text)
             session.broken = session.broken or refused
             return
         if isinstance(message, Generate):
@@ -327,26 +254,25 @@ class Sessions:
             self.policy.add(gen)
         else:
             gen.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
-            gen.ticket = self.compiler.submit(message.constraint)
-            self._compiling[gen.ticket] = gen
+            self.calls.await_grammar(gen, message.constraint)
 
     def _start_constrained(self, gen: Generation, outcome: Grammar | GrammarError) -> None:
         if gen.session.active is not gen:
             return
         if isinstance(outcome, GrammarError):
-            self.fail(gen, "constraint", str(outcome))
+            self.calls.fail(gen, "constraint", str(outcome))
             return
         gen.meter.compile_s = time.monotonic() - gen.meter.arrived
         gen.matcher = outcome.matcher()
         try:
             ending = self.generating.begin(gen)
         except Unfinishable as error:
-            self.fail(gen, "constraint", str(error))
+            self.calls.fail(gen, "constraint", str(error))
             return
         if ending is None:
             self.policy.add(gen)
         else:
-            self.finish_generation(gen, ending)
+            self.calls.finish_generation(gen, ending)
 
     def _name_children(self, parent: Session, message: Fork) -> None:
         for child in message.children[:MAX_FORK]:  # calls in the others are told that they do not exist
@@ -374,31 +300,6 @@ class Sessions:
         self._sessions[session.key] = session
         self._programs[session.program] += 1
 
-    def _end(self, call: Call, reply: Finished | Failed) -> None:
-        """Takes a call out of the batch and answers it; what it computed becomes cache."""
-        session = call.session
-        session.active = None
-        self.totals.add(call)
-        self.deadlines.drop(session.key, call.call_id)
-        self._num_calls -= 1
-        if isinstance(call, Selection):
-            for row in (*call.rows, *call.unconditional_rows):
-                self._end_row(row)
-        else:
-            self.policy.remove(call)
-            if call.seq.num_computed > len(call.seq):  # it ended among guesses that were right
-                self.cache.truncate(call.seq, len(call.seq))
-            self.cache.release(call.seq)
-        ticket = call.ticket if isinstance(call, Generation) else None
-        if ticket is not None and self._compiling.pop(ticket, None) is not None:
-            self.compiler.cancel(ticket)
-        self._send(session.key.client, reply)
-        self._advance(session)
-
-    def _end_row(self, row: Scoring) -> None:
-        self.policy.remove(row)
-        self.cache.forget(row.seq)
-
     def _break(self, session: Session, why: Broken) -> None:
         session.broken = session.broken or why
         self._advance(session)
@@ -407,11 +308,10 @@ class Sessions:
         """Removes the session now; calls not yet done fail as aborted, children not yet born with them."""
         queued = session.queue.clear()
         if session.active is not None:
-            self.fail(session.active, "aborted", why)
+            self.calls.fail(session.active, "aborted", why)
         for instruction in queued:
             if isinstance(instruction, SessionCall):
-                self._num_calls -= 1
-                self._send(session.key.client, Failed(instruction.call, "aborted", why))
+                self.calls.reject(session, instruction.call, "aborted", why)
             elif isinstance(instruction, Fork):
                 for child in self._bear(session, instruction):
                     self._break(child, Broken("aborted", why))

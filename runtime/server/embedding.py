@@ -69,7 +69,8 @@ def check_dimensions(client: Client, dimensions: int | None) -> None:
 async def token_ids(
     client: Client, inputs: Sequence[Input], param: str, *, cut: bool = False, limit: int | None = None
 ) -> list[list[int]]:
-    """The tokens of each input: a text as the model's own tokenizer has a whole one, a list of ids as it is.
+    """The tokens of each input: a text as the model's own tokenizer has a whole one, behind the prompt of the model's
+    files, a list of ids as it is.
 
     `cut`: what is longer than `limit` (None: the context) loses its end, else it is refused. ApiError names the input,
     as `param[i]`.
@@ -111,7 +112,7 @@ def _ids(client: Client, given: Input, name: str, cut: bool, limit: int) -> list
         text = f"{longest_context(limit)}; '{name}' has {len(given)} characters, which cannot be that few"
         raise ApiError(400, text, param=name, code="context_length_exceeded")
     else:
-        ids = tokenizer.encode_whole(given)
+        ids = client.encode_to_embed(given)
     if len(ids) > limit and cut and len(tokenizer.ending) < limit:
         ending = list(tokenizer.ending)
         ids = ids[: limit - len(ending)] + ending

@@ -68,6 +68,11 @@ class RestartingRuntime:
         self._closing.set()
         self._runtime.shutdown()
 
+    def _join_later(self, loop: asyncio.AbstractEventLoop, runtime: Runtime) -> None:
+        """In `loop`, which may have been left since this was asked for."""
+        if self._loop is loop:
+            runtime.client.join_loop()
+
     def _start(self) -> Runtime:
         return Runtime(self._model_path, **self._settings)
 
@@ -100,9 +105,10 @@ class RestartingRuntime:
             log.error("the runtime did not start: %s", error)
             return
         self._runtime, self.num_restarts = runtime, self.num_restarts + 1
-        if self._loop is not None:
+        loop = self._loop
+        if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed, and the server with it
-                self._loop.call_soon_threadsafe(runtime.client.join_loop)
+                loop.call_soon_threadsafe(self._join_later, loop, runtime)
         self._started_at = time.monotonic()
         log.warning("the runtime runs again after %.1f s", self._started_at - began)
         if self._closing.is_set():

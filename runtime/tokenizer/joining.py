@@ -10,35 +10,79 @@ Knows: token ids. Must not know: sessions, how choices are scored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
+
+from plait.runtime.messages import MAX_REPLACED
 
 if TYPE_CHECKING:
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
-MAX_JOINED = 8  # tokens at the end of a text that what comes behind it may join to others
+MAX_JOINED = MAX_REPLACED  # tokens at the end of a text that what comes behind it may join to others
+MAX_CHARACTERS = 1024  # of a text's end that is kept for what comes behind it
+
+
+class TextEnd(NamedTuple):
+    """How a text ends: its last ids, at most MAX_JOINED, and the plain text that the last of these stand for.
+
+    Nothing is known of a text's end where tokens came that nobody wrote: `UNKNOWN_END`.
+    """
+
+    ids: tuple[int, ...] = ()
+    text: str = ""
+
+    def behind(self, parts: Sequence[tuple[str, bool]], ids: Sequence[int]) -> TextEnd:
+        """The end once `parts`, whose ids are `ids`, stand behind this one.
+
+        >>> TextEnd((5,), "It").behind([(" is", False)], [6])
+        TextEnd(ids=(5, 6), text='It is')
+        """
+        run = [text for text, _ in takewhile(lambda part: not part[1], reversed(parts))]
+        before = [self.text] if len(run) == len(parts) else []
+        whole = "".join([*before, *reversed(run)])
+        return TextEnd((*self.ids, *ids)[-MAX_JOINED:], whole[-MAX_CHARACTERS:])
+
+
+UNKNOWN_END = TextEnd()
+
+
+class Joined(NamedTuple):
+    """The ids that are to stand behind what was sent, less `num_replaced` of that, and those of each choice then."""
+
+    ids: list[int]
+    num_replaced: int
+    choices: list[list[int]]
 
 
 def joined(
-    tokenizer: Tokenizer, parts: Sequence[tuple[str, bool]], choices: Sequence[str], *, at_start: bool
-) -> tuple[list[int], list[list[int]]]:
-    """The ids of the text, less those at its end that a choice changes, and the ids of each choice behind them.
+    tokenizer: Tokenizer,
+    parts: Sequence[tuple[str, bool]],
+    choices: Sequence[str],
+    *,
+    num_sent: int = 0,
+    sent: TextEnd = UNKNOWN_END,
+) -> Joined:
+    """The ids of `parts` and of the choices behind them, less those at the text's end that a choice changes.
 
-    `parts`: (text, control), as `Tokenizer.encode` takes them. Some of a text that is not empty is always left.
+    `parts`: (text, control), as `Tokenizer.encode` takes them. `num_sent` tokens stand before them and end with `sent`;
+    where `parts` are not enough some of these are replaced. Of a text that is not empty some is always left.
 
-    >>> joined(tokenizer, [("It is ", False)], ["red", "blue"], at_start=True)    # doctest: +SKIP
-    ([1589, 314], [[1928], [4461]])
+    >>> joined(tokenizer, [("It is ", False)], ["red", "blue"])                    # doctest: +SKIP
+    Joined(ids=[1589, 314], num_replaced=0, choices=[[1928], [4461]])
     """
-    ids = tokenizer.encode(parts, at_start=at_start)
-    plain = ids, [tokenizer.encode_plain(choice) for choice in choices]
-    tail = _tail(tokenizer, parts, ids)
+    ids = tokenizer.encode(parts, at_start=not num_sent)
+    plain = Joined(ids, 0, [tokenizer.encode_plain(choice) for choice in choices])
+    tail = _tail(tokenizer, sent.behind(parts, ids))
     if not tail:
         return plain
     last = tokenizer.encode_plain(tail)
     whole = [tokenizer.encode_plain(tail + choice) for choice in choices]
     num_common = min(num_alike(last, each) for each in whole)
-    kept = ids[: len(ids) - len(last) + num_common]
     behind = [each[num_common:] for each in whole]
-    return (kept, behind) if kept and all(behind) else plain
+    num_changed = len(last) - num_common
+    if num_changed >= num_sent + len(ids) or not all(behind):
+        return plain
+    return Joined(ids[: max(0, len(ids) - num_changed)], max(0, num_changed - len(ids)), behind)
 
 
 def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
@@ -51,14 +95,12 @@ def num_alike(one: Sequence[object], other: Sequence[object]) -> int:
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _tail(tokenizer: Tokenizer, parts: Sequence[tuple[str, bool]], ids: Sequence[int]) -> str:
+def _tail(tokenizer: Tokenizer, end: TextEnd) -> str:
     """The text of the last few ids, if they are plain text that gives the same ids alone; else ""."""
-    if not parts or parts[-1][1]:
-        return ""
-    for size in range(min(MAX_JOINED, len(ids)), 0, -1):
-        last = list(ids[-size:])
+    for size in range(len(end.ids), 0, -1):
+        last = list(end.ids[-size:])
         data = b"".join(tokenizer.vocabulary.token_bytes[each] for each in last)
         text = data.decode(errors="replace")
-        if parts[-1][0].endswith(text) and tokenizer.encode_plain(text) == last:
+        if text and end.text.endswith(text) and tokenizer.encode_plain(text) == last:
             return text
     return ""

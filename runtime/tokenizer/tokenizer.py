@@ -145,11 +145,12 @@ class Tokenizer:
         """
         return self.encode([(text, False)])
 
-    def encode_whole(self, text: str) -> list[int]:
+    def encode_whole(self, text: str, prompt: str = "") -> list[int]:
         """The ids of a text that nothing stands before or follows, as a model that embeds texts is given it: with the
-        tokens that its own tokenizer puts around it. The text itself is plain, whatever it says."""
+        tokens that its own tokenizer puts around it. The text itself is plain, whatever it says; `prompt`, which stands
+        before it, is the model's own and may name control tokens."""
         bos = [self.bos_id] if self.bos_id is not None and self.add_bos else []
-        return [*bos, *self.encode([(text, False)], at_start=True), *self.ending]
+        return [*bos, *self.encode([(prompt, True), (text, False)], at_start=True), *self.ending]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; control tokens are skipped, bytes that are no character become U+FFFD.

@@ -27,6 +27,7 @@ _FLAGS = {  # of a Pooling module, with what sentence-transformers takes where o
 }
 _KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 _GGUF = {0: "none", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
+_UNNAMED_PROMPTS = {"query": "", "document": ""}  # that every model has, if only as nothing
 _UNSAID = "its files do not say how the states of a text's tokens become one vector"
 
 
@@ -34,11 +35,12 @@ _UNSAID = "its files do not say how the states of a text's tokens become one vec
 class Pooling:
     """`last`: the state of the last token; `mean`: of all, added up and divided by their number. After the last norm.
 
-    `normalize`: the vector is scaled to the length 1.
+    `normalize`: the vector is scaled to the length 1. `prompt`: the model's own text before every text.
     """
 
     kind: PoolingKind
     normalize: bool
+    prompt: str = ""
 
 
 class NoPooling(NamedTuple):
@@ -77,10 +79,27 @@ def _from_folder(folder: Path) -> Pooling | NoPooling:
         return NoPooling(f"its modules are {', '.join(kinds)[:200]}; there are Transformer, Pooling and Normalize")
     if modules[0][1]:
         return NoPooling(f"its weights lie in the folder {modules[0][1]!r}, beside a plain model")
-    modes = _modes(read_json_object(folder / modules[1][1] / "config.json"))
+    config = read_json_object(folder / modules[1][1] / "config.json")
+    modes, prompt = _modes(config), _default_prompt(folder)
     if len(modes) != 1:
         return NoPooling(f"it pools in {len(modes)} ways at once ({', '.join(modes)})")
-    return _pooling(modes[0], normalize=len(kinds) == 3)
+    if prompt and modes[0] == "mean" and not flag("include_prompt", config.get("include_prompt", True)):
+        return NoPooling("it pools the mean of a text without the prompt before it (include_prompt)")
+    return _pooling(modes[0], normalize=len(kinds) == 3, prompt=prompt)
+
+
+def _default_prompt(folder: Path) -> str:
+    """What sentence-transformers puts before a text where nobody names another prompt."""
+    path = folder / "config_sentence_transformers.json"
+    config = read_json_object(path) if path.is_file() else {}
+    prompts, name = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, Mapping) or any(not isinstance(prompt, str) for prompt in prompts.values()):
+        raise CorruptModel(f"the prompts of {path.name} are not texts by their names")
+    if name is None:
+        return ""
+    if not isinstance(name, str) or name not in {**_UNNAMED_PROMPTS, **prompts}:
+        raise CorruptModel(f"{path.name} has no prompt {name!r:.80}, which is to be the default")
+    return str({**_UNNAMED_PROMPTS, **prompts}[name])
 
 
 def _module(entry: Any) -> tuple[str, str]:
@@ -102,9 +121,9 @@ def _modes(config: Mapping[str, Any]) -> list[str]:
     return [mode for name, (mode, default) in _FLAGS.items() if flag(name, config.get(name, default))]
 
 
-def _pooling(mode: str, *, normalize: bool) -> Pooling | NoPooling:
+def _pooling(mode: str, *, normalize: bool, prompt: str = "") -> Pooling | NoPooling:
     if mode in _KINDS:
-        return Pooling(_KINDS[mode], normalize)
+        return Pooling(_KINDS[mode], normalize, prompt)
     if mode == "cls":
         return NoPooling("it pools the first token (cls), which in a model of this kind has seen nothing of the text")
     return NoPooling(f"the pooling {mode!r} is not supported; there are {' and '.join(_KINDS)}")

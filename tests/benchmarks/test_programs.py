@@ -6,9 +6,9 @@ from chain_engine import chain_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper.best import Sent
-from paper.timing import Took, ours
-from programs import table
-from scripted import byte_tokenizer
+from paper.timing import Broke, Took, ours
+from programs import _side, table
+from scripted import ScriptedBackend, byte_tokenizer
 
 import plait
 from plait import assistant, gen, select, user
@@ -117,3 +117,32 @@ def test_the_table_says_what_was_measured() -> None:
     assert rows[2] == "| judge | 1.00 s | 4.00 s | 0.25 | 40 / 44 | 250 / 900 | 75.0% / 10.0% | 96.2% |"
     assert rows[3] == "| endings | 0.50 s | 0.25 s | 2.00 | 0 / 8 | 100 / 100 | 0.0% / 0.0% | - |"
     assert "1.00 s | 4.00 s | 0.25 (goal 0.5)" in rows[4] and "at least 96.2%" in rows[4]  # without what shares nothing
+
+
+def test_a_program_that_a_side_does_not_finish_says_so_and_the_rest_goes_on(capsys) -> None:
+    """An answer that cannot be read as its gen's type is the peer's row, not the end of the run."""
+
+    @plait.function
+    def number(s, text):
+        s += user("A number?") + assistant(gen("number", dtype=int, max_tokens=4))
+        s["number"] / 1
+
+    def unreadable(backend):
+        scripted = ScriptedBackend()
+        scripted.script(default="none")
+        return [number.run("x", backend=scripted)]
+
+    def measure(work, backend, rounds):
+        work(backend)
+        return Took(1.0, 100, 50, 10)
+
+    rows = _side("vLLM", {"judge": unreadable, "rag": lambda backend: None}, measure, None, 1)
+    assert isinstance(rows["judge"], Broke) and "number" in rows["judge"].why
+    assert rows["rag"] == Took(1.0, 100, 50, 10)
+    assert "UnreadableValue" in capsys.readouterr().err
+    mine = {"judge": Took(2.0, 100, 50, 10, 60), "rag": Took(0.5, 100, 50, 10, 50)}
+    said = table({"plait": mine, "vLLM": rows}, ["judge", "rag"]).splitlines()
+    assert said[2] == "| judge | 2.00 s | failed | - | - | - | - | - |"
+    assert said[4].startswith("| **those that share** | 0.50 s | 1.00 s | 0.50 "), "a broken row is in no sum"
+    assert said[-1] == f"vLLM did not finish judge: {rows['judge'].why}"
+    assert all(line.count("|") == said[0].count("|") for line in said[:5])

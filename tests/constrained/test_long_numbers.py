@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from plait.constrained import Grammar, JsonObject, JsonSchema, Lark, Matcher, Structural, Vocabulary, mask_words
 from plait.constrained.dispatch import as_grammar, compile_form
+from plait.constrained.json_strings import Call, Calls, ends_in_string
 from plait.constrained.llg import LlgText
 from plait.constrained.specs import Spec
 from plait.runtime.client.fitting import why_not_fit
@@ -185,3 +186,54 @@ def test_what_is_known_of_the_way_is_kept_and_never_wrong(smollm: Vocabulary, se
         assert matcher.accept(rng.choice(choices))
         num_tokens += 1
     assert num_known > 10 or matcher.is_accepting
+
+
+# -- where the JSON is ----------------------------------------------------------------------------
+
+CALLS = Calls((Call(b"<c>", b"</c>"), Call(b"#", b"#"), Call(b'{"p": ', b"}")), free_text=True)
+PIECES = st.sampled_from(["<c>", "#", '{"p": ', "}", "</c>", "\\", '"', "1", "a ", "[", "{"])
+STRINGS = st.lists(PIECES, max_size=4).map("".join)
+VALUES = st.recursive(
+    st.one_of(STRINGS, st.integers(-99, 99), st.floats(0, 9), st.booleans(), st.none()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(STRINGS, inner, max_size=2),
+    max_leaves=6,
+)
+FREE = st.text("ab1.\n", max_size=5)  # with a quote, free text before a call would be anybody's guess
+
+
+def in_strings(value_text: str) -> list[bool]:
+    """For each place behind a character whether it is in a string; the obvious way."""
+    found, inside, escaped = [], False, False
+    for char in value_text:
+        if inside:
+            inside, escaped = char != '"' or escaped, char == "\\" and not escaped
+        else:
+            inside = char == '"'
+        found.append(inside)
+    return found
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(FREE, st.sampled_from(CALLS.kinds), VALUES, st.booleans()), min_size=1, max_size=3))
+def test_where_a_text_is_in_a_string_of_its_json(calls) -> None:
+    """Cut behind every character of every value: what opens a call may stand in strings, and quotes in free text."""
+    text = b""
+    for number, (free, kind, value, is_dense) in enumerate(calls):
+        behind = free + '"' * (number % 2)
+        text += behind.encode() + kind.begin
+        value_text = json.dumps(value, separators=(",", ":") if is_dense else None)
+        for at, inside in enumerate(in_strings(value_text), start=1):
+            if value_text[at - 1].isdigit():
+                assert ends_in_string(text + value_text[:at].encode(), CALLS) == inside, (text, value_text[:at])
+        text += value_text.encode() + kind.end
+        assert ends_in_string(text + b"a 12", CALLS), "behind a call no number is one of JSON"
+
+
+def test_a_call_that_is_named_in_a_string_leaves_its_numbers_their_bound() -> None:
+    zeros = "0" * 60
+    assert not accepts(structural({"type": "object"}), f'<c>{{"a": "<c>", "b": 1{zeros}}}</c>')
+    assert not accepts(structural({"type": "object"}), f'<c>{{"a": "<c>\\""}}</c> "<c>{{"b": 1{zeros}}}</c>')
+    assert accepts(structural({"type": "object"}), f'<c>{{"a": "<c>{zeros}", "b": 1}}</c>{zeros}')
+    either = Structural([("<c>", {"type": "object"}, "</c>")], free_text=False, otherwise=JsonSchema({}))
+    grammar = as_grammar(compile_form(either, BYTES), BYTES)
+    assert not accepts(grammar, f'["<c>", 1{zeros}]') and accepts(grammar, f'["<c>{zeros}", 1]')

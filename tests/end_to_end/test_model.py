@@ -175,3 +175,43 @@ def test_a_thousand_sessions_at_once(runtime):
     status = runtime.client.status()
     assert status.running_calls == status.waiting_calls == 0
     assert status.free_pages + status.cached_pages == status.total_pages
+
+
+@pytest.mark.parametrize("method", ["token_length_normalized", "unconditional_likelihood_normalized"])
+def test_a_select_behind_a_fork_is_joined_with_the_text_before_it(exact, method):
+    """The model's scores are those of the text in one piece, wherever the fork is and whatever was unsent."""
+    text, choices = "The capital of France is ", ["Paris", "Rome", "banana"]
+    plain = exact.client.open_session()
+    plain.append(text)
+    expected = plain.select(choices, method).result()
+    for at in (len(text), len(text) - 1, len("The")):
+        session = exact.client.open_session()
+        session.append(text[:at])
+        (child,) = session.fork(1)
+        child.append(text[at:])
+        result = child.select(choices, method).result()
+        assert result.text == expected.text == "Paris"
+        assert result.choice == expected.choice, at
+        follow = sampling_params(max_tokens=4, temperature=0.0)
+        assert child.generate(follow).result().token_ids == plain.fork(1)[0].generate(follow).result().token_ids
+        child.close()
+        session.close()
+    plain.close()
+
+
+def test_a_select_behind_a_call_leaves_the_tokens_of_that_call(exact):
+    """They are not known when the select is sent; text of the program's behind them, sent or not, is joined."""
+    session = exact.client.open_session()
+    session.append("The capital of France is")
+    written = session.generate(sampling_params(max_tokens=1, temperature=0.0)).result()
+    session.append(".\nThe capital of Italy is ")
+    (child,) = session.fork(1)
+    known = [*exact.client.tokenizer.encode_plain(".\nThe capital of Italy is")]
+    call = child.select(["Paris", "Rome"])
+    num_before = len(exact.client.tokenizer.encode_plain("The capital of France is")) + len(written.token_ids)
+    assert call.result().text == "Rome"
+    assert call.result().usage.prompt_tokens == num_before + len(known)
+    session.generate(sampling_params(max_tokens=1, temperature=0.0))
+    alone = session.select(["Paris", "Rome"])
+    assert alone.scored.token_ids == [exact.client.tokenizer.encode_plain(choice) for choice in ("Paris", "Rome")]
+    assert alone.result().finish_reason == "stop"

@@ -253,6 +253,7 @@ class ScriptedScheduler:
 
     def _select(self, session: _Session, request: Select) -> None:
         choices = [self.text(ids) for ids in request.choices]
+        del session.token_ids[len(session.token_ids) - request.replaced :]
         index = self.pick(self.text(session.token_ids), choices)
         if isinstance(index, CallFailed):
             session.failed = index

@@ -121,6 +121,55 @@ def test_a_text_ends_as_the_models_own_tokenizer_ends_it(made):
             assert tokenizer.encode_whole(text) == theirs(text)["input_ids"]
 
 
+def write_prompts(folder, **config):
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+
+
+PROMPT = "Instruct: find it<|im_end|>\nQuery: "  # with a control token, which is the model's own to write
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", "mean_tokens"])
+def test_the_default_prompt_of_its_files_stands_before_every_text(tmp_path, mode):
+    model = write_embedder(tmp_path, mode, normalize=False)
+    with Engine(str(tmp_path), dtype="float32", **SETTINGS) as engine:
+        plain = engine.embed(TEXTS)
+    write_prompts(tmp_path, prompts={"query": PROMPT, "document": "Text: "}, default_prompt_name="query")
+    assert read_pooling(tmp_path).prompt == PROMPT
+    own = AutoTokenizer.from_pretrained(str(tmp_path))
+    with Engine(str(tmp_path), dtype="float32", **SETTINGS) as engine:
+        for text, found, before in zip(TEXTS, engine.embed(TEXTS), plain, strict=True):
+            ids = engine.client.encode_to_embed(text)
+            if END not in text:
+                assert ids == own(PROMPT + text)["input_ids"]
+            seen = states(model, ids)
+            np.testing.assert_allclose(found, seen[-1] if mode == "lasttoken" else seen.mean(0), atol=1e-4)
+            assert not np.allclose(found, before, atol=1e-3)
+        with pytest.raises(InputError):
+            engine.embed(["\ud800"])
+
+
+def test_which_prompt_a_folder_names(tmp_path):
+    write_embedder(tmp_path)
+    for config, prompt in [
+        ({}, ""),
+        ({"prompts": {"a": "A: "}}, ""),
+        ({"prompts": {"a": "A: "}, "default_prompt_name": None}, ""),
+        ({"prompts": {"a": "A: "}, "default_prompt_name": "a"}, "A: "),
+        ({"default_prompt_name": "query"}, ""),
+    ]:
+        write_prompts(tmp_path, **config)
+        assert read_pooling(tmp_path) == Pooling("last", True, prompt), config
+    for wrong in ({"prompts": ["A"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "b"}, {"default_prompt_name": 1}):
+        write_prompts(tmp_path, **wrong)
+        with pytest.raises(CorruptModel, match="prompt"):
+            read_pooling(tmp_path)
+    write_prompts(tmp_path, prompts={"a": "A: "}, default_prompt_name="a")
+    write_modules(tmp_path, "mean_tokens")
+    pooling = json.loads((tmp_path / "1_Pooling/config.json").read_text())
+    (tmp_path / "1_Pooling/config.json").write_text(json.dumps(pooling | {"include_prompt": False}))
+    assert "include_prompt" in read_pooling(tmp_path).why
+
+
 def test_a_config_that_asks_for_the_end_token_gets_it(tmp_path):
     write_embedder(tmp_path)
     tokens = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from plait.runtime.errors import CorruptModel, InputError, ModelError, UnsupportedModel
 from plait.runtime.models.locate import locate_model
 from plait.runtime.tokenizer.from_gguf import definition_from_gguf
-from plait.runtime.tokenizer.joining import joined
+from plait.runtime.tokenizer.joining import TextEnd, joined
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.weights.gguf import open_gguf
 
@@ -577,15 +577,20 @@ def test_the_whole_header_is_not_needed(smollm2: Tokenizer) -> None:
 
 # -- choices behind a text ------------------------------------------------------------------------
 
+COMMON = st.text(  # what SmolLM2 mostly has tokens for: it has none for some bytes
+    st.sampled_from("aabbeehlort  \n\t.,'’01239é漢🙂²\u00a0{}()<|>_"), min_size=1, max_size=40
+)
+
 
 @settings(max_examples=200, deadline=None)
-@given(text=TEXT.filter(bool), choices=st.lists(TEXT.filter(bool), min_size=1, max_size=4), is_control=st.booleans())
+@given(text=COMMON, choices=st.lists(COMMON, min_size=1, max_size=4), is_control=st.booleans())
 def test_choices_are_tokenized_as_one_with_the_end_of_the_text(smollm2: Tokenizer, text, choices, is_control) -> None:
     whole = text + "".join(choices)
     assume(smollm2.decode(smollm2.encode_plain(whole)) == whole)  # it has no tokens for some bytes
     parts = [("<|im_start|>", True), (text, is_control)]
     ids = smollm2.encode(parts, at_start=True)
-    kept, behind = joined(smollm2, parts, choices, at_start=True)
+    kept, num_replaced, behind = joined(smollm2, parts, choices)
+    assert num_replaced == 0
     assert kept == ids[: len(kept)] and len(kept) > 0 and all(behind)
     token_bytes = smollm2.vocabulary.token_bytes
     for choice, each in zip(choices, behind, strict=True):
@@ -597,7 +602,38 @@ def test_choices_are_tokenized_as_one_with_the_end_of_the_text(smollm2: Tokenize
 
 
 def test_a_space_between_text_and_choice_may_stand_in_either(smollm2: Tokenizer) -> None:
-    with_space = joined(smollm2, [("The sky is ", False)], ["red", "9"], at_start=True)
-    assert with_space == joined(smollm2, [("The sky is", False)], [" red", " 9"], at_start=True)
-    assert joined(smollm2, [(" ", False)], ["red"], at_start=True)[0], "something is left for the choice to follow"
-    assert joined(smollm2, [], ["red"], at_start=True) == ([], [smollm2.encode_plain("red")])
+    with_space = joined(smollm2, [("The sky is ", False)], ["red", "9"])
+    assert with_space == joined(smollm2, [("The sky is", False)], [" red", " 9"])
+    assert joined(smollm2, [(" ", False)], ["red"]).ids, "something is left for the choice to follow"
+    assert joined(smollm2, [], ["red"]) == ([], 0, [smollm2.encode_plain("red")])
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=COMMON, cuts=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+       choices=st.lists(COMMON, min_size=1, max_size=4), is_control=st.booleans())  # fmt: skip
+def test_choices_are_joined_with_text_that_was_sent(smollm2: Tokenizer, text, cuts, choices, is_control) -> None:
+    """Sent in two pieces or one, and a piece not yet sent behind them: what was sent is taken back in whole tokens."""
+    whole = text + "".join(choices)
+    assume(smollm2.decode(smollm2.encode_plain(whole)) == whole)
+    low, high = sorted(cuts)
+    sent, end = [], TextEnd()
+    for parts in ([("<|im_start|>", True)], [(text[:low], is_control)], [(text[low:high], False)]):
+        given = [part for part in parts if part[0]]
+        if given:
+            ids = smollm2.encode(given, at_start=not sent)
+            end = end.behind(given, ids)
+            sent += ids
+    parts = [(text[high:], False)] if text[high:] else []
+    ids, num_replaced, behind = joined(smollm2, parts, choices, num_sent=len(sent), sent=end)
+    assert 0 <= num_replaced < len(sent) and all(behind)
+    assert not (ids and num_replaced), "what was not sent goes first"
+    token_bytes = smollm2.vocabulary.token_bytes
+    for choice, each in zip(choices, behind, strict=True):
+        left = sent[: len(sent) - num_replaced]
+        assert b"".join(token_bytes[i] for i in [*left, *ids, *each]) == (text + choice).encode()
+    if not is_control:
+        if not parts and low in (0, high):  # sent at once: as if it had not been sent
+            unsent = joined(smollm2, [("<|im_start|>", True), (text, False)], choices)
+            assert (sent[: len(sent) - num_replaced], behind) == (unsent.ids, unsent.choices)
+    elif not text[low:]:
+        assert num_replaced == 0, "a chat template's own text is not taken apart"

@@ -256,6 +256,66 @@ def test_closing_in_a_loop_fails_what_waits(echo, closes_in_thread):
     assert len(echo.gone) == 1
 
 
+def test_a_client_that_left_its_loop_may_join_another(echo):
+    """Left or not: a loop that was closed under it is no reason to fail either."""
+    client = Client(ZmqChannel(echo.directory), TOKENIZER)
+
+    async def main(text, *, leaves):
+        client.join_loop()
+        assert await read(client, text) == text
+        if leaves:
+            client.leave_loop()
+
+    for number, leaves in enumerate([True, True, False, True]):
+        asyncio.run(asyncio.wait_for(main(f"loop {number}", leaves=leaves), 60))
+        if leaves:
+            assert ask(client, "between")[1].result(60).text == "between"
+    client.close()
+    assert client._channel._dealer.socket.closed
+
+
+def test_closing_from_a_thread_returns_once_the_sockets_are_closed(echo, monkeypatch):
+    channel = ZmqChannel(echo.directory)
+    client = Client(channel, TOKENIZER)
+    close, about_to = channel._dealer.close, threading.Event()
+
+    def slowly():
+        about_to.set()
+        time.sleep(0.3)
+        close()
+
+    def close_in_thread():
+        client.close()
+        return channel._dealer.socket.closed
+
+    monkeypatch.setattr(channel._dealer, "close", slowly)
+
+    async def main():
+        client.join_loop()
+        assert await asyncio.to_thread(close_in_thread)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert about_to.is_set()
+
+
+def test_closing_while_the_loop_is_closed_closes_the_sockets(echo):
+    """The loop takes the wish to stop, and is closed before it is carried out."""
+    channel = ZmqChannel(echo.directory)
+    client, loop = Client(channel, TOKENIZER), asyncio.new_event_loop()
+
+    async def join():
+        client.join_loop()
+
+    loop.run_until_complete(join())
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    while not loop._ready:  # the wish came, and nobody runs it
+        time.sleep(0.001)
+    loop.close()
+    closing.join(20)
+    assert not closing.is_alive() and channel._dealer.socket.closed
+
+
 @pytest.mark.parametrize("uses_loop", [False, True])
 def test_silence_is_asked_about_and_then_given_up(echo, uses_loop, monkeypatch):
     monkeypatch.setattr(zmq_channel, "POLL_S", 0.01)

@@ -7,6 +7,7 @@ import base64
 import threading
 
 import httpx
+import msgspec
 import numpy as np
 import ollama
 import openai
@@ -96,6 +97,18 @@ def test_cut_vectors_have_the_length_one_again(embedder, expected) -> None:
     cut = embedder.embeddings.create(model=MODEL, input=TEXTS[1], dimensions=8).data[0].embedding
     wanted = expected(TEXTS[1])[:8]
     np.testing.assert_allclose(cut, wanted / np.linalg.norm(wanted), atol=1e-4)
+
+
+def test_the_models_prompt_stands_before_texts_and_not_before_tokens(at, embedder, engine, monkeypatch) -> None:
+    def vector(asked):
+        return embedder.embeddings.create(model=MODEL, input=asked).data[0].embedding
+
+    text, ids = TEXTS[1], engine.client.encode_to_embed(TEXTS[1])
+    before, prompted = vector(text), vector(f"Query: {text}")
+    made = msgspec.structs.replace(engine.client.model.embeddings, prompt="Query: ")
+    monkeypatch.setattr(engine.client, "model", msgspec.structs.replace(engine.client.model, embeddings=made))
+    assert vector(text) == prompted == ollama.Client(host=at).embed(MODEL, text).embeddings[0]
+    assert vector(ids) == before != prompted
 
 
 def test_ollamas_clients(at, expected) -> None:

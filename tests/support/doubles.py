@@ -194,7 +194,7 @@ def drive(scheduler, link, *requests, client=b"c", steps=10_000):
     link.inbox += [(client, request) for request in requests]
     for _ in range(steps):
         scheduler.step(timeout_s=0.0)
-        if not scheduler.has_work and not link.inbox and not scheduler.sessions.num_compiling:
+        if not scheduler.has_work and not link.inbox and not scheduler.calls.num_compiling:
             break
     else:
         raise AssertionError("the scheduler did not come to rest")

@@ -118,9 +118,31 @@ def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
     for call in (*range(2, 12), 50, 51):
         assert isinstance(calls[call].end, Failed), call
     assert calls[7].end.kind == calls[51].end.kind == "overloaded"
-    assert scheduler.sessions._num_calls == 0
+    assert scheduler.calls.num_open == 0
     drive(scheduler, link, Close(2))
     assert len(scheduler.sessions) == 0
+
+
+def test_room_that_a_select_gives_back_may_be_filled():
+    """The text behind one that takes tokens back fits the context, whether it is put while the select waits or runs."""
+    for context in (10, 9):
+        scheduler, link, _ = make_scheduler(context=context)
+        select = Select(0, 2, [[3], [4]], replaced=3)
+        calls = drive(scheduler, link, Open(0), Append(0, [1, 2, 3, 4]), gen(0, 1, 0), Append(0, [5, 6, 7]), select,
+                      Append(0, [1] * 5), gen(0, 3, 0))  # fmt: skip
+        assert isinstance(calls[2].end, Finished)
+        if context == 10:
+            assert calls[3].end.usage.prompt_tokens == 4 + 1 + 5
+        else:
+            assert calls[3].end.kind == "context_overflow"
+
+
+def test_what_a_select_claims_to_take_back_opens_no_queue():
+    queue = backlog.Backlog(100)
+    for call in range(10):
+        assert queue.put(Select(0, call, [[1]], replaced=1 << 60 if call % 2 else -(1 << 60)), 0)
+    assert queue.put(Append(0, [1] * 140), 0) and queue.put(Append(0, [1]), 0)
+    assert isinstance(queue.clear()[-1], backlog.TooLong)
 
 
 def test_taking_a_call_out_gives_its_room_back(monkeypatch):

@@ -104,8 +104,10 @@ def test_random_programs_equal_the_reference(data):
                     unique_by=tuple,
                 )
             )
+            replaced = data.draw(st.integers(0, min(8, len(text) - 1)))  # of text, of another's output, cached or not
+            del text[len(text) - replaced :]
             scores = [np.mean([logprob(text + c[:j], c[j]) for j in range(len(c))]) for c in choices]
-            requests.append(Select(session, call, choices))
+            requests.append(Select(session, call, choices, replaced=replaced))
             expected[call] = choices[int(np.argmax(scores))]
             text += expected[call]
             call += 1
@@ -360,6 +362,31 @@ def test_select_scores_as_published(prompt, choices):
     idle_counts(scheduler)
 
 
+def test_a_select_may_take_back_what_stands_before_it():
+    """A full context, and a text that is computed already: the tokens taken back make room, and stay cached."""
+    scheduler, link, runner = make_scheduler(context=40, batch_tokens=64)
+    prompt = [5] * 30 + [1, 2]
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), gen(1, 1, 8, ignore_eos=True),
+                  Fork(1, [2]), Select(2, 2, [[3, 4], [6, 7]], replaced=2), gen(1, 3, 0))  # fmt: skip
+    text = (prompt + greedy(prompt, 8, ignore_eos=True))[:38]
+    scores = [logprob(text, c[0]) + logprob([*text, c[0]], c[1]) for c in ([3, 4], [6, 7])]
+    assert calls[2].end.choice.scores == pytest.approx([score / 2 for score in scores], abs=1e-5)
+    assert calls[2].end.usage.prompt_tokens == 38
+    assert calls[3].end.usage.prompt_tokens == 40, "the other branch lost its text"
+    assert runner.num_computed == 39 + 2 * 2 + 1, "what was cached was computed again"
+    idle_counts(scheduler)
+
+
+def test_an_aborted_select_gives_back_the_text():
+    scheduler, link, _ = make_scheduler()
+    link.inbox += [(b"c", each) for each in (Open(1), Append(1, [1, 2, 3]), Select(1, 1, [[4], [5]], replaced=2))]
+    scheduler.receive(0.0)
+    calls = drive(scheduler, link, Abort(1, 1), gen(1, 2, 3))
+    assert calls[1].end.kind == "aborted"
+    assert calls[2].tokens == greedy([1, 2, 3], 3)
+    idle_counts(scheduler)
+
+
 # -- forks ----------------------------------------------------------------------------------------
 
 
@@ -424,10 +451,13 @@ def test_bad_requests_are_answered_and_the_rest_goes_on():
         Open(4), Append(4, [1] * 200), gen(4, 4),               # over-long
         Open(5), Append(5, [1]), Select(5, 5, []),              # no choices
         Open(6), Append(6, [1]), Select(6, 6, [[1], [99]]),     # a choice outside the vocabulary
+        Open(9), Append(9, [1, 2]), Select(9, 9, [[1]], replaced=2),  # nothing of the text would be left
+        Open(10), Append(10, [1]), Select(10, 10, [[1]], replaced=-1),
+        Open(11), Append(11, [1] * 99), Select(11, 11, [[1]], replaced=9),
         gen(77, 7),                                             # no such session
         Open(8), Append(8, [1, 2]), gen(8, 8, 4),               # a good one
     )  # fmt: skip
-    kinds = {i: calls[i].end.kind for i in range(1, 8)}
+    kinds = {i: calls[i].end.kind for i in (*range(1, 8), 9, 10, 11)}
     assert kinds == {
         1: "invalid",
         2: "invalid",
@@ -436,7 +466,11 @@ def test_bad_requests_are_answered_and_the_rest_goes_on():
         5: "invalid",
         6: "invalid",
         7: "overloaded",
+        9: "invalid",
+        10: "invalid",
+        11: "invalid",
     }
+    assert "replaced" in calls[9].end.text
     assert calls[8].tokens == greedy([1, 2], 4)
     assert "temperature" in calls[3].end.text
 
@@ -731,7 +765,7 @@ def test_what_is_over_leaves_nothing_behind():
     drive(scheduler, link, *requests)
     accounts = scheduler.policy.fairness
     assert (len(scheduler.sessions), accounts._programs, accounts._tenants) == (0, {}, {})
-    assert scheduler.sessions._num_calls == 0
+    assert scheduler.calls.num_open == 0
 
 
 def test_choices_that_begin_alike_share_their_rows():
@@ -879,7 +913,7 @@ def test_an_aborted_compile_is_cancelled():
     for request in (Open(1), Append(1, [1]), Generate(1, 1, sampling_params(), Regex("x")), Abort(1, 1)):
         scheduler._handle(b"c", request)
     assert scheduler.compiler.done == []
-    assert scheduler.sessions.num_compiling == 0
+    assert scheduler.calls.num_compiling == 0
 
 
 def test_a_mask_without_tokens_and_top_k_fail_their_own_call():
@@ -958,7 +992,7 @@ def test_deadlines_of_calls_that_are_over_are_forgotten():
     for i in range(300):
         requests += [Open(i), Append(i, [1]), gen(i, i, 1, timeout_s=1000.0), Close(i)]
     drive(scheduler, link, *requests, Open(999), Append(999, [1]), gen(999, 999, 900, timeout_s=0.05, ignore_eos=True))
-    assert len(scheduler.sessions.deadlines) <= 64
+    assert len(scheduler.calls.deadlines) <= 64
     assert outcomes(link)[999].end.kind == "deadline"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -226,6 +227,46 @@ def test_a_runtime_that_cannot_stay_up_is_given_up_after_longer_and_longer_pause
         assert pause >= least
     with pytest.raises(RuntimeGone):
         runtime.client  # noqa: B018
+    runtime.shutdown()
+
+
+class Joined(Dying):
+    """A runtime that lives on, and notes in which loop it was joined."""
+
+    def __init__(self, model_path, *, is_gone: bool) -> None:
+        super().__init__(model_path)
+        self.is_gone = is_gone
+        self.loops: list[asyncio.AbstractEventLoop | None] = []
+
+    def join_loop(self) -> None:
+        self.loops.append(asyncio.get_running_loop())
+
+    def leave_loop(self) -> None:
+        self.loops.append(None)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_loop_that_was_left_is_joined_by_no_later_runtime(monkeypatch, leaves) -> None:
+    """A runtime is replaced while the loop is busy leaving: what it then finds to do must not join it again."""
+    runtimes = [Joined(None, is_gone=False), Joined(None, is_gone=False)]
+    starts = iter(runtimes)
+    monkeypatch.setattr(restarting, "Runtime", lambda model_path, **settings: next(starts))
+    monkeypatch.setattr(restarting, "LOOK_EVERY_S", 0.001)
+    runtime = restarting.RestartingRuntime()
+
+    async def main() -> asyncio.AbstractEventLoop:
+        runtime.join_loop()
+        runtimes[0].is_gone = True
+        assert eventually(lambda: runtime.num_restarts == 1)  # the loop stands still meanwhile
+        if leaves:
+            runtime.leave_loop()
+        await asyncio.sleep(0.05)
+        while not runtimes[1].loops:
+            await asyncio.sleep(0.01)
+        return asyncio.get_running_loop()
+
+    loop = asyncio.run(main())
+    assert runtimes[1].loops == ([None] if leaves else [loop])
     runtime.shutdown()
 
 
