@@ -27,7 +27,7 @@ from plait.kernels.cpu_team import STRIDE
 from plait.kernels.cpu_tile import WIDTH
 from plait.kernels.ragged import Ragged
 
-NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+NEEDED = ("avx2", "fma", "f16c")
 WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
 STRIP_ROWS = 64  # at least: each strip widens all weights by itself
 EVERYTHING = 1 << 40  # a window that hides nothing
