@@ -41,7 +41,7 @@ class Form(NamedTuple):
 
 
 AVX512_VNNI, AVX_VNNI, AVX2 = Form(16, True), Form(8, True), Form(8, False)
-# From how many rows on fewer vectors of outputs go through all blocks together, so that sums stay in registers.
+# From how many rows on how many vectors of outputs go through all blocks together, so that sums stay in registers.
 TOGETHER = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
 
 
@@ -53,6 +53,7 @@ def best_form() -> Form:
 
 
 FORM = best_form()
+MOST_ROWS = 6 if FORM is AVX512_VNNI else 4  # that registers hold the sums of
 
 
 def block_bytes(bits: int) -> int:
