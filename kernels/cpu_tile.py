@@ -36,11 +36,12 @@ HALF = WIDTH // 2  # outputs that lie side by side
 class Form(NamedTuple):
     """How a tile is computed: `lanes` (16 or 8) outputs to a vector, and whether by VPDPBUSD."""
 
+    name: str
     lanes: int
     dots: bool
 
 
-AVX512_VNNI, AVX_VNNI, AVX2 = Form(16, True), Form(8, True), Form(8, False)
+AVX512_VNNI, AVX_VNNI, AVX2 = Form("AVX-512 VNNI", 16, True), Form("AVX-VNNI", 8, True), Form("AVX2", 8, False)
 # From how many rows on how many vectors of outputs go through all blocks together, so that sums stay in registers.
 TOGETHER = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
 
@@ -163,6 +164,7 @@ def _whole(b: Any, planes: list[Any]) -> Any:
         return planes[0]
     ints = v.vector(v.I32, FORM.lanes)
     weighted = [
-        v.call(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)]) for i, plane in enumerate(planes)
+        v.call(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)])
+        for i, plane in enumerate(planes)
     ]
     return weighted[0] if len(planes) == 1 else b.add(*weighted)
