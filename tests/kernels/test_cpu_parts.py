@@ -19,7 +19,7 @@ from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Heads, Rows, Team
 from plait.kernels.cpu_rows import address_of
 
-pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 
 @numba.njit

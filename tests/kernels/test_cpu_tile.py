@@ -1,4 +1,4 @@
-"""Every form of a tile that this CPU can run, whichever is its own: whole numbers are exact, and all have one form's bits.
+"""Every form of a tile that this CPU can run, its own or not: whole numbers are exact, and all have the same bits.
 
 VPDPBUSD on 8 lanes is encoded here as AVX-512 has it where there is no AVX-VNNI; what surrounds it is the same.
 """
