@@ -14,18 +14,18 @@ import struct
 from functools import cache
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from plait.kernels import cpu_features
 from plait.kernels import cpu_ir as v
 
 ROWS = 16  # of a matrix register
 ALIGN = 64
 PANELS_AT = ALIGN  # in a thread's scratch
-HAVE = all(llvmlite.binding.get_host_cpu_features().get(name) for name in ("amx-tile", "amx-bf16"))
+HAVE = cpu_features.have("amx-tile", "amx-bf16", "avx512f")
 _REQUEST, _TILE_DATA, _ARCH_PRCTL = 0x1023, 18, 158  # Linux on x86-64: Documentation/arch/x86/xstate.rst
 
 

@@ -1,4 +1,4 @@
-"""A whole decoder on a CPU with AVX-512 VNNI: packed weights, one call for a step.
+"""A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call for a step.
 
 Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
 bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
@@ -18,16 +18,16 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels import cpu_amx, cpu_attend, cpu_blocks, cpu_passes, cpu_room, cpu_share
+from plait.kernels import cpu_amx, cpu_attend, cpu_blocks, cpu_features, cpu_passes, cpu_room, cpu_share
 from plait.kernels import cpu_step as step
 from plait.kernels.cpu_packed import Packed, columns
 from plait.kernels.cpu_parts import LANES, Heads, Rounded
 from plait.kernels.cpu_plan import Plan, aligned
 from plait.kernels.cpu_team import STRIDE
-from plait.kernels.cpu_tile import WIDTH
+from plait.kernels.cpu_tile import FORM, WIDTH
 from plait.kernels.ragged import Ragged
 
-NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512vnni")
+NEEDED = ("avx2", "fma", "f16c")
 WIDE_FROM = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
 STRIP_ROWS = 64  # at least: each strip widens all weights by itself
 EVERYTHING = 1 << 40  # a window that hides nothing
@@ -39,13 +39,17 @@ Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bi
 
 
 def missing_features() -> list[str]:
-    """Instructions these kernels need and this CPU has not."""
-    have = llvmlite.binding.get_host_cpu_features()
-    return [name for name in NEEDED if not have.get(name)]
+    """Instructions these kernels need and this CPU has not, or numba is told not to use."""
+    return [name for name in NEEDED if not cpu_features.have(name)]
+
+
+def instructions() -> str:
+    """What multiplies where none is missing, in words."""
+    return f"{FORM.name} and AMX" if cpu_amx.available() else FORM.name
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16."""
+    """Whether this CPU multiplies bfloat16, whatever numba is told: torch asks."""
     have = llvmlite.binding.get_host_cpu_features()
     return bool(have.get("avx512bf16") or have.get("amx-bf16"))
 

@@ -1,7 +1,8 @@
-"""Vectors of 16 numbers (AVX-512) in LLVM's own language, for the kernels that numba compiles.
+"""Vectors of 16 numbers in LLVM's own language, for the kernels that numba compiles.
 
 numba's Python has no vector types, and LLVM does not find these instructions in scalar loops by itself. Addresses
-are int64; no operation here is fast-math, so the order of sums is the order written.
+are int64; no operation here is fast-math, so the order of sums is the order written. With AVX-512 such a vector is a
+register, without it LLVM makes two of it.
 Knows: llvmlite. Must not know: what is computed.
 """
 
@@ -10,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils
+
+from plait.kernels import cpu_features
 
 LANES = 16
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -36,7 +38,7 @@ def vector(element: Any, lanes: int = LANES) -> Any:
     return ir.VectorType(element, lanes)
 
 
-HAVE_BFLOAT16 = bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
+HAVE_AVX512, HAVE_BFLOAT16 = cpu_features.have("avx512f"), cpu_features.have("avx512bf16")
 FLOATS, INTS = vector(F32), vector(I32)
 
 
@@ -64,9 +66,9 @@ def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
     b.store(value, at(b, address, value.type, offset), align=1)
 
 
-def spread(b: Any, address: Any, kind: Any = F32, offset: int = 0) -> Any:
+def spread(b: Any, address: Any, kind: Any = F32, offset: int = 0, lanes: int = LANES) -> Any:
     """The scalar at an address, in every lane."""
-    return splat(b, load(b, address, kind, offset))
+    return splat(b, load(b, address, kind, offset), lanes)
 
 
 def call(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
@@ -84,7 +86,7 @@ def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
-    return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
+    return call(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
 
 
 def add_pairs(b: Any, sums: Any, x: Any, y: Any) -> Any:
@@ -96,9 +98,9 @@ def add_pairs(b: Any, sums: Any, x: Any, y: Any) -> Any:
     return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [sums, b.bitcast(x, pairs), b.bitcast(y, pairs)])
 
 
-def halves_to_floats(b: Any, address: Any, offset: int) -> Any:
-    """16 float16 at an address as float32."""
-    return b.fpext(load(b, address, vector(F16), offset), FLOATS)
+def halves_to_floats(b: Any, address: Any, offset: int, lanes: int = LANES) -> Any:
+    """So many float16 at an address as float32."""
+    return b.fpext(load(b, address, vector(F16, lanes), offset), vector(F32, lanes))
 
 
 def nearest_bfloat16(b: Any, wide: Any) -> Any:
@@ -139,17 +141,28 @@ _EVERY_LANE, _AS_SET = ir.Constant(I16, 0xFFFF), I32(4)  # of masked instruction
 
 
 def exp2(b: Any, x: Any) -> Any:
-    """2 to the x, to 3e-6 of it, exactly 1 at 0 and 0 far below; x is not infinite."""
+    """2 to the x, to 3e-6 of it, exactly 1 at 0 and 0 far below; x is not infinite.
+
+    Without VSCALEFPS what is below 2^-126 is 0.
+    """
     whole = call(b, "llvm.nearbyint.v16f32", FLOATS, [x])
     rest = b.fsub(x, whole)
     sum_ = constant(FLOATS, _TERMS[0])
     for term in _TERMS[1:]:
         sum_ = fma(b, sum_, rest, constant(FLOATS, term))
-    return call(b, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, [sum_, whole, sum_, _EVERY_LANE, _AS_SET])
+    if HAVE_AVX512:
+        return call(b, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, [sum_, whole, sum_, _EVERY_LANE, _AS_SET])
+    # The bits of 2^whole: those of 0 at -127, those of infinity at 128.
+    held = larger(b, whole, constant(FLOATS, -127.0))
+    held = b.select(b.fcmp_ordered("<", held, constant(FLOATS, 128.0)), held, constant(FLOATS, 128.0))
+    bits = b.shl(b.add(b.fptosi(held, INTS), constant(INTS, 127)), constant(INTS, 23))
+    return b.fmul(sum_, b.bitcast(bits, FLOATS))
 
 
 def reciprocal(b: Any, x: Any) -> Any:
-    """1 / x to float32's last bits: 14 bits looked up and one step of Newton's. For 2^-100 < x < 2^100."""
+    """1 / x to float32's last bits: with AVX-512 14 bits looked up and one step of Newton's. For 2^-100 < x < 2^100."""
+    if not HAVE_AVX512:
+        return b.fdiv(constant(FLOATS, 1.0), x)
     near = call(b, "llvm.x86.avx512.rcp14.ps.512", FLOATS, [x, x, _EVERY_LANE])
     return b.fmul(near, fma(b, b.fneg(x), near, constant(FLOATS, 2.0)))
 

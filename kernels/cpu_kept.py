@@ -17,11 +17,10 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import llvmlite.binding
 import numba
 from numba import types
 
-from plait.kernels import cpu_step
+from plait.kernels import cpu_features, cpu_step
 from plait.kernels.cpu_cache import STAMP
 
 PATIENCE_S = 600.0  # for compilers that take half a minute on a free machine
@@ -63,15 +62,14 @@ def _compiled_by_children() -> bool:
 
 
 def _mark() -> Path | None:
-    """A file beside the kept kernels that is there once all are: of these sources, compilers and this processor.
+    """A file beside the kept kernels that is there once all are: of these sources and compilers, for this processor.
 
     None where nothing is kept.
     """
     folder = cpu_step.forward.stats.cache_path
     if folder is None:
         return None
-    machine = (llvmlite.binding.get_host_cpu_name(), sorted(llvmlite.binding.get_host_cpu_features().items()))
-    made_by = (STAMP, numba.__version__, sys.implementation.cache_tag, *machine)
+    made_by = (STAMP, numba.__version__, sys.implementation.cache_tag, *cpu_features.target())
     return Path(folder) / f"kernels-{zlib.crc32(repr(made_by).encode()):08x}.kept"
 
 

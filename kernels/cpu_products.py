@@ -18,7 +18,7 @@ from plait.kernels.cpu_parts import Rounded, Team, portion
 from plait.kernels.cpu_passes import NO_GATE, Work
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_team import claim, finish, wait
-from plait.kernels.cpu_tile import WIDTH, block_bytes, tile
+from plait.kernels.cpu_tile import MOST_ROWS, WIDTH, block_bytes, tile
 
 BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
 
@@ -108,9 +108,9 @@ def multiply(
             out + row * steps[2],
         )
         if bits == 4:
-            if left >= 6:
-                tile(4, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-                row += 6
+            if left >= MOST_ROWS:
+                tile(4, MOST_ROWS, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+                row += MOST_ROWS
             elif left >= 4:
                 tile(4, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
                 row += 4
@@ -120,9 +120,9 @@ def multiply(
             else:
                 tile(4, 1, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
                 row += 1
-        elif left >= 6:
-            tile(8, 6, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
-            row += 6
+        elif left >= MOST_ROWS:
+            tile(8, MOST_ROWS, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
+            row += MOST_ROWS
         elif left >= 4:
             tile(8, 4, weight, x_at, steps, scales_at, sums_at, blocks, out_at)
             row += 4

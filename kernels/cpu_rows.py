@@ -1,4 +1,4 @@
-"""What a decoder does to one token at a time, on AVX-512: norm, 8-bit rounding, gates, rotary pairs.
+"""What a decoder does to one token at a time: norm, 8-bit rounding, gates, rotary pairs.
 
 Activations are rounded in blocks of 32 to scale * int8, the scale a 127th of the largest magnitude.
 

@@ -1,7 +1,11 @@
-"""A matrix product's innermost part: 32 outputs for 1 to 6 rows, 8-bit activations against packed weights.
+"""A matrix product's innermost part: 32 outputs for a few rows, 8-bit activations against packed weights.
 
-Within a block of 32 inputs the sums are whole numbers, exact (VPDPBUSD: four products of an unsigned and a signed
-byte at once); across blocks they are added in float32, in order. So a row's bits do not depend on the other rows.
+Within a block of 32 inputs the sums are whole numbers, exact; across blocks they are added in float32, in order. So a
+row's bits do not depend on the other rows, nor on which instructions the CPU has for it:
+
+    VPDPBUSD                  adds four products of an unsigned and a signed byte at once
+    VPMADDUBSW, VPMADDWD      two products to 16 bits, of numbers of 4 bits: a whole block's sums stay below 2^15. What
+                              has 8 bits is taken as two numbers of 4, since 2 * 255 * 127 is beyond that
 
 A tile of 32 outputs lies block after block, each block of 32 inputs as
 
@@ -16,18 +20,42 @@ Knows: this layout. Must not know: models, threads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import types
 from numba.extending import intrinsic
 
+from plait.kernels import cpu_features
 from plait.kernels import cpu_ir as v
 
 BLOCK = 32  # inputs that share a scale
 WIDTH = 32  # outputs of a tile
-HALF = WIDTH // 2  # outputs of one vector
+HALF = WIDTH // 2  # outputs that lie side by side
 AHEAD, AHEAD_ROWS = 8192, 4  # bytes of weights that are asked for before they are needed; from so many rows on it pays
-NIBBLE = v.constant(v.vector(v.I8, 64), 15)
+
+
+class Form(NamedTuple):
+    """How a tile is computed: `lanes` (16 or 8) outputs to a vector, and whether by VPDPBUSD."""
+
+    name: str
+    lanes: int
+    dots: bool
+
+
+AVX512_VNNI, AVX_VNNI, AVX2 = Form("AVX-512 VNNI", 16, True), Form("AVX-VNNI", 8, True), Form("AVX2", 8, False)
+# From how many rows on how many vectors of outputs go through all blocks together, so that sums stay in registers.
+TOGETHER = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
+
+
+def best_form() -> Form:
+    """Of those that kernels may be compiled for; AVX2 where none is, which is compiled but must not run."""
+    if cpu_features.have("avx512f", "avx512bw", "avx512vl", "avx512vnni"):
+        return AVX512_VNNI
+    return AVX_VNNI if cpu_features.have("avxvnni") else AVX2
+
+
+FORM = best_form()
+MOST_ROWS = 6 if FORM is AVX512_VNNI else 4  # that registers hold the sums of
 
 
 def block_bytes(bits: int) -> int:
@@ -47,58 +75,99 @@ def tile(
     signature = types.void(bits, rows, types.int64, types.int64, steps, *([types.int64] * 4))
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        _generate(b, bits.literal_value, rows.literal_value, *values[2:])
+        count = rows.literal_value
+        together = max((least, vectors) for least, vectors in TOGETHER[FORM].items() if least <= count)[1]
+        for first in range(0, WIDTH // FORM.lanes, together):
+            _generate(b, bits.literal_value, count, range(first, first + together), *values[2:])
         return context.get_dummy_value()
 
     return signature, generate
 
 
 def _generate(
-    b: Any, bits: int, rows: int, tile: Any, x: Any, steps: Any, x_scale: Any, x_sum: Any, blocks: Any, out: Any
-) -> None:
+    b: Any, bits: int, rows: int, parts: range, tile: Any, x: Any, steps: Any, x_scale: Any, x_sum: Any,
+    blocks: Any, out: Any,
+) -> None:  # fmt: skip
+    """The vectors `parts` of the tile's outputs."""
+    lanes, count = FORM.lanes, len(parts)
+    floats, numbers = v.vector(v.F32, lanes), BLOCK * WIDTH * bits // 8
     x_step, scale_step, out_step = (b.extract_value(steps, i) for i in range(3))
     x_rows, scale_rows, sum_rows = (
         [b.add(base, b.mul(step, v.I64(r))) for r in range(rows)]
         for base, step in ((x, x_step), (x_scale, scale_step), (x_sum, scale_step))
     )
-    loop = v.Loop(b, blocks, [v.constant(v.FLOATS, 0.0)] * (2 * rows))
+    loop = v.Loop(b, blocks, [v.constant(floats, 0.0)] * (count * rows))
     here = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
-    for line in range(0, block_bytes(bits) if rows >= AHEAD_ROWS else 0, 64):
+    for line in range(0, block_bytes(bits) if rows >= AHEAD_ROWS and parts.start == 0 else 0, 64):
         v.prefetch(b, here, AHEAD + line)
     x_here = [b.add(each, b.mul(loop.i, v.I64(BLOCK))) for each in x_rows]
-    products = _block(b, bits, here, x_here)
-    numbers = BLOCK * WIDTH * bits // 8
-    scales = [v.halves_to_floats(b, here, numbers + 2 * HALF * h) for h in range(2)]
-    minima = [v.halves_to_floats(b, here, numbers + 2 * WIDTH + 2 * HALF * h) for h in range(2)]
+    products = _block(b, bits, here, x_here, parts)
+    scales = [v.halves_to_floats(b, here, numbers + 2 * lanes * part, lanes) for part in parts]
+    minima = [v.halves_to_floats(b, here, numbers + 2 * WIDTH + 2 * lanes * part, lanes) for part in parts]
     sums, offset = [], b.mul(loop.i, v.I64(4))
     for r in range(rows):
-        x_scales, x_sums = (v.spread(b, b.add(each[r], offset)) for each in (scale_rows, sum_rows))
-        for h in range(2):
-            scaled = b.fmul(b.sitofp(products[r][h], v.FLOATS), scales[h])
-            sum_ = v.fma(b, scaled, x_scales, loop.carried[2 * r + h])
-            sums.append(v.fma(b, minima[h], x_sums, sum_))
+        x_scales, x_sums = (v.spread(b, b.add(each[r], offset), lanes=lanes) for each in (scale_rows, sum_rows))
+        for i in range(count):
+            scaled = b.fmul(b.sitofp(products[r][i], floats), scales[i])
+            sum_ = v.fma(b, scaled, x_scales, loop.carried[count * r + i])
+            sums.append(v.fma(b, minima[i], x_sums, sum_))
     for i, sum_ in enumerate(loop.end(sums)):
-        v.store(b, sum_, b.add(out, b.mul(out_step, v.I64(i // 2))), 4 * HALF * (i % 2))
+        v.store(b, sum_, b.add(out, b.mul(out_step, v.I64(i // count))), 4 * lanes * parts[i % count])
 
 
-def _block(b: Any, bits: int, here: Any, x_rows: list[Any]) -> list[list[Any]]:
-    """The whole-number products of one block, [rows][2] vectors."""
-    sums = [[v.constant(v.INTS, 0)] * 2 for _ in x_rows]
+def _block(b: Any, bits: int, here: Any, x_rows: list[Any], parts: range) -> list[list[Any]]:
+    """The whole-number products of one block, [rows][parts] vectors of int32."""
+    lanes, planes = FORM.lanes, 1 if FORM.dots else bits // 4
+    ints, shorts = v.vector(v.I32, lanes), v.vector(v.I16, 2 * lanes)
+    zero = v.constant(ints if FORM.dots else shorts, 0)
+    sums = [[[zero] * planes for _ in parts] for _ in x_rows]
     for place in range(bits):  # 64 bytes of each half
-        halves = [_inputs(b, bits, here, 64 * (h * bits + place)) for h in range(2)]
-        for part in range(8 // bits):
+        vectors = [_inputs(b, bits, here, _place(bits, part, place)) for part in parts]
+        for step in range(8 // bits):
             for r, x in enumerate(x_rows):
-                four = v.spread(b, x, v.I32, 4 * (place * (8 // bits) + part))
-                for h in range(2):
-                    sums[r][h] = v.call(b, "llvm.x86.avx512.vpdpbusd.512", v.INTS, [sums[r][h], halves[h][part], four])
-    return sums
+                four = v.spread(b, x, v.I32, 4 * (place * (8 // bits) + step), lanes)
+                for i in range(len(parts)):
+                    for plane in range(planes):
+                        number = vectors[i][step * planes + plane]
+                        sums[r][i][plane] = _add_products(b, sums[r][i][plane], number, four)
+    return [[_whole(b, each) for each in row] for row in sums]
+
+
+def _place(bits: int, part: int, place: int) -> int:
+    """Where in a block the inputs `place` of a vector of outputs lie."""
+    half, within = divmod(part * FORM.lanes, HALF)
+    return 64 * (half * bits + place) + 4 * within
 
 
 def _inputs(b: Any, bits: int, here: Any, offset: int) -> list[Any]:
-    """The numbers in 64 bytes, 4 inputs of 16 outputs to a vector."""
-    packed = v.load(b, here, v.vector(v.I8, 64), offset)
-    if bits == 8:
-        return [b.bitcast(packed, v.INTS)]
-    pairs = v.vector(v.I16, 32)
+    """4 inputs to each output: of 4 bits both halves of the bytes, of 8 bits the bytes, as `_add_products` takes them.
+
+    Without VPDPBUSD the halves of what has 8 bits, too, the lower ones first.
+    """
+    packed = v.load(b, here, v.vector(v.I8, 4 * FORM.lanes), offset)
+    if bits == 8 and FORM.dots:
+        return [packed]
+    pairs, nibble = v.vector(v.I16, 2 * FORM.lanes), v.constant(packed.type, 15)
     upper = b.bitcast(b.lshr(b.bitcast(packed, pairs), v.constant(pairs, 4)), packed.type)
-    return [b.bitcast(b.and_(each, NIBBLE), v.INTS) for each in (packed, upper)]
+    return [b.and_(each, nibble) for each in (packed, upper)]
+
+
+def _add_products(b: Any, sums: Any, numbers: Any, four: Any) -> Any:
+    """Adds the products with 4 activations: to int32, or two and two to int16."""
+    if FORM.dots:
+        values = [sums, b.bitcast(numbers, sums.type), four]
+        return v.call(b, f"llvm.x86.avx512.vpdpbusd.{32 * FORM.lanes}", sums.type, values)
+    pairs = v.call(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [numbers, b.bitcast(four, numbers.type)])
+    return b.add(sums, pairs)
+
+
+def _whole(b: Any, planes: list[Any]) -> Any:
+    """Int32 of each output; a second plane counts 16 times."""
+    if FORM.dots:
+        return planes[0]
+    ints = v.vector(v.I32, FORM.lanes)
+    weighted = [
+        v.call(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)])
+        for i, plane in enumerate(planes)
+    ]
+    return weighted[0] if len(planes) == 1 else b.add(*weighted)

@@ -98,8 +98,9 @@ def _packed(device: torch.device) -> str:
     if device.type != "cpu":
         return "none: they are for CPUs"
     try:
-        from plait.kernels.cpu_decoder import missing_features
+        from plait.kernels.cpu_decoder import instructions, missing_features
     except ImportError as error:
         return f"none: numba cannot be imported ({error})"
-    missing = missing_features()
-    return f"none: this CPU has no {', '.join(missing)}" if missing else "numba, AVX-512 VNNI, a whole step in one call"
+    if missing := missing_features():
+        return f"none: this CPU has no {', '.join(missing)}"
+    return f"numba, {instructions()}, a whole step in one call"

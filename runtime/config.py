@@ -21,11 +21,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of one runtime. Build it with `engine_config(...)`, which checks every field.
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; empty: the embedded model.
-    device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the
-    device computes it fast, else float32. weights: "auto" is "as-stored" on a CPU, "bf16" elsewhere; "as-stored" uses a
-    file's 4- and 8-bit numbers as they are where the CPU or CUDA device can; "int8" and "int4" round what has more
-    bits, or refuse where that cannot be had; "bf16" widens what has fewer to `dtype`. kv_dtype: how keys and values
-    are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory (on a GPU).
+    device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the device
+    computes it fast, and where weights are packed for a CPU, else float32. weights: "auto" is "as-stored" on a CPU,
+    "bf16" elsewhere; "as-stored" uses a file's 4- and 8-bit numbers as they are where the CPU or CUDA device can;
+    "int8" and "int4" round what has more bits, or refuse where that cannot be had; "bf16" widens what has fewer to
+    `dtype`. kv_dtype: how keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory
+    (on a GPU).
     kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
     cuda_graphs: replay captured decode steps, on a GPU. prefix_groups: attention reads a prefix that rows of a step
     share once for all of them, where the operators can and it pays. deterministic: a call's tokens do not depend on its

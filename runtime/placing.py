@@ -25,7 +25,12 @@ def packed_checkpoint(config: EngineConfig, model_path: Path) -> Checkpoint | No
 def chosen_form(config: EngineConfig, checkpoint: Checkpoint) -> Chosen:
     """What `config.weights` comes to with this model on this machine. InputError as `choose_form` raises it."""
     device = device_kind(config.device)
-    return choose_form(checkpoint, dtype_name(config.dtype, device), device, config.weights)
+    dtype = dtype_name(config.dtype, device)
+    if config.dtype == "auto" and device == "cpu" and dtype != "bfloat16":  # torch's choice; packed weights have theirs
+        chosen = choose_form(checkpoint, "bfloat16", device, config.weights)
+        if chosen.packed:
+            return chosen
+    return choose_form(checkpoint, dtype, device, config.weights)
 
 
 def torch_form(config: EngineConfig, checkpoint: Checkpoint, device: str) -> WeightForm:

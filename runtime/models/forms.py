@@ -48,15 +48,12 @@ def choose_form(weights: Checkpoint, dtype: str, device: str, form: WeightForm) 
         return Chosen("bf16", False, f"{dtype}, multiplied by torch: {reason}")
     if device != "cpu":
         return Chosen(form, False, _on_gpu(form, dtype))
-    if form == "as-stored":
-        return Chosen(form, True, f"the file's own 4- and 8-bit numbers, packed: numba, {_instructions()}")
-    return Chosen(form, True, f"what has more bits is rounded to {form}, packed: numba, {_instructions()}")
+    from plait.kernels.cpu_decoder import instructions
 
-
-def _instructions() -> str:
-    from plait.kernels.cpu_amx import available
-
-    return "AVX-512 VNNI and AMX" if available() else "AVX-512 VNNI"
+    numbers = (
+        "the file's own 4- and 8-bit numbers" if form == "as-stored" else f"what has more bits is rounded to {form}"
+    )
+    return Chosen(form, True, f"{numbers}, packed: numba, {instructions()}")
 
 
 def why_not(config: ModelConfig, dtype: str, device: str) -> str | None:

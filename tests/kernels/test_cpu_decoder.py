@@ -24,7 +24,7 @@ MODELS = {
     "Qwen 2": (Qwen2ForCausalLM, {}),
     "Qwen 3": (Qwen3ForCausalLM, dict(head_dim=128)),
 }
-pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 
 

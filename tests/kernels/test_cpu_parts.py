@@ -31,7 +31,7 @@ from plait.kernels.cpu_parts import Heads, Rows, Team
 from plait.kernels.cpu_rows import address_of
 from plait.kernels.cpu_walk import Caches
 
-pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 
 
 @numba.njit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gguf
 import numba
 import numpy as np
@@ -11,12 +13,12 @@ from cpu_activations import activations, counters, dense, dense_wide, empty, nea
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels import cpu_amx, cpu_packed, cpu_passes, cpu_products, cpu_rows, reference
+from plait.kernels import cpu_amx, cpu_features, cpu_packed, cpu_passes, cpu_products, cpu_rows, reference
 from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Team, round_blocks
 from plait.kernels.cpu_rows import address_of
 
-pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-21: the kernels need AVX-512 VNNI")
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
 SCRATCH = cpu_amx.scratch(1, cpu_passes.SCRATCH_BYTES) if cpu_amx.available() else None
 ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
@@ -125,6 +127,21 @@ def test_gated_product(rows, tiles, bits, gate):
     out = empty(rows, 32 * tiles)
     gated_product(counters(), 0, packed.address, bits, gate, x, out, np.zeros((32, 64), np.float32))
     near(out, gated_by_torch(gate, dense(x), [torch.from_numpy(weight.dense()) for weight in pair]))
+
+
+WIDE_REGISTERS = re.compile(r"%(zmm|k[0-7]|[xy]mm(1[6-9]|2\d|3[01]))\b")
+
+
+def test_registers_are_those_of_the_cpu_it_is_compiled_for():
+    """Without AVX-512 there are 16, of 32 bytes, and no masks."""
+    x, out = activations(1, 64, 0), empty(1, 32)
+    weight = cpu_packed.pack(cpu_packed.rounded(drawn(0, 64, 64), 4))
+    product(counters(), 0, weight.address, 4, x, np.zeros((1, 64), np.float32))
+    gated_product(counters(), 0, weight.address, 4, cpu_rows.SILU, x, out, np.zeros((32, 64), np.float32))
+    for function in (product, gated_product):
+        assembly = "".join(function.inspect_asm().values())
+        assert "%ymm" in assembly
+        assert bool(WIDE_REGISTERS.search(assembly)) == cpu_features.have("avx512f")
 
 
 @needs_amx
