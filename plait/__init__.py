@@ -1,69 +1,69 @@
 """plait: a Python language for programs that call a language model many times.
 
-The public names, each listed once. Importing this loads no model, no torch; a Runtime or Engine does.
+The public names. Importing this loads nothing yet, a name its module, and only a Runtime or Engine a model or torch.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from plait.lang.aio.state import AsyncState
-from plait.lang.backend import flush_cache, get_server_info, set_default_backend
-from plait.lang.choices import (
-    ChoicesMethod,
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from plait.lang.compat.reasoning import separate_reasoning
-from plait.lang.compat.settings import global_config
-from plait.lang.control.budget import Budget, BudgetExceeded
-from plait.lang.control.combinators import best_of, map, vote
-from plait.lang.control.race import race
-from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
-from plait.lang.expressions import Expr, Typed
-from plait.lang.group import ProgramStateGroup
-from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
-from plait.lang.program import Program, function
-from plait.lang.roles import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-)
-from plait.lang.state import ProgramState
-from plait.lang.tools.calling import ToolResult
-from plait.lang.tools.tool import ToolCall
-from plait.lang.usage import ProgramUsage
-from plait.runtime.errors import (
-    Aborted,
-    CallFailed,
-    CallRejected,
-    ConstraintFailed,
-    ContextOverflow,
-    CorruptModel,
-    DeadlineExceeded,
-    InputError,
-    ModelError,
-    ModelNotFound,
-    Overloaded,
-    PlaitError,
-    RuntimeGone,
-    UnsupportedModel,
-)
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers and editors read; `_WHERE` is the same for a program that runs
+    from plait.lang.aio.state import AsyncState
+    from plait.lang.backend import flush_cache, get_server_info, set_default_backend
     from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.endpoint import RuntimeEndpoint
     from plait.lang.backends.litellm import LiteLLM
     from plait.lang.backends.openai import OpenAI
+    from plait.lang.choices import (
+        ChoicesMethod,
+        greedy_token_selection,
+        token_length_normalized,
+        unconditional_likelihood_normalized,
+    )
+    from plait.lang.compat.reasoning import separate_reasoning
+    from plait.lang.compat.settings import global_config
     from plait.lang.compiled.graph import Graph
+    from plait.lang.control.budget import Budget, BudgetExceeded
+    from plait.lang.control.combinators import best_of, map, vote
+    from plait.lang.control.race import race
+    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
+    from plait.lang.expressions import Expr, Typed
+    from plait.lang.group import ProgramStateGroup
+    from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
+    from plait.lang.program import Program, function
+    from plait.lang.roles import (
+        assistant,
+        assistant_begin,
+        assistant_end,
+        system,
+        system_begin,
+        system_end,
+        user,
+        user_begin,
+        user_end,
+    )
+    from plait.lang.state import ProgramState
+    from plait.lang.tools.calling import ToolResult
+    from plait.lang.tools.tool import ToolCall
+    from plait.lang.usage import ProgramUsage
     from plait.runtime.engine import Engine
+    from plait.runtime.errors import (
+        Aborted,
+        CallFailed,
+        CallRejected,
+        ConstraintFailed,
+        ContextOverflow,
+        CorruptModel,
+        DeadlineExceeded,
+        InputError,
+        ModelError,
+        ModelNotFound,
+        Overloaded,
+        PlaitError,
+        RuntimeGone,
+        UnsupportedModel,
+    )
     from plait.runtime.launch import Runtime
 
     __version__: str
@@ -144,41 +144,59 @@ _NOT_HERE = {
     "Crusoe": "it speaks OpenAI's chat API: use OpenAI(model, base_url=..., api_key=...)",
 }
 
+_WHERE = {
+    "plait.lang.aio.state": "AsyncState",
+    "plait.lang.backend": "flush_cache get_server_info set_default_backend",
+    "plait.lang.backends.anthropic": "Anthropic",
+    "plait.lang.backends.endpoint": "RuntimeEndpoint",
+    "plait.lang.backends.litellm": "LiteLLM",
+    "plait.lang.backends.openai": "OpenAI",
+    "plait.lang.choices": (
+        "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
+    ),
+    "plait.lang.compat.reasoning": "separate_reasoning",
+    "plait.lang.compat.settings": "global_config",
+    "plait.lang.compiled.graph": "Graph",
+    "plait.lang.control.budget": "Budget BudgetExceeded",
+    "plait.lang.control.combinators": "best_of map vote",
+    "plait.lang.control.race": "race",
+    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
+    "plait.lang.expressions": "Expr Typed",
+    "plait.lang.group": "ProgramStateGroup",
+    "plait.lang.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.program": "function Program",
+    "plait.lang.roles": (
+        "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
+    ),
+    "plait.lang.state": "ProgramState",
+    "plait.lang.tools.calling": "ToolResult",
+    "plait.lang.tools.tool": "ToolCall",
+    "plait.lang.usage": "ProgramUsage",
+    "plait.runtime.engine": "Engine",
+    "plait.runtime.errors": (
+        "Aborted CallFailed CallRejected ConstraintFailed ContextOverflow CorruptModel DeadlineExceeded "
+        "InputError ModelError ModelNotFound Overloaded PlaitError RuntimeGone UnsupportedModel"
+    ),
+    "plait.runtime.launch": "Runtime",
+}
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> object:
-    """The names that cost time to load, when they are first used."""
-    if name == "Runtime":
-        from plait.runtime.launch import Runtime
-
-        return Runtime
-    if name == "Engine":
-        from plait.runtime.engine import Engine
-
-        return Engine
-    if name == "RuntimeEndpoint":
-        from plait.lang.backends.endpoint import RuntimeEndpoint
-
-        return RuntimeEndpoint
-    if name == "OpenAI":
-        from plait.lang.backends.openai import OpenAI
-
-        return OpenAI
-    if name == "Anthropic":
-        from plait.lang.backends.anthropic import Anthropic
-
-        return Anthropic
-    if name == "LiteLLM":
-        from plait.lang.backends.litellm import LiteLLM
-
-        return LiteLLM
-    if name == "Graph":
-        from plait.lang.compiled.graph import Graph
-
-        return Graph
-    if name == "__version__":
+    """Each name's module is loaded when the name is first used (PEP 562): `plait.constrained` needs no language."""
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    elif name == "__version__":
         from importlib.metadata import version
 
-        return version("plait")
-    if name in _NOT_HERE:
+        value = version("plait")
+    elif name in _NOT_HERE:
         raise AttributeError(f"plait has no {name!r}: {_NOT_HERE[name]}")
-    raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    else:
+        raise AttributeError(f"module 'plait' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

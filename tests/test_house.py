@@ -86,12 +86,32 @@ def test_no_tcp_and_no_world_open_socket() -> None:
 
 
 def test_import_plait_is_light() -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", "import sys, plait; print(*sys.modules)"], capture_output=True, text=True
-    )
+    """And so is every name that starts no runtime and asks no service."""
+    others = {"Anthropic", "Engine", "Graph", "LiteLLM", "OpenAI", "Runtime", "RuntimeEndpoint"}
+    code = f"import sys, plait; [getattr(plait, name) for name in plait.__all__ if name not in {others}]"
+    out = subprocess.run([sys.executable, "-c", f"{code}; print(*sys.modules)"], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     heavy = {"torch", "numba", "transformers", "triton", "zmq", "tokenizers", "fastapi", "jinja2"}
     assert not heavy & set(out.stdout.split())
+
+
+def test_constraints_need_no_language() -> None:
+    code = "import sys, plait.constrained; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not [name for name in out.stdout.split() if name.startswith(("plait.lang", "plait.runtime"))]
+
+
+def test_public_names_are_where_type_checkers_are_told() -> None:
+    """The imports that only they read, the table that a program goes by, and `__all__` name the same."""
+    import plait
+
+    (told,) = (node for node in ast.parse(Path(plait.__file__).read_text()).body if isinstance(node, ast.If))
+    imports = (node for node in told.body if isinstance(node, ast.ImportFrom))
+    told_where = {name.name: node.module for node in imports for name in node.names}
+    assert told_where == plait._MODULE_OF
+    assert sorted(told_where) == plait.__all__ and set(plait.__all__) <= set(dir(plait))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        plait.nothing  # noqa: B018
 
 
 def test_packed_weights_go_without_torch() -> None:
