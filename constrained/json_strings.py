@@ -16,6 +16,7 @@ _STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*(?P<closed>"?)'
 _SCALAR = rb"-?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]*)?|true|false|null"
 _PART = re.compile(rb"(?P<string>%s)|(?P<open>[\[{])|(?P<shut>[\]}])|%s" % (_STRING, _SCALAR), re.DOTALL)
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_SPACES = re.compile(rb"[ \t\r\n]*")
 
 
 class Call(NamedTuple):
@@ -45,23 +46,34 @@ def ends_in_string(text: bytes, calls: Calls = ALL_JSON) -> bool:
     (True, False)
     """
     at, is_first = 0, True
+    places = [text.find(call.begin) for call in calls.kinds]
     while True:
-        opened = _next_call(text, at, calls.kinds)
+        opened = _next_call(text, at, calls.kinds, places)
         if opened is None or (is_first and opened[0] and not calls.free_text):
             return not is_first or _ESCAPE.sub(b"", text).count(b'"') % 2 == 1
         start, call = opened
         value = _value(text, start + len(call.begin))
         if value.end is None:
             return value.in_string
-        at, is_first = value.end, False
-        if text.startswith(call.end, at):
-            at += len(call.end)
+        at, is_first = _behind(text, value.end, call.end), False
 
 
-def _next_call(text: bytes, at: int, kinds: Sequence[Call]) -> tuple[int, Call] | None:
-    """Where the first begin from `at` on is, and whose."""
-    found = [(place, call) for call in kinds if (place := text.find(call.begin, at)) >= 0]
+def _next_call(text: bytes, at: int, kinds: Sequence[Call], places: list[int]) -> tuple[int, Call] | None:
+    """Where the first begin from `at` on is, and whose. `places`: where each was when last looked for; -1: nowhere."""
+    for i, (call, place) in enumerate(zip(kinds, places, strict=True)):
+        if 0 <= place < at:  # only then, so that kinds which are not there cost one look
+            places[i] = text.find(call.begin, at)
+    found = [(place, call) for call, place in zip(kinds, places, strict=True) if place >= 0]
     return min(found, key=lambda each: each[0], default=None)
+
+
+def _behind(text: bytes, at: int, end: bytes) -> int:
+    """Behind a call's end, which white space may stand before, if it is there; else `at`."""
+    spaces = _SPACES.match(text, at)
+    for place in (at, spaces.end() if spaces else at):
+        if text.startswith(end, place):
+            return place + len(end)
+    return at
 
 
 class _Value(NamedTuple):

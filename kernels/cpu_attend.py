@@ -24,7 +24,18 @@ from plait.kernels.cpu_parts import Heads, Rounded, Rows, Team
 from plait.kernels.cpu_room import Room, groups_together, padded_lanes, room, slot_bytes
 from plait.kernels.cpu_share import SEGMENT, SPLIT_BLOCKS
 from plait.kernels.cpu_team import add_atomically, claim, finish, wait
-from plait.kernels.cpu_walk import HAND_OUT, JOIN, KEEP, Bundle, Caches, begin, hand_out_kept, join_kept, walk
+from plait.kernels.cpu_walk import (
+    HAND_OUT,
+    JOIN,
+    KEEP,
+    Bundle,
+    Caches,
+    begin,
+    first_block,
+    hand_out_kept,
+    join_kept,
+    walk,
+)
 
 
 class Parts(NamedTuple):
@@ -38,17 +49,23 @@ class Parts(NamedTuple):
     done: int  # int64 [tile, bundle]
 
 
-STORE_BYTES = 8 << 20
+STORE_BYTES = 64 << 20  # pages of it that are never written cost nothing
+JOINERS = 4  # of each thread's worth of tiles: joining is one thread's work for each bundle
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def divide(tiles: int, pieces: int, lanes: int, heads: Heads, threads: int) -> Any:
-    """Whether splits are items by themselves, and how many key heads go together, so that there is work for all."""
-    apart = np.int64(0)
-    if tiles < 2 * threads and pieces > tiles:
+def divide(tiles: int, pieces: int, longest: int, lanes: int, heads: Heads, threads: int) -> Any:
+    """Whether splits are items by themselves, and how many key heads go together, so that there is work for all.
+
+    `longest`: splits of the tile that has most.
+    """
+    apart, bundle = np.int64(0), np.int64(heads.groups)
+    if 2 * longest * threads > pieces and pieces > tiles:
         apart = np.int64(pieces * heads.groups * slot_bytes(lanes, heads.size) <= STORE_BYTES)
+    if apart:
+        bundle = min(bundle, np.int64(JOINERS * tiles * heads.groups // threads))
     parts = pieces if apart else tiles
-    return apart, max(np.int64(1), min(heads.groups, parts * heads.groups // threads))
+    return apart, max(np.int64(1), min(bundle, np.int64(parts * heads.groups // threads)))
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -124,12 +141,15 @@ def _all_splits(
     tile: int, bundle: Bundle, qkv: Any, caches: Caches, heads: Heads, rows: Rows, form: int, here: Room, out: Rounded
 ) -> None:
     splits = np.int64(rows.pieces[tile + 1] - rows.pieces[tile])
-    for split in range(splits):
-        begin(form, bundle, qkv, caches, heads, rows, split == 0, here)
-        what = HAND_OUT if splits == 1 else JOIN if split else KEEP
+    begin(form, bundle, qkv, caches, heads, rows, True, here)
+    first = first_block(bundle, here) // SPLIT_BLOCKS  # what is before it no lane sees
+    for split in range(first, splits):
+        if split > first:
+            begin(form, bundle, qkv, caches, heads, rows, False, here)
+        what = HAND_OUT if splits == first + 1 else JOIN if split > first else KEEP
         to = here.joined
         walk(form, bundle, SPLIT_BLOCKS * split, what, to, bundle.lanes, caches, heads, rows, here, out)
-    if splits > 1:
+    if splits > first + 1:
         hand_out_kept(form, bundle, here.joined, bundle.lanes, heads, rows, out)
 
 

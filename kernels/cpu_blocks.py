@@ -1,7 +1,7 @@
 """One block of 64 cached positions in attention: read from a row's pages, then all lanes of a tile over it.
 
-Where the CPU multiplies bfloat16 keys stay where they lie if their slots follow each other, and values are paired;
-elsewhere both become float32. Either way a lane's bits are its own (`cpu_flash`, `cpu_dots`, `cpu_lanes`).
+Where the CPU multiplies bfloat16 keys stay where they lie if pages hold one token and follow each other, and values are
+paired; elsewhere both become float32. A lane's bits are its own either way (`cpu_flash`, `cpu_dots`, `cpu_lanes`).
 
 Knows: pages, a thread's room. Must not know: which lanes see which block, rows, phases.
 """

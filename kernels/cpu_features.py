@@ -1,6 +1,6 @@
 """Which instructions kernels are compiled for: this CPU's, or those that numba's own settings name instead.
 
-    NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+avx2,+fma,+f16c      as on a CPU with AVX2
+    NUMBA_CPU_NAME=x86-64-v3 NUMBA_CPU_FEATURES=+avx,+avx2,+fma,+f16c      as on a CPU with AVX2
 
 What the name of a CPU implies is LLVM's knowledge alone: with both settings only the features that are listed count.
 

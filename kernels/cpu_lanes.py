@@ -1,4 +1,5 @@
-"""The inner parts of paged attention on AVX-512: one block of 64 cached positions against a few (token, head) lanes.
+"""Attention's innermost part in float32, for CPUs that do not multiply bfloat16: one block of 64 cached positions
+against a few (token, head) lanes.
 
     keys      turned so that 16 positions lie side by side       float32 [D, 64]
     values    one position after the other                       float32 [64, D]

@@ -117,9 +117,9 @@ def share_out(
 
 @numba.njit  # type: ignore[untyped-decorator]
 def count_pieces(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segments: Any, pieces: Any) -> Any:
-    """How many splits each tile's positions are: `pieces` [tiles + 1], of tile i from pieces[i] on; the most tokens
-    that a tile has."""
-    most = np.int64(0)
+    """How many splits each tile's positions are: `pieces` [tiles + 1], of tile i from pieces[i] on. The most tokens
+    that a tile has, and the most splits."""
+    most, longest = np.int64(0), np.int64(0)
     pieces[0] = 0
     for tile in range(num_tiles):
         limit, tokens = np.int64(1), np.int64(0)
@@ -128,5 +128,5 @@ def count_pieces(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segm
             behind = q_starts[row + 1] - q_starts[row] - first - count  # tokens of the row that come after
             limit, tokens = max(limit, np.int64(kv_starts[row + 1] - kv_starts[row] - behind)), tokens + count
         pieces[tile + 1] = pieces[tile] + (limit + SPLIT_BLOCKS * BLOCK - 1) // (SPLIT_BLOCKS * BLOCK)
-        most = max(most, tokens)
-    return most
+        most, longest = max(most, tokens), max(longest, np.int64(pieces[tile + 1] - pieces[tile]))
+    return most, longest

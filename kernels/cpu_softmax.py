@@ -7,7 +7,7 @@ add up to is summed before that, 32 positions at a time: those 16 apart together
 `soften` does one lane, its scores side by side; `soften_sixteen` and `soften_few` do 16 and 4, a position's scores side
 by side. Each gives a lane the same bits. `join` puts together what two runs of blocks came to.
 
-Knows: AVX-512. Must not know: where scores come from, what becomes of weights.
+Knows: vectors. Must not know: where scores come from, what becomes of weights.
 """
 
 from __future__ import annotations

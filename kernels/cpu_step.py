@@ -92,10 +92,10 @@ def _share_out(plan: Any, threads: int) -> None:
     )  # fmt: skip
     tiles_of = ints(plan, FIRST_PAGES), ints(plan, PAGES), settings[PAGE_SHIFT], settings[TILE_TOKENS]
     num_tiles = share_out(q_starts, kv_starts, *tiles_of, tiles, segments)
-    tokens = count_pieces(q_starts, kv_starts, num_tiles, tiles, segments, pieces)
+    tokens, longest = count_pieces(q_starts, kv_starts, num_tiles, tiles, segments, pieces)
     settings[NUM_TILES], settings[TILE_LANES] = num_tiles, tokens * settings[SHARED]
     heads = _heads(plan, settings)
-    apart, bundle = divide(num_tiles, np.int64(pieces[num_tiles]), tokens * heads.shared, heads, threads)
+    apart, bundle = divide(num_tiles, np.int64(pieces[num_tiles]), longest, tokens * heads.shared, heads, threads)
     settings[APART], settings[BUNDLE] = apart, bundle
     table(plan, DONE)[:] = 0
 

@@ -92,6 +92,16 @@ def _begin_group(
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def first_block(bundle: Bundle, here: Room) -> Any:
+    """The first block that any lane sees."""
+    floors = integers(here.floors, here.capacity)
+    lowest = np.int64(floors[0])
+    for lane in range(1, bundle.lanes):
+        lowest = min(lowest, np.int64(floors[lane]))
+    return lowest // KEYS
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def _keep_query(form: int, lane: int, query: int, here: Room) -> None:
     """Float32 [D] as bfloat16; pairs of 16 lanes are turned together."""
     size = here.size
@@ -174,13 +184,13 @@ def _go_down(
     pages = address_of(rows.pages) + 4 * np.int64(rows.first_pages[row])
     step, groups = 2 * heads.groups * heads.size, bundle.end_group - bundle.group
     scale = np.float32(heads.scale * cpu_softmax.LOG2_E)
-    offset, first_block = 2 * bundle.group * heads.size, max(block, floor // KEYS)
+    offset, at_first = 2 * bundle.group * heads.size, max(block, floor // KEYS)
     all_heads = Source(pages, rows.page_shift, step, caches.keys + offset, caches.values + offset)
-    for at in range(first_block, until):
+    for at in range(at_first, until):
         base = at * KEYS
         count = min(KEYS, limit - base)
         partly = base < all_from or base + KEYS > all_to
-        if form != MATRICES or at == first_block:
+        if form != MATRICES or at == at_first:
             fetch(form, base, count, groups * heads.size, all_heads)
         if form == MATRICES and at + 1 < until:  # so that it is on its way while this one is computed
             fetch(form, base + KEYS, min(KEYS, limit - base - KEYS), groups * heads.size, all_heads)

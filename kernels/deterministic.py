@@ -37,14 +37,24 @@ def _block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 def _must_fill(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether some number of rows below ROWS gives other bits than ROWS do, for products of this shape and type.
 
-    A library chooses by these, the instructions and the threads, never by the numbers, so random ones tell.
+    A library chooses by these, the instructions and the threads, never by the numbers. So sums of numbers tell that
+    cancel out: what is left is the rounding of each addition, which shows the order in every result, where bfloat16
+    would hide it in most.
     """
     key = (*weight.shape, weight.dtype, weight.device, bias is None, torch.get_num_threads())
     found = _fills.get(key)
     if found is None:
         generator = torch.Generator().manual_seed(0)
-        x = torch.randn(ROWS, weight.shape[1], generator=generator).to(weight)
-        whole = torch_linear(x, weight, bias)
-        parts = (torch_linear(x[:rows], weight, bias) for rows in range(1, ROWS))
+        x, numbers = (_mirrored(rows, weight.shape[1], generator).to(weight) for rows in (ROWS, len(weight)))
+        x[:, weight.shape[1] // 2 :] *= -1
+        none = None if bias is None else torch.zeros_like(bias)
+        whole = torch_linear(x, numbers, none)
+        parts = (torch_linear(x[:rows], numbers, none) for rows in range(1, ROWS))
         found = _fills[key] = not all(torch.equal(part, whole[: len(part)]) for part in parts)
     return found
+
+
+def _mirrored(rows: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers [rows, inputs], the second half those of the first from its end on."""
+    half = torch.randn(rows, inputs // 2, generator=generator)
+    return torch.cat([half, half.new_ones(rows, inputs % 2), half.flip(1)], dim=1)

@@ -184,7 +184,10 @@ _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names
 
 def __getattr__(name: str) -> object:
     """Each name's module is loaded when the name is first used (PEP 562): `plait.constrained` needs no language."""
-    if name in _MODULE_OF:
+    value: object
+    if name in ("constrained", "lang", "runtime"):
+        value = importlib.import_module(f"plait.{name}")
+    elif name in _MODULE_OF:
         value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     elif name == "__version__":
         from importlib.metadata import version

@@ -28,8 +28,7 @@ def chosen_form(config: EngineConfig, checkpoint: Checkpoint) -> Chosen:
     dtype = dtype_name(config.dtype, device)
     if config.dtype == "auto" and device == "cpu" and dtype != "bfloat16":  # torch's choice; packed weights have theirs
         chosen = choose_form(checkpoint, "bfloat16", device, config.weights)
-        if chosen.packed:
-            return chosen
+        return chosen if chosen.packed else chosen._replace(why=chosen.why.replace("bfloat16", dtype, 1))
     return choose_form(checkpoint, dtype, device, config.weights)
 
 

@@ -114,6 +114,12 @@ def test_public_names_are_where_type_checkers_are_told() -> None:
         plait.nothing  # noqa: B018
 
 
+def test_the_rooms_are_there_without_an_import_of_their_own() -> None:
+    code = "import plait; print(plait.constrained.__name__, plait.runtime.__name__, plait.lang.__name__)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.split() == ["plait.constrained", "plait.runtime", "plait.lang"], out.stderr
+
+
 def test_packed_weights_go_without_torch() -> None:
     """It takes a second to load and 180 MB, more than all else in the runtime process together."""
     code = "import sys, plait.runtime.build, plait.runtime.packed_runner; print(*sys.modules)"

@@ -117,6 +117,7 @@ class Session:
         self._send_ids(self._behind_bos(made.ids))
         self._require_text("select")
         self._sent = UNKNOWN_END
+        self._num_sent -= num_replaced  # at least so many stay, whichever choice wins
         return self._client.start_call(
             self.session_id,
             lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),

@@ -28,6 +28,7 @@ _HUB_FILES = (
     "chat_template.jinja",
     "modules.json",
     "*_Pooling/config.json",
+    "config_sentence_transformers.json",
 )
 
 

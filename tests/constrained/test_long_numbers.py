@@ -229,6 +229,13 @@ def test_where_a_text_is_in_a_string_of_its_json(calls) -> None:
         assert ends_in_string(text + b"a 12", CALLS), "behind a call no number is one of JSON"
 
 
+def test_white_space_may_stand_before_the_end_of_a_call() -> None:
+    """An end that looks like a begin opens nothing there."""
+    marks = Calls((Call(b"#", b"#"),), True)
+    assert not ends_in_string(b'#{"a": 1} # he said "x #{"b": 10', marks)
+    assert ends_in_string(b'#{"a": 1} # he said "x #{"b": "10', marks)
+
+
 def test_a_call_that_is_named_in_a_string_leaves_its_numbers_their_bound() -> None:
     zeros = "0" * 60
     assert not accepts(structural({"type": "object"}), f'<c>{{"a": "<c>", "b": 1{zeros}}}</c>')

@@ -10,7 +10,7 @@ import torch
 from tiny_models import randomized, run, runner, text, their_logits, whole_logits, write_gguf
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from plait.kernels import cpu_amx, cpu_kept
+from plait.kernels import cpu_amx, cpu_kept, cpu_step
 from plait.kernels.cpu_decoder import STRIP_ROWS, WIDE_FROM, CpuDecoder, missing_features
 from plait.kernels.ragged import Ragged
 from plait.runtime.errors import InputError
@@ -141,10 +141,11 @@ def test_the_likeliest_are_those_of_the_logits(packed):
     assert (highest, tokens) == (logits[:2].max(-1).tolist(), logits[:2].argmax(-1).tolist())
 
 
-def _layout(count):
+def _layout(count, cached=0, *others):
+    """A row of `count` new tokens behind so many, and other rows (new, cached)."""
     from attention_cases import layout_of
 
-    made = layout_of([(count, 0)])[0]
+    made = layout_of([(count, cached), *others])[0]
     parts = (made.q_starts, made.kv_starts, made.kv_pages, made.positions, made.write_pages)
     return Ragged(*(part.int().numpy() for part in parts))
 
@@ -171,6 +172,25 @@ def test_threads_do_not_change_bits(packed):
         assert decoders[1]._strips(len(ids)) == (2 if decoders[1]._is_wide(len(ids)) else 1)
         found = [each.forward(ids, _layout(len(ids)), kv).copy() for each in decoders]
         assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("others", [[], [(1, 20), (1, 300)], [(1, 20)] * 9])
+def test_threads_that_share_out_a_long_row_do_not_change_its_bits(packed, others):
+    """Nor does attention to splits one after the other, in a step without company."""
+    layout = _layout(3, 380, *others)
+    ids, slots = np.array(text(3 + len(others), 6), np.int32), int(layout.kv_pages.max()) + 1
+    shape = (*packed.kv_cache.shape[:2], slots, *packed.kv_cache.shape[3:])
+    kv = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16().view(torch.uint16).numpy()
+    found = []
+    for threads, apart in ((1, False), (2, True), (3, True), (1, True)):
+        decoder = CpuDecoder(packed.model.weights, threads, None)
+        found.append(decoder.forward(ids, layout, kv).copy())
+        if threads > 1:
+            assert bool(decoder._settings[0, cpu_step.APART]) == apart
+        assert np.array_equal(found[0], found[-1])
+    alone = CpuDecoder(packed.model.weights, 2, None).forward(ids[:3], _layout(3, 380), kv)
+    if layout.kv_pages[:383].tolist() == _layout(3, 380).kv_pages.tolist():
+        assert np.array_equal(alone, found[0][:3])
 
 
 @needs_amx

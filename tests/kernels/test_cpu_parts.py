@@ -222,19 +222,19 @@ def test_every_position_of_a_tile_is_in_one_of_its_splits(family, page_size, tok
 
 
 @pytest.mark.parametrize(
-    ("tiles", "pieces", "threads", "expected"),
+    ("tiles", "pieces", "longest", "threads", "expected"),
     [
-        (64, 64, 2, (0, 3)),  # enough of them: all key heads together
-        (1, 1, 2, (0, 1)),  # nothing else to share out than key heads
-        (1, 8, 2, (1, 3)),  # one long row: its splits
-        (1, 4, 8, (1, 1)),  # and its key heads
-        (3, 40, 2, (1, 3)),
-        (4, 40, 2, (0, 3)),
-        (1, 1 << 20, 2, (0, 1)),  # more than there is room for
+        (64, 64, 1, 2, (0, 3)),  # enough of them: all key heads together
+        (1, 1, 1, 2, (0, 1)),  # nothing else to share out than key heads
+        (1, 8, 8, 2, (1, 3)),  # one long row: its splits
+        (1, 4, 4, 8, (1, 1)),  # and its key heads
+        (32, 159, 128, 16, (1, 3)),  # one long row among many short ones
+        (4, 40, 10, 2, (0, 3)),
+        (1, 1 << 20, 1 << 20, 2, (0, 1)),  # more than there is room for
     ],
 )
-def test_there_is_work_for_every_thread(tiles, pieces, threads, expected):
-    assert tuple(divide(tiles, pieces, 3, Heads(3, 3, 64, 1.0), threads)) == expected
+def test_there_is_work_for_every_thread(tiles, pieces, longest, threads, expected):
+    assert tuple(divide(tiles, pieces, longest, 3, Heads(3, 3, 64, 1.0), threads)) == expected
 
 
 @settings(max_examples=100, deadline=None)

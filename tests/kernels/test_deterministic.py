@@ -35,7 +35,7 @@ def test_blocks_are_filled_where_some_number_of_rows_has_other_bits(odd, monkeyp
     def product(x, weight, bias):
         asked.append(len(x))
         exact = torch.stack([weight.double() @ row.double() for row in x]).float()
-        return exact * (1 + 1e-6) if len(x) == odd else exact
+        return exact + 1e-6 if len(x) == odd else exact
 
     monkeypatch.setattr(deterministic, "torch_linear", product)
     monkeypatch.setattr(deterministic, "_fills", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -108,6 +109,14 @@ def test_a_hub_id_takes_data_files_only(monkeypatch: pytest.MonkeyPatch, tmp_pat
     [(name, patterns)] = asked
     assert name == "some-org/some.model"
     assert not [p for p in patterns if p.endswith((".py", ".bin", "*", ".pt", ".pkl"))]
+    read = [
+        "config.json",
+        "tokenizer.json",
+        "modules.json",
+        "1_Pooling/config.json",
+        "config_sentence_transformers.json",
+    ]
+    assert all(any(fnmatch(file, p) for p in patterns) for file in read)
 
 
 def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
