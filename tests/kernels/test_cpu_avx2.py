@@ -15,7 +15,7 @@ from plait.kernels import cpu_tile
 from plait.kernels.cpu_decoder import missing_features
 
 ROOT = Path(__file__).parents[2]
-ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c"}
+ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c", "PLAIT_EXAMPLES": "20"}
 HELD = {
     "test_cpu_products.py": [
         "test_product_is_right_and_a_rows_bits_are_its_own",
