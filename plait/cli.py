@@ -16,13 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import plait
-from plait.chat import CHAT_HELP, chat
 from plait.check import check
-from plait.lang.backend import settings_ignored, use_embedded
-from plait.lang.trace.showing import checked_path, write
-from plait.lang.trace.spans import recording
 from plait.serving import add_serve_options, add_weights_option, serve_command
-from plait.tracebacks import print_traceback
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
@@ -65,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
     run.set_defaults(command=_run)
 
-    talk = commands.add_parser("chat", help=f"talk to the model; {CHAT_HELP}")
+    talk = commands.add_parser("chat", help="talk to the model")
     _add_model(talk)
     talk.add_argument("--system", metavar="TEXT", help="the system message")
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
@@ -108,6 +103,10 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     """Runs the file as `python FILE.py` would, with the default model as the options say."""
+    from plait.lang.backend import use_embedded
+    from plait.lang.trace.showing import checked_path, write
+    from plait.lang.trace.spans import recording
+
     path = Path(options.file)
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
@@ -123,6 +122,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_file(options: argparse.Namespace, path: Path) -> int:
+    from plait.lang.backend import settings_ignored
+    from plait.tracebacks import print_traceback
+
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [options.file, *options.arguments], str(path.resolve().parent)
     try:
@@ -146,6 +148,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
+    from plait.chat import chat
+    from plait.lang.backend import use_embedded
+
     use_embedded(model_path=options.model, device=options.device, weights=options.weights)
     return chat(options.system, options.temperature)
 

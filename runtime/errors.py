@@ -20,6 +20,8 @@ Knows: names and sentences. Must not know: who raises them.
 
 from __future__ import annotations
 
+DIED = "the runtime process ended"  # how a RuntimeGone begins when it did
+
 
 class PlaitError(Exception):
     """The root: `except PlaitError` catches whatever plait itself raises."""

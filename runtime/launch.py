@@ -14,23 +14,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from tqdm import tqdm
 
 from plait.runtime import errors
-from plait.runtime.client.client import Client
-from plait.runtime.client.zmq_channel import DIED, ZmqChannel, weakly
-from plait.runtime.config import engine_config
+from plait.runtime.after_fork import call_in_forked_children
+from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.models.locate import locate_model
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what takes longer to import is imported while the runtime process starts
     import numpy as np
     import numpy.typing as npt
+    from tqdm import tqdm
+
+    from plait.runtime.client.client import Client
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
@@ -47,7 +48,8 @@ class Runtime:
     context_length, max_batch_tokens and max_batch_rows (of one step), max_sessions, max_waiting_calls,
     cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"), prompt_lookup,
     weights ("auto", "as-stored", "bf16", "int8", "int4"), compile_deadline_s, check_integrity. `progress` shows a
-    bar while loading (default: on a terminal).
+    bar while loading (default: on a terminal). `meanwhile` is called while the process loads: it has a processor of its
+    own, and a program may have something to load, too.
 
     Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
     process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.
@@ -62,6 +64,7 @@ class Runtime:
         *,
         progress: bool | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        meanwhile: Callable[[], object] | None = None,
         **settings: Any,
     ) -> None:
         config = engine_config(model_path=model_path, **settings)
@@ -73,19 +76,17 @@ class Runtime:
         self.address = tempfile.mkdtemp(prefix="plait-")  # mkdtemp makes it mode 0700
         self._log = Path(self.address) / "runtime.log"
         self._process: subprocess.Popen[bytes] | None = None
-        os.register_at_fork(after_in_child=weakly(self._after_fork))
+        call_in_forked_children(self._after_fork)
         try:
             self._process = self._start()
-            order = {
-                "config": msgspec.to_builtins(config),
-                "model_path": str(found),
-                "directory": self.address,
-            }
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+            self._tell_what_to_run(config, found)
+            if meanwhile is not None:
+                meanwhile()
+            from plait.runtime.client.connecting import connected, tokenizer_ahead
+
+            tokenizer = tokenizer_ahead(found)
             self._wait_until_ready(sys.stderr.isatty() if progress is None else progress, start_timeout_s)
-            self.client = Client(ZmqChannel(self.address, self._why_it_died))
+            self.client: Client = connected(self.address, self._why_it_died, tokenizer)
         except BaseException:
             self._end_process()
             raise
@@ -96,9 +97,11 @@ class Runtime:
 
         >>> Runtime.connect("/tmp/plait-x1").client.status().sessions        # doctest: +SKIP
         """
+        from plait.runtime.client.connecting import connected
+
         runtime = cls.__new__(cls)
         runtime.address, runtime._process = str(address), None
-        runtime.client = Client(ZmqChannel(address))
+        runtime.client = connected(runtime.address)
         return runtime
 
     @property
@@ -147,6 +150,12 @@ class Runtime:
                 env={"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ},
             )
 
+    def _tell_what_to_run(self, config: EngineConfig, model_path: Path) -> None:
+        order = {"config": msgspec.to_builtins(config), "model_path": str(model_path), "directory": self.address}
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+
     def _wait_until_ready(self, show: bool, timeout_s: float) -> None:
         process, started = self._process, time.monotonic()
         assert process is not None and process.stdout is not None
@@ -161,9 +170,7 @@ class Runtime:
                 if said.get("ready"):
                     return
                 if show and bar is None and time.monotonic() - started > QUIET_S:
-                    bar = tqdm(
-                        total=100, unit="%", bar_format="{desc} {bar} {percentage:3.0f}%", leave=False, file=sys.stderr
-                    )
+                    bar = _bar()
                 if bar is not None:
                     bar.set_description_str(said.get("doing", ""), refresh=False)
                     bar.update(round(100 * said.get("progress", 0.0)) - bar.n)
@@ -187,12 +194,12 @@ class Runtime:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(2.0)
         if code is None:
-            return DIED
+            return errors.DIED
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         with contextlib.suppress(OSError):
             tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            return f"{DIED} ({how})" + (f"; its last words: {tail[0][:200]}" if tail else "")
-        return f"{DIED} ({how})"
+            return f"{errors.DIED} ({how})" + (f"; its last words: {tail[0][:200]}" if tail else "")
+        return f"{errors.DIED} ({how})"
 
     def _end_process(self) -> None:
         process, self._process = self._process, None
@@ -208,6 +215,12 @@ class Runtime:
             process.wait()
         process.stdout.close()
         shutil.rmtree(self.address, ignore_errors=True)
+
+
+def _bar() -> tqdm[Any]:
+    from tqdm import tqdm
+
+    return tqdm(total=100, unit="%", bar_format="{desc} {bar} {percentage:3.0f}%", leave=False, file=sys.stderr)
 
 
 def _error(name: str, text: str) -> errors.PlaitError:

@@ -95,6 +95,14 @@ def test_import_plait_is_light() -> None:
     assert not heavy & set(out.stdout.split())
 
 
+def test_what_starts_the_runtime_is_light() -> None:
+    """`plait serve` begins the runtime process before it imports the server, its client and the tokenizer."""
+    code = "import sys, plait.cli, plait.runtime.server.serve; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"numpy", "zmq", "tokenizers", "uvicorn", "fastapi", "tqdm", "plait.runtime.client.client", "plait.lang"}
+    assert not heavy & set(out.stdout.split())
+
+
 def test_constraints_need_no_language() -> None:
     code = "import sys, plait.constrained; print(*sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

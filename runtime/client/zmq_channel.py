@@ -8,18 +8,16 @@ Knows: queues, frames, silence. Must not know: what the messages mean.
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from plait.runtime.after_fork import call_in_forked_children
 from plait.runtime.client.dealer import MAX_FRAMES, Dealer
 from plait.runtime.client.drivers import Driver, LoopDriver, ThreadDriver
-from plait.runtime.errors import RuntimeGone
+from plait.runtime.errors import DIED, RuntimeGone
 from plait.runtime.messages import Append, Close, Inspect, Open, Reply, Request, decode_replies, encode, encode_request
 
-DIED = "the runtime process ended"
 CLOSED = "this client was closed"
 POLL_S, SILENT_S = 5.0, 120.0  # after a silent poll the scheduler is asked for a sign of life
 NOBODY = 0  # the call id of such a question: its answer is for no call
@@ -39,7 +37,7 @@ class ZmqChannel:
         self._gone: str | None = None
         self._driver: Driver | None = None
         self.welcome = self._dealer.greet(why_it_died)
-        os.register_at_fork(after_in_child=weakly(self._after_fork))
+        call_in_forked_children(self._after_fork)
 
     def start(self, on_reply: Callable[[Reply], None], on_gone: Callable[[str], None]) -> None:
         self._on_reply, self._on_gone = on_reply, on_gone
@@ -132,15 +130,3 @@ class ZmqChannel:
         """In a forked child: the thread is not here, and the parent's lifeline is not ours to hold open."""
         self._gone = "this process was forked from one that used the runtime; start or connect a Runtime after the fork"
         self._dealer.lifeline.close()
-
-
-def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """`method` without keeping its object alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call() -> None:
-        alive = reference()
-        if alive is not None:
-            alive()
-
-    return call

@@ -11,11 +11,12 @@ import logging
 import sys
 import time
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from plait.runtime.server.in_flight import Record
+if TYPE_CHECKING:
+    from plait.runtime.server.in_flight import Record
 
 LogFormat = Literal["json", "text"]
 REQUESTS = "plait.requests"

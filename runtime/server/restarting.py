@@ -13,11 +13,14 @@ import contextlib
 import logging
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.launch import Runtime
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
 
 LOOK_EVERY_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -29,13 +32,16 @@ log = logging.getLogger("plait.server")
 
 class RestartingRuntime:
     """Settings are those of `Runtime`. Starts one at once and raises what that raises; a thread replaces it later.
+    `meanwhile` is called while the first one loads.
 
     `num_restarts` counts the replacements. `has_given_up`: there will be no other.
     """
 
-    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model_path: str | None = None, meanwhile: Callable[[], object] | None = None, **settings: Any
+    ) -> None:
         self._model_path, self._settings = model_path, settings
-        self._runtime = self._start()
+        self._runtime = self._start(meanwhile)
         self._started_at = time.monotonic()
         self._num_failures = 0
         self.num_restarts = 0
@@ -73,8 +79,8 @@ class RestartingRuntime:
         if self._loop is loop:
             runtime.client.join_loop()
 
-    def _start(self) -> Runtime:
-        return Runtime(self._model_path, **self._settings)
+    def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
+        return Runtime(self._model_path, meanwhile=meanwhile, **self._settings)
 
     def _watch(self) -> None:
         while not self._closing.wait(LOOK_EVERY_S):

@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from plait.runtime.errors import InputError
 
+BACKLOG = 2048  # connections that may wait to be taken
+
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Origin = Annotated[
     str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?)$")

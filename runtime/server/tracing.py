@@ -14,12 +14,14 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
-
-from starlette.types import Scope
+from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import InputError
-from plait.runtime.server.in_flight import Record
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from plait.runtime.server.in_flight import Record
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 MAX_CALL_SPANS = 16

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -287,6 +288,26 @@ def test_settings_of_the_start_are_checked():
     for bad in ("x", -1, float("nan"), True):
         with pytest.raises(InputError, match="start_timeout_s"):
             Runtime(start_timeout_s=bad)
+
+
+def test_a_program_may_do_something_while_the_process_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before, seen = psutil.Process().children(), []
+
+    def look():
+        seen.extend(each for each in psutil.Process().children() if each not in [*before, *seen])
+        assert left_in(tmp_path)
+
+    with Runtime(progress=False, max_pages=100, meanwhile=look) as runtime:
+        assert [each.pid for each in seen] == [runtime.pid]
+
+    def fail():
+        look()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Runtime(progress=False, max_pages=100, meanwhile=fail)
+    assert len(seen) == 2 and not any(each.is_running() for each in seen) and left_in(tmp_path) == []
 
 
 def test_a_request_that_does_not_decode_is_answered(runtime):

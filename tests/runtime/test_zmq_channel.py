@@ -19,8 +19,8 @@ from plait.runtime import link as link_module
 from plait.runtime.client import zmq_channel
 from plait.runtime.client.client import Client
 from plait.runtime.client.dealer import Dealer
-from plait.runtime.client.zmq_channel import DIED, ZmqChannel
-from plait.runtime.errors import CallRejected, RuntimeGone
+from plait.runtime.client.zmq_channel import ZmqChannel
+from plait.runtime.errors import DIED, CallRejected, RuntimeGone
 from plait.runtime.link import ZmqLink
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
