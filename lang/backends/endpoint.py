@@ -210,8 +210,8 @@ class RuntimeEndpoint(RemoteClient):
         the choice's tokens."""
         if self._own is None:
             return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
-        ids, _, behind = joined(self._own, parts, choices)
-        ids = self._with_bos(ids)
+        ids, num_replaced, behind = joined(self._own, parts, choices)
+        ids = self._with_bos(ids[: len(ids) - num_replaced])
         answers = self._logprobs({"input_ids": [[*ids, *each] for each in behind]}, len(ids) - 1, timeout_s)
         each = zip(answers, behind, choices, strict=True)
         return len(ids), answers, [_last(answer, len(own), choice) for answer, own, choice in each]

@@ -47,7 +47,10 @@ UNKNOWN_END = TextEnd()
 
 
 class Joined(NamedTuple):
-    """The ids that are to stand behind what was sent, less `num_replaced` of that, and those of each choice then."""
+    """The ids of the text, how many at the end of all of it the choices stand in for, and the ids of each choice then.
+
+    The text's ids are whole, so that it is still all there where no choice comes of it.
+    """
 
     ids: list[int]
     num_replaced: int
@@ -62,13 +65,13 @@ def joined(
     num_sent: int = 0,
     sent: TextEnd = UNKNOWN_END,
 ) -> Joined:
-    """The ids of `parts` and of the choices behind them, less those at the text's end that a choice changes.
+    """The ids of `parts`, and of the choices behind them with what of the text's end any choice changes.
 
     `parts`: (text, control), as `Tokenizer.encode` takes them. `num_sent` tokens stand before them and end with `sent`;
     where `parts` are not enough some of these are replaced. Of a text that is not empty some is always left.
 
     >>> joined(tokenizer, [("It is ", False)], ["red", "blue"])                    # doctest: +SKIP
-    Joined(ids=[1589, 314], num_replaced=0, choices=[[1928], [4461]])
+    Joined(ids=[1589, 314, 216], num_replaced=1, choices=[[1928], [4461]])
     """
     ids = tokenizer.encode(parts, at_start=not num_sent)
     plain = Joined(ids, 0, [tokenizer.encode_plain(choice) for choice in choices])
@@ -82,7 +85,7 @@ def joined(
     num_changed = len(last) - num_common
     if num_changed >= num_sent + len(ids) or not all(behind):
         return plain
-    return Joined(ids[: max(0, len(ids) - num_changed)], max(0, num_changed - len(ids)), behind)
+    return Joined(ids, num_changed, behind)
 
 
 def num_alike(one: Sequence[object], other: Sequence[object]) -> int:

@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from plait.runtime.engine import Engine
+from plait.runtime.errors import Aborted
 from plait.runtime.sampling import sampling_params
 
 PROMPTS = [
@@ -197,6 +198,27 @@ def test_a_select_behind_a_fork_is_joined_with_the_text_before_it(exact, method)
         child.close()
         session.close()
     plain.close()
+
+
+@pytest.mark.parametrize("at", [0, 3, 25])
+def test_a_select_that_ended_early_leaves_the_text_whole(exact, at):
+    """Also the characters that its choices were to stand in for, sent before or not."""
+    text, follow = "The capital of France is ", sampling_params(max_tokens=4, temperature=0.0)
+    session, other = exact.client.open_session(), exact.client.open_session()
+    other.append(text)
+    session.append(text[:at])
+    (child,), (plain,) = session.fork(1), other.fork(1)
+    child.append(text[at:])
+    call = child.select(["Paris", "Rome"])
+    call.abort()
+    with pytest.raises(Aborted):
+        call.result()
+    child.append("called")
+    plain.append("called")
+    answer, expected = child.generate(follow).result(), plain.generate(follow).result()
+    assert (answer.text, answer.usage.prompt_tokens) == (expected.text, expected.usage.prompt_tokens)
+    for each in (child, session, plain, other):
+        each.close()
 
 
 def test_a_select_behind_a_call_leaves_the_tokens_of_that_call(exact):

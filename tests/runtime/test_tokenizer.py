@@ -589,9 +589,9 @@ def test_choices_are_tokenized_as_one_with_the_end_of_the_text(smollm2: Tokenize
     assume(smollm2.decode(smollm2.encode_plain(whole)) == whole)  # it has no tokens for some bytes
     parts = [("<|im_start|>", True), (text, is_control)]
     ids = smollm2.encode(parts, at_start=True)
-    kept, num_replaced, behind = joined(smollm2, parts, choices)
-    assert num_replaced == 0
-    assert kept == ids[: len(kept)] and len(kept) > 0 and all(behind)
+    whole_ids, num_replaced, behind = joined(smollm2, parts, choices)
+    assert whole_ids == ids and 0 <= num_replaced < len(ids) and all(behind)
+    kept = ids[: len(ids) - num_replaced]
     token_bytes = smollm2.vocabulary.token_bytes
     for choice, each in zip(choices, behind, strict=True):
         assert b"".join(token_bytes[i] for i in [*kept, *each]) == (text + choice).encode()
@@ -602,9 +602,11 @@ def test_choices_are_tokenized_as_one_with_the_end_of_the_text(smollm2: Tokenize
 
 
 def test_a_space_between_text_and_choice_may_stand_in_either(smollm2: Tokenizer) -> None:
-    with_space = joined(smollm2, [("The sky is ", False)], ["red", "9"])
-    assert with_space == joined(smollm2, [("The sky is", False)], [" red", " 9"])
-    assert joined(smollm2, [(" ", False)], ["red"]).ids, "something is left for the choice to follow"
+    ids, num_replaced, behind = joined(smollm2, [("The sky is ", False)], ["red", "9"])
+    without = joined(smollm2, [("The sky is", False)], [" red", " 9"])
+    assert (ids[: len(ids) - num_replaced], 0, behind) == without
+    alone = joined(smollm2, [(" ", False)], ["red"])
+    assert alone.num_replaced < len(alone.ids), "something is left for the choice to follow"
     assert joined(smollm2, [], ["red"]) == ([], 0, [smollm2.encode_plain("red")])
 
 
@@ -625,15 +627,15 @@ def test_choices_are_joined_with_text_that_was_sent(smollm2: Tokenizer, text, cu
             sent += ids
     parts = [(text[high:], False)] if text[high:] else []
     ids, num_replaced, behind = joined(smollm2, parts, choices, num_sent=len(sent), sent=end)
-    assert 0 <= num_replaced < len(sent) and all(behind)
-    assert not (ids and num_replaced), "what was not sent goes first"
+    assert ids == (smollm2.encode(parts, at_start=False) if parts else [])
+    assert 0 <= num_replaced < len(sent) + len(ids) and all(behind)
     token_bytes = smollm2.vocabulary.token_bytes
     for choice, each in zip(choices, behind, strict=True):
-        left = sent[: len(sent) - num_replaced]
-        assert b"".join(token_bytes[i] for i in [*left, *ids, *each]) == (text + choice).encode()
+        left = [*sent, *ids][: len(sent) + len(ids) - num_replaced]
+        assert b"".join(token_bytes[i] for i in [*left, *each]) == (text + choice).encode()
     if not is_control:
         if not parts and low in (0, high):  # sent at once: as if it had not been sent
             unsent = joined(smollm2, [("<|im_start|>", True), (text, False)], choices)
-            assert (sent[: len(sent) - num_replaced], behind) == (unsent.ids, unsent.choices)
+            assert unsent == (sent, num_replaced, behind)
     elif not text[low:]:
         assert num_replaced == 0, "a chat template's own text is not taken apart"
