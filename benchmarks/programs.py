@@ -34,11 +34,13 @@ from paper.fresh import FreshRequests
 from paper.sharing import cost_of_sharing_nothing
 from paper.timing import Broke, Took, ours, theirs
 from paper.workloads import ALONE, UNSHARED, Work, workloads
+from sitting.client import ServerError
 from sitting.servers import Server, own_server, read_servers, started
 from sitting.told import unwind_when_told
 
 import plait
 from plait.runtime.errors import PlaitError
+from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 Side = dict[str, Took | Broke]
 GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
@@ -56,10 +58,7 @@ def main() -> int:
             tokenizer = runtime.client.tokenizer
             found[f"plait {form}"] = _side(f"plait {form}", works, ours, runtime.client, options.rounds)
     if server is not None:
-        with _running(server):
-            peer = FreshRequests(server.url, tokenizer)
-            found[server.name] = _side(server.name, works, theirs, peer, options.rounds)
-            peer.close()
+        found[server.name] = _peers_side(server, works, tokenizer, options.rounds)
     print(table(found, list(works)))
     cost = cost_of_sharing_nothing(works[ALONE]) if ALONE in works else None
     if cost is not None:
@@ -113,6 +112,15 @@ def _running(server: Server) -> Iterator[None]:
         loop.run(starting.__aenter__())
         stack.callback(lambda: loop.run(starting.__aexit__(None, None, None)))
         yield
+
+
+def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
+    """The peer's rows; where it does not start, each says why: what plait did is not lost."""
+    try:
+        with _running(server), contextlib.closing(FreshRequests(server.url, tokenizer)) as peer:
+            return _side(server.name, works, theirs, peer, rounds)
+    except ServerError as error:
+        return dict.fromkeys(works, Broke(f"it did not start: {error}"))
 
 
 def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> Side:

@@ -23,6 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from sitting.told import unwind_when_told
+
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 TESTS = ["tests/gpu", "tests/runtime/test_prefix_sharing.py", "tests/runtime/test_triton_engine.py"]
@@ -54,6 +58,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a folder for logs and gpu.json (default: $OUT, else a new one)")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU, without the tests")
     arguments = parser.parse_args()
+    unwind_when_told()
     chosen = [name for name in arguments.only.split(",") if not (arguments.dry and name == "tests")]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
@@ -136,9 +141,11 @@ def run(command: list[str], seconds: float, log: Path) -> dict[str, Any]:
             code = child.wait(timeout=seconds)
             state = "done" if code == 0 else f"FAILED with {code}"
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
             state = f"CUT OFF after {seconds:.0f} s"
+        finally:
+            if child.returncode is None:  # its time is over, or ours: we were told to end
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
     lines = log.read_text(errors="replace").splitlines()
     found = objects(lines)
     figures = [each for each in found if "name" in each and "value" in each]
