@@ -17,7 +17,7 @@ from plait.kernels import cpu_passes, cpu_rows
 from plait.kernels.cpu_parts import Rounded, Team, portion
 from plait.kernels.cpu_passes import NO_GATE, Work
 from plait.kernels.cpu_rows import address_of
-from plait.kernels.cpu_team import claim, finish, wait
+from plait.kernels.cpu_team import claim_near, finish, wait
 from plait.kernels.cpu_tile import MOST_ROWS, WIDTH, block_bytes, tile
 
 BYTES_4, BYTES_8 = block_bytes(4), block_bytes(8)
@@ -32,10 +32,9 @@ def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any
     tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
     steps = (np.int64(x.numbers.shape[1]), np.int64(4 * blocks), np.int64(4 * out.shape[1]))
     while True:
-        first = claim(team.counters, phase, count)
+        first, last = claim_near(team.counters, phase, count, items, team.me, team.size)
         if first >= items:
             break
-        last = min(items, first + count)
         if len(x.wide):
             work = Work(
                 bits, NO_GATE, weight, blocks, address_of(x.wide), address_of(out), 4 * out.shape[1], first, last
@@ -60,10 +59,9 @@ def gated_product(
     count = portion(items, team)
     tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
     while True:
-        first = claim(team.counters, phase, count)
+        first, last = claim_near(team.counters, phase, count, items, team.me, team.size)
         if first >= items:
             break
-        last = min(items, first + count)
         if len(x.wide):
             to, step = address_of(out.wide), 1024 * out.scales.shape[1]
             work = Work(bits, gate, weight, blocks, address_of(x.wide), to, step, 2 * first, 2 * last)

@@ -70,6 +70,24 @@ def claim(counters: int, phase: int, count: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
+def claim_near(counters: int, phase: int, count: int, items: int, me: int, threads: int) -> Any:
+    """The first of at most `count` items that are thread `me`'s now, and the one behind the last: of its own share of
+    the phase's items while there are some, then of the others'. None are left: the first is `items`.
+
+    A share lies in one piece, since two threads that read on in turns from one place get little more out of memory
+    than one. A phase's items are claimed with this or with `claim`, not with both.
+    """
+    shares = min(threads, STRIDE)
+    for i in range(shares):
+        share = (me + i) % shares
+        begin, end = items * share // shares, items * (share + 1) // shares
+        first = begin + add_atomically(counters + 8 * (2 * STRIDE * phase + share), count)
+        if first < end:
+            return first, min(end, first + count)
+    return items, items
+
+
+@numba.njit  # type: ignore[untyped-decorator]
 def finish(counters: int, phase: int, count: int) -> None:
     """Says that `count` items are done."""
     add_atomically(counters + 16 * STRIDE * phase + 8 * STRIDE, count)
