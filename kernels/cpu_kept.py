@@ -10,11 +10,12 @@ Knows: the names and types of kernels. Must not know: what they compute.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -32,15 +33,28 @@ KERNELS = {
 
 
 def compile_missing(progress: Callable[[str], None]) -> None:
-    """Compiles what was not compiled on this machine before. What fails, takes minutes or cannot be started (where
-    Python is part of another program) is left to its first call, which tells why."""
+    """Compiles what was not compiled on this machine before, or waits for a process that does.
+
+    What fails, takes minutes or cannot be started (where Python is part of another program) is left to its first call,
+    which tells why.
+    """
     mark = _mark()
     if mark is None or mark.exists():
         return
     progress("compiling kernels for this processor, which takes half a minute once")
-    if _compiled_by_children():
-        with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
-            mark.touch()
+    with _one_at_a_time(mark.with_suffix(".lock")):
+        if not mark.exists() and _compiled_by_children():
+            with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
+                mark.touch()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Among the processes of this machine; the lock of one that ends in any way is free again."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where no file can be made or locked each goes on by itself
+            fcntl.flock(held.enter_context(path.open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _compiled_by_children() -> bool:

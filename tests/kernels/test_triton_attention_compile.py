@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton has wheels for Linux only (2026-11-
 from attention_compile import OTHER_SIZES, SPOILT
 from triton_compile import Report, compile_file
 
+pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
 CASES = Path(__file__).parents[1] / "support" / "attention_compile.py"
 
 
