@@ -37,7 +37,7 @@ def held(found: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
     return reference.cached(cache, torch.arange(len(cache), device=DEVICE), scale)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=28 if DEVICE == "cpu" else 40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=4),
     st.sampled_from(

@@ -124,7 +124,8 @@ CASES = {
     "float32": Case(64, 2, F32),
     "float32, prompts": Case(128, 2, F32, q_len=100),
 }
-SIZED = ("Llama 3", "Llama 3, prompts", "Llama 3, shared")  # batches of other sizes must run the same kernels
+# Rows of other batches, which must run the same kernels; up to 16 rows share a prefix in smaller tiles
+SIZES = {"Llama 3": (1, 3), "Llama 3, prompts": (1, 3), "Llama 3, shared": (17, 48)}
 OTHER_SIZES, SPOILT = "other sizes", "spoilt"
 WRITES = {
     "write": (Case(128, 4), 128, False),
@@ -143,8 +144,8 @@ def jobs() -> list[Job]:
         for arch in case.chips:
             for launch in launches_on(arch, call):
                 found.setdefault((arch, launch.key()), job(name, launch, arch))
-    for name in SIZED:
-        for rows in (3, 16) if CASES[name].shared else (1, 3, 16):
+    for name, sizes in SIZES.items():
+        for rows in sizes:
             for launch in launches_on(90, partial(attend, replace(CASES[name], rows=rows))):
                 if launch.kernel.__name__ != "_plan_kernel":
                     found.setdefault((90, launch.key()), job(f"{OTHER_SIZES} of {name}", launch, 90))
