@@ -1,5 +1,6 @@
 """The kernels that are compiled once and kept on disk: whether that was done, and doing it in processes of their own.
 
+    python -m plait.kernels.cpu_kept              compiles what is missing, as the first runtime does
     python -m plait.kernels.cpu_kept forward      compiles one kernel, and keeps it
 
 Side by side they take less time, and what a compiler leaves behind in memory goes with its process.
@@ -88,7 +89,9 @@ def _mark() -> Path | None:
 
 
 def main() -> None:
-    """Compiles the kernels that are named as arguments."""
+    """Compiles the kernels that are named as arguments, or those that are missing."""
+    if not sys.argv[1:]:
+        compile_missing(print)
     for name in sys.argv[1:]:
         function, signature = KERNELS[name]
         function.compile(signature)

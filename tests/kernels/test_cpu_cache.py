@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_of_two_that_miss_the_same_kernels_one_compiles(tmp_path, monkeypatch) -
     for other in others:
         other.join()
     assert compiled == [1] and (tmp_path / "mark").exists()
+
+
+def test_without_names_what_is_missing_is_compiled(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["cpu_kept"])
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    monkeypatch.setattr(cpu_kept, "_compiled_by_children", lambda: True)
+    cpu_kept.main()
+    assert (tmp_path / "mark").exists() and "compiling kernels" in capsys.readouterr().out
 
 
 def test_kernels_that_do_not_compile_leave_no_mark(tmp_path, monkeypatch) -> None:
