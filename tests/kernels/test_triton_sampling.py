@@ -60,7 +60,7 @@ def test_logits_are_bent_bit_by_bit(rows, vocab, seed, parts, dtype):
     torch.testing.assert_close(ours[good], theirs[good], atol=2e-6, rtol=1e-6)
 
 
-@settings(max_examples=36 if INTERPRETED else 60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.lists(row_of, min_size=1, max_size=5),
     st.sampled_from([2, 40, 1000, 4097, 9000]),
@@ -81,9 +81,9 @@ def test_a_batch_gives_what_the_reference_gives(rows, vocab, spread, seed, parts
 def test_a_flat_nucleus_is_searched_where_it_stands(top):
     """More survivors than the candidates' list holds."""
     top_k, top_p, min_p = top
-    rows = [(1.5, top_k, f32(top_p), f32(min_p), seed, 3) for seed in range(2)]
-    logits = logits_of(2, 9000, 0.2, 7)
-    work = sampling.SamplingWorkspace.allocate(2, 9000, DEVICE)
+    rows = [(1.5, top_k, f32(top_p), f32(min_p), seed, 3) for seed in range(4)]
+    logits = logits_of(4, 9000, 0.2, 7)
+    work = sampling.SamplingWorkspace.allocate(4, 9000, DEVICE)
     found = sampling.sample(logits, inputs_of(rows), workspace=work)
     assert (work.summary[:, 0] > sampling.CANDIDATES).all()
     assert found.tolist() == reference.sample(logits, inputs_of(rows)).tolist()
@@ -157,7 +157,7 @@ def expected_shares(logits, temperature, top_k, top_p, min_p):
 
 @pytest.mark.parametrize(
     ("draw", "draws"),
-    [(sampling.sample, 12 if INTERPRETED else 20_000), (reference.sample, 4000)],
+    [(sampling.sample, 25 if INTERPRETED else 20_000), (reference.sample, 4000)],
     ids=["triton", "torch"],
 )
 @pytest.mark.parametrize("top", [(-1, 1.0, 0.0), (6, 1.0, 0.0), (-1, 0.8, 0.0), (-1, 1.0, 0.2), (9, 0.9, 0.05)])
