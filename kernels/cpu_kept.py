@@ -1,5 +1,6 @@
 """The kernels that are compiled once and kept on disk: whether that was done, and doing it in processes of their own.
 
+    python -m plait.kernels.cpu_kept              compiles what is missing, as the first runtime does
     python -m plait.kernels.cpu_kept forward      compiles one kernel, and keeps it
 
 Side by side they take less time, and what a compiler leaves behind in memory goes with its process.
@@ -10,11 +11,12 @@ Knows: the names and types of kernels. Must not know: what they compute.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numba
@@ -32,15 +34,28 @@ KERNELS = {
 
 
 def compile_missing(progress: Callable[[str], None]) -> None:
-    """Compiles what was not compiled on this machine before. What fails, takes minutes or cannot be started (where
-    Python is part of another program) is left to its first call, which tells why."""
+    """Compiles what was not compiled on this machine before, or waits for a process that does.
+
+    What fails, takes minutes or cannot be started (where Python is part of another program) is left to its first call,
+    which tells why.
+    """
     mark = _mark()
     if mark is None or mark.exists():
         return
     progress("compiling kernels for this processor, which takes half a minute once")
-    if _compiled_by_children():
-        with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
-            mark.touch()
+    with _one_at_a_time(mark.with_suffix(".lock")):
+        if not mark.exists() and _compiled_by_children():
+            with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
+                mark.touch()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Among the processes of this machine; the lock of one that ends in any way is free again."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where no file can be made or locked each goes on by itself
+            fcntl.flock(held.enter_context(path.open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _compiled_by_children() -> bool:
@@ -74,7 +89,9 @@ def _mark() -> Path | None:
 
 
 def main() -> None:
-    """Compiles the kernels that are named as arguments."""
+    """Compiles the kernels that are named as arguments, or those that are missing."""
+    if not sys.argv[1:]:
+        compile_missing(print)
     for name in sys.argv[1:]:
         function, signature = KERNELS[name]
         function.compile(signature)

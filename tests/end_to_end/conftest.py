@@ -16,8 +16,8 @@ def model_path():
 
 @pytest.fixture(scope="session")
 def exact():
-    """In process, float32, deterministic, the page accounting checked after every step."""
-    with Engine(dtype="float32", deterministic=True, check_integrity=True, max_pages=6000) as engine:
+    """In process, the weights as a user gets them, deterministic, the page accounting checked after every step."""
+    with Engine(deterministic=True, check_integrity=True, max_pages=6000) as engine:
         yield engine
 
 

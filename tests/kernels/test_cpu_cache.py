@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,31 @@ def test_missing_kernels_are_compiled_by_processes_and_only_once(tmp_path, monke
     for _ in range(2):
         cpu_kept.compile_missing(told.append)
     assert len(told) == 1 and (tmp_path / "mark").exists()
+
+
+def test_of_two_that_miss_the_same_kernels_one_compiles(tmp_path, monkeypatch) -> None:
+    compiled, both = [], threading.Barrier(2)
+
+    def compile_all() -> bool:
+        compiled.append(1)
+        return True
+
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    monkeypatch.setattr(cpu_kept, "_compiled_by_children", compile_all)
+    others = [threading.Thread(target=cpu_kept.compile_missing, args=(lambda said: both.wait(60),)) for _ in range(2)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert compiled == [1] and (tmp_path / "mark").exists()
+
+
+def test_without_names_what_is_missing_is_compiled(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["cpu_kept"])
+    monkeypatch.setattr(cpu_kept, "_mark", lambda: tmp_path / "mark")
+    monkeypatch.setattr(cpu_kept, "_compiled_by_children", lambda: True)
+    cpu_kept.main()
+    assert (tmp_path / "mark").exists() and "compiling kernels" in capsys.readouterr().out
 
 
 def test_kernels_that_do_not_compile_leave_no_mark(tmp_path, monkeypatch) -> None:

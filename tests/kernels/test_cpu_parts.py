@@ -27,6 +27,7 @@ from plait.kernels import (
     reference,
 )
 from plait.kernels.cpu_attend import Parts, attend, divide
+from plait.kernels.cpu_cache import STAMP, kept
 from plait.kernels.cpu_decoder import missing_features
 from plait.kernels.cpu_parts import Heads, Rows, Team
 from plait.kernels.cpu_rows import address_of
@@ -49,17 +50,24 @@ def turn_and_keep(counters, qkv, bias, norms, cos, sin, heads, rows, keys, value
     )
 
 
-@numba.njit
-def attention(counters, scratch, qkv, keys, values, heads, window, rows, parts, room, capacity, out):
-    if scratch:
-        cpu_amx.begin(scratch)
-    team = Team(0, 1, address_of(counters), scratch)
-    caches = Caches(address_of(keys), address_of(values), window)
-    attend(team, 0, qkv, caches, heads, rows, parts, address_of(room), capacity, out)
-    if scratch:
-        cpu_amx.end()
+def kept_attention(stamp):
+    """Half a minute of compiling, which only a change of the kernels or of this file asks for again."""
+
+    @kept()
+    def attention(counters, scratch, qkv, keys, values, heads, window, rows, parts, room, capacity, out):
+        _ = stamp
+        if scratch:
+            cpu_amx.begin(scratch)
+        team = Team(0, 1, address_of(counters), scratch)
+        caches = Caches(address_of(keys), address_of(values), window)
+        attend(team, 0, qkv, caches, heads, rows, parts, address_of(room), capacity, out)
+        if scratch:
+            cpu_amx.end()
+
+    return attention
 
 
+attention = kept_attention(STAMP)
 MATRIX = cpu_amx.scratch(1, 0) if cpu_amx.available() else None
 FORMS = [(cpu_blocks.FLOATS, 0)]
 if cpu_ir.HAVE_BFLOAT16:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import kernel_device
 import pytest
 import torch
 from attention_cases import FP8, Layer, close, expected, layout_of, on, spoil, tensors
@@ -19,7 +20,7 @@ from plait.kernels.layout import AttentionLayout
 from plait.kernels.triton import attention, attention_cascade, attention_decode, attention_inputs, attention_plan
 from plait.kernels.triton.attention_config import Chip
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = kernel_device.DEVICE.type
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LAYERS = [
     Layer(1, 3, 64, F32),

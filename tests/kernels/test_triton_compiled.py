@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from triton_compile import ARCHITECTURES, Report, compile_file
 
+pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
 ROOT = Path(__file__).parents[2]
 FILES = [
     "norm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import kernel_device
 import pytest
 import torch
 from attention_cases import FP8, i32, layout_of, on
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from plait.kernels import reference
 from plait.kernels.triton import kv_write
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = kernel_device.DEVICE.type
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {F32: 1e-5, F16: 4e-3, BF16: 3e-2}
 

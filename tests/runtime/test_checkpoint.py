@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_reader import Reader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -165,7 +166,7 @@ def test_raw_blocks_are_in_hugging_face_order_too(tmp_path: Path) -> None:
 def test_the_embedded_model_is_what_the_gguf_package_reads() -> None:
     path = locate_model()
     weights = open_checkpoint(path)
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    stored = {tensor.name: tensor for tensor in Reader(path).tensors}
     assert len(weights.names()) == len(stored)
     names = {
         "model.layers.0.self_attn.q_proj.weight": ("blk.0.attn_q.weight", 9),

@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf_reader import Reader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -
     start = time.process_time()
     file = open_gguf(path)
     assert time.process_time() - start < 0.5  # 0.03 s where nothing else runs
-    reader = gguf.GGUFReader(path)
+    reader = Reader(path)
     assert {t.name: tuple(reversed(t.shape.tolist())) for t in reader.tensors} == {
         name: info.shape for name, info in file.tensors.items()
     }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 import interpreter_bfloat16
+import interpreter_calls
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if INTERPRETED:
     interpreter_bfloat16.install()
+    interpreter_calls.install()
 
 
 def close_enough(dtype: torch.dtype) -> dict[str, float]:

@@ -61,9 +61,16 @@ def whole_states(runner, tokens):
     return torch.as_tensor(runner.states(runner.forward(batch), list(range(len(tokens)))))
 
 
-def their_logits(model, tokens):
+def their_logits(model, tokens, count=0):
+    """[T, V]; of the last `count` tokens alone, where it is given."""
     with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0]
+        return model(torch.tensor([tokens]), logits_to_keep=count).logits[0]
+
+
+def their_choices(model, tokens, after):
+    """The likeliest token behind `tokens` and behind each of `after` but the last: where all of them are `after`'s own,
+    that is what the model writes greedily, and one forward instead of one for each token has shown it."""
+    return their_logits(model, [*tokens, *after[:-1]], len(after)).argmax(-1).tolist()
 
 
 def text(length, seed, vocab_size=97):

@@ -1,10 +1,13 @@
 """Compiles for real, with no GPU, every kernel that an operator launches.
 
-A case is a function that calls operators on `meta` tensors. Its launches are caught, not run: what is compiled is
-what the operator would launch, and an operator that read a value back from the device would fail here. Runs in
-child processes, because the tests' own process has Triton's interpreter on.
+A file of cases has `jobs()`: launches that were caught as operators made them on `meta` tensors, each for one
+architecture. What is compiled is what the operator would launch, and an operator that read a value back from the device
+would fail here. Runs in a child process, because the tests' own process has Triton's interpreter on; in one, because
+the tests themselves run side by side.
 
-Use: a file with `CASES = {"name": Case(function, tensor_core=True), ...}`, then `compile_file(path)`.
+    reports = compile_file("tests/support/kernel_cases.py")
+
+Knows: Triton's compiler and its launcher. Must not know: which operators there are.
 """
 
 from __future__ import annotations
@@ -25,62 +28,6 @@ from typing import Any
 
 ARCHITECTURES = (80, 90)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes a block may have, CUDA C++ Programming Guide, table of limits
-WORKERS = 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """`tensor_core`: its matrix kernels must use the tensor cores. Names of kernels that need not are in `plain`."""
-
-    call: Callable[[], Any]
-    tensor_core: bool = False
-    plain: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Report:
-    """One kernel compiled for one architecture."""
-
-    case: str
-    kernel: str
-    arch: int
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-    tensor_core: str  # "wgmma", "mma" or ""
-    wants_tensor_core: bool
-
-    def faults(self) -> list[str]:
-        found = []
-        if self.spilled_bytes:
-            found.append(f"spills {self.spilled_bytes} bytes of registers")
-        if self.shared_bytes > SHARED_LIMIT[self.arch]:
-            found.append(f"needs {self.shared_bytes} bytes of shared memory")
-        if self.wants_tensor_core and not self.tensor_core:
-            found.append("does not use the tensor cores")
-        return found
-
-
-def compile_file(cases_file: str | Path) -> list[Report]:
-    """Reports of all kernels that the file's cases launch, for each architecture."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    reports: list[Report] = []
-    with tempfile.TemporaryDirectory() as cache:
-        environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1"}
-        command = [sys.executable, "-P", __file__, str(cases_file)]
-        children = [
-            subprocess.Popen([*command, str(i)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            for i in range(WORKERS)
-        ]
-        outputs = [child.communicate() for child in children]
-    for child, (out, err) in zip(children, outputs, strict=True):
-        if child.returncode:
-            raise RuntimeError(f"the compilation failed:\n{err.decode()[-6000:]}")
-        reports += [Report(**line) for line in json.loads(out)]
-    return reports
-
-
-# -- in the child -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -95,6 +42,76 @@ class Launch:
 
     def key(self) -> str:
         return repr((self.kernel.__name__, self.signature, self.constants, self.attributes, self.options))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A launch to compile. `wants_tensor_core`: it is a fault when its products use none."""
+
+    case: str
+    launch: Launch
+    arch: int
+    wants_tensor_core: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """One kernel compiled for one architecture."""
+
+    case: str
+    kernel: str
+    arch: int
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    tensor_core: str  # "wgmma", "mma" or ""
+    wants_tensor_core: bool
+    copies_of_16: int = 0  # asynchronous copies in the PTX, by their bytes
+    copies_of_less: int = 0
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.spilled_bytes:
+            found.append(f"spills {self.spilled_bytes} bytes of registers")
+        if self.shared_bytes > SHARED_LIMIT[self.arch]:
+            found.append(f"needs {self.shared_bytes} bytes of shared memory")
+        if self.wants_tensor_core and not self.tensor_core:
+            found.append("does not use the tensor cores")
+        return found
+
+
+def compile_file(cases_file: str | Path) -> list[Report]:
+    """Reports of the file's jobs, in their order."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    with tempfile.TemporaryDirectory() as cache:
+        environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1"}
+        command = [sys.executable, "-P", __file__, str(cases_file)]
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise RuntimeError(f"the compilation failed:\n{child.stderr[-6000:]}")
+    return [Report(**json.loads(line)) for line in child.stdout.splitlines()]
+
+
+# -- in the child -------------------------------------------------------------------------------------
+
+
+def caught(call: Callable[[], Any]) -> list[Launch]:
+    """What `call` launches, in its order, each kernel that differs once."""
+    from triton.runtime.jit import JITFunction
+
+    launches: dict[str, Launch] = {}
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert all(int(size) > 0 for size in grid), f"{self.__name__} launched with the grid {grid}"
+        launch = _launch_of(self, args, kwargs)
+        launches[launch.key()] = launch
+
+    original, JITFunction.run = JITFunction.run, run
+    try:
+        call()
+    finally:
+        JITFunction.run = original
+    return list(launches.values())
 
 
 def _type_of(value: Any) -> str:
@@ -133,51 +150,37 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
     return launch
 
 
-def _caught(call: Callable[[], Any]) -> list[Launch]:
-    from triton.runtime.jit import JITFunction
-
-    launches: dict[str, Launch] = {}
-
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        assert all(int(size) > 0 for size in grid), f"{self.__name__} launched with the grid {grid}"
-        launch = _launch_of(self, args, kwargs)
-        launches[launch.key()] = launch
-
-    original, JITFunction.run = JITFunction.run, run
-    try:
-        call()
-    finally:
-        JITFunction.run = original
-    return list(launches.values())
-
-
-def _compile(case: str, launch: Launch, arch: int, wants_tensor_core: bool) -> Report:
+def _compile(job: Job) -> Report:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    launch = job.launch
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
-        compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
-    text = log.getvalue()
+        compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, 32), options=launch.options)
+    text, ptx = log.getvalue(), compiled.asm["ptx"]
     registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
     assert registers and spills, f"ptxas said nothing of registers: {text}"
-    ptx = compiled.asm["ptx"]
-    found = next((name for name in ("wgmma", "mma") if re.search(rf"\b{name}(\.mma_async)?\.sync", ptx)), "")
+    cores = (name for name in ("wgmma", "mma") if re.search(rf"\b{name}(\.mma_async)?\.sync", ptx))
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
+    wide = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
     return Report(
-        case=case,
+        case=job.case,
         kernel=launch.kernel.__name__,
-        arch=arch,
+        arch=job.arch,
         registers=int(registers[1]),
         spilled_bytes=int(spills[1]),
         shared_bytes=compiled.metadata.shared,
-        tensor_core=found,
-        wants_tensor_core=wants_tensor_core,
+        tensor_core=next(cores, ""),
+        wants_tensor_core=job.wants_tensor_core,
+        copies_of_16=wide,
+        copies_of_less=len(sizes) - wide,
     )
 
 
-def _main(cases_file: str, worker: int) -> None:
+def _main(cases_file: str) -> None:
     import triton
 
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -187,15 +190,9 @@ def _main(cases_file: str, worker: int) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["cases"] = module
     spec.loader.exec_module(module)
-    todo: dict[str, tuple[str, Launch, bool]] = {}
-    for name, case in module.CASES.items():
-        for launch in _caught(case.call):
-            wants = case.tensor_core and launch.kernel.__name__ not in case.plain
-            todo.setdefault(launch.key(), (name, launch, wants))
-    jobs = [(each, arch) for each in todo.values() for arch in ARCHITECTURES]
-    reports = [_compile(name, launch, arch, wants) for (name, launch, wants), arch in jobs[worker::WORKERS]]
-    print(json.dumps([asdict(report) for report in reports]))
+    for job in module.jobs():
+        print(json.dumps(asdict(_compile(job))), flush=True)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))
+    _main(sys.argv[1])
