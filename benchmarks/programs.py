@@ -115,11 +115,11 @@ def _running(server: Server) -> Iterator[None]:
 
 
 def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
-    """The peer's rows; where it does not start, each says why: what plait did is not lost."""
+    """The peer's rows; where it does not start or answer, each says why: what plait did is not lost."""
     try:
         with _running(server), contextlib.closing(FreshRequests(server.url, tokenizer)) as peer:
             return _side(server.name, works, theirs, peer, rounds)
-    except ServerError as error:
+    except (ServerError, PlaitError) as error:
         return dict.fromkeys(works, Broke(f"it did not start: {error}"))
 
 

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
     run.set_defaults(command=_run)
 
-    talk = commands.add_parser("chat", help="talk to the model")
+    talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
     _add_model(talk)
     talk.add_argument("--system", metavar="TEXT", help="the system message")
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")

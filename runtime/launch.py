@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -48,8 +48,8 @@ class Runtime:
     context_length, max_batch_tokens and max_batch_rows (of one step), max_sessions, max_waiting_calls,
     cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"), prompt_lookup,
     weights ("auto", "as-stored", "bf16", "int8", "int4"), compile_deadline_s, check_integrity. `progress` shows a
-    bar while loading (default: on a terminal). `meanwhile` is called while the process loads: it has a processor of its
-    own, and a program may have something to load, too.
+    bar while loading (default: on a terminal). `meanwhile` is called while the process loads, for what a
+    program may have to load itself.
 
     Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
     process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.
@@ -76,19 +76,21 @@ class Runtime:
         self.address = tempfile.mkdtemp(prefix="plait-")  # mkdtemp makes it mode 0700
         self._log = Path(self.address) / "runtime.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._started = time.monotonic()
         call_in_forked_children(self._after_fork)
         try:
             self._process = self._start()
-            self._tell_what_to_run(config, found)
-            if meanwhile is not None:
-                meanwhile()
-            from plait.runtime.client.connecting import connected, tokenizer_ahead
+            with self._ended_after(start_timeout_s):
+                self._tell_what_to_run(config, found)
+                if meanwhile is not None:
+                    meanwhile()
+                from plait.runtime.client.connecting import connected, tokenizer_ahead
 
-            tokenizer = tokenizer_ahead(found)
-            self._wait_until_ready(sys.stderr.isatty() if progress is None else progress, start_timeout_s)
+                tokenizer = tokenizer_ahead(found)
+                self._wait_until_ready(sys.stderr.isatty() if progress is None else progress)
             self.client: Client = connected(self.address, self._why_it_died, tokenizer)
         except BaseException:
-            self._end_process()
+            self._end_process(patience_s=0.0)  # nobody has asked it for anything
             raise
 
     @classmethod
@@ -153,14 +155,34 @@ class Runtime:
     def _tell_what_to_run(self, config: EngineConfig, model_path: Path) -> None:
         order = {"config": msgspec.to_builtins(config), "model_path": str(model_path), "directory": self.address}
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the waiting tells better
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
 
-    def _wait_until_ready(self, show: bool, timeout_s: float) -> None:
-        process, started = self._process, time.monotonic()
-        assert process is not None and process.stdout is not None
-        watchdog = threading.Timer(timeout_s, process.kill)
+    @contextlib.contextmanager
+    def _ended_after(self, timeout_s: float) -> Iterator[None]:
+        """Ends the process unless the block ends sooner; it is then a RuntimeGone that says so."""
+        assert self._process is not None
+        over, process = threading.Event(), self._process
+
+        def end() -> None:
+            over.set()
+            process.kill()
+
+        watchdog = threading.Timer(timeout_s, end)
         watchdog.start()
+        try:
+            yield
+        except errors.RuntimeGone:
+            if over.is_set():
+                raise errors.RuntimeGone(f"the runtime did not start within {timeout_s:g} s") from None
+            raise
+        finally:
+            watchdog.cancel()
+
+    def _wait_until_ready(self, show: bool) -> None:
+        process = self._process
+        assert process is not None and process.stdout is not None
         bar: tqdm[Any] | None = None
         try:
             for line in process.stdout:
@@ -169,14 +191,13 @@ class Runtime:
                     raise _error(said["error"], said["text"])
                 if said.get("ready"):
                     return
-                if show and bar is None and time.monotonic() - started > QUIET_S:
+                if show and bar is None and time.monotonic() - self._started > QUIET_S:
                     bar = _bar()
                 if bar is not None:
                     bar.set_description_str(said.get("doing", ""), refresh=False)
                     bar.update(round(100 * said.get("progress", 0.0)) - bar.n)
             raise errors.RuntimeGone(f"the runtime did not start: {self._why_it_died()}")
         finally:
-            watchdog.cancel()
             if bar is not None:
                 bar.close()
 
@@ -201,7 +222,7 @@ class Runtime:
             return f"{errors.DIED} ({how})" + (f"; its last words: {tail[0][:200]}" if tail else "")
         return f"{errors.DIED} ({how})"
 
-    def _end_process(self) -> None:
+    def _end_process(self, patience_s: float = STOP_TIMEOUT_S) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -209,7 +230,7 @@ class Runtime:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()  # the child ends when it sees this
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(patience_s)
         except subprocess.TimeoutExpired:
             process.kill()  # it is in a long step; nobody waits for its outcome any more
             process.wait()

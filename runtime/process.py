@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -32,10 +33,14 @@ class Order(msgspec.Struct):
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle; its end is ours
+    signal.signal(signal.SIGTERM, _leave)
     order = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=Order)
     os.umask(0o077)
     try:
         return _serve(order)
+    except SystemExit:  # told to end while it loads, perhaps together with its owner, who then removes nothing
+        shutil.rmtree(order.directory, ignore_errors=True)
+        raise
     except PlaitError as error:
         _say(error=type(error).__name__, text=str(error))
         return 2
@@ -43,6 +48,10 @@ def main() -> int:
         traceback.print_exc(file=sys.stderr)
         _say(error="RuntimeGone", text=f"the runtime could not start: {type(error).__name__}: {error}")
         return 1
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _serve(order: Order) -> int:

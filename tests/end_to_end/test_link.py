@@ -310,6 +310,39 @@ def test_a_program_may_do_something_while_the_process_loads(tmp_path, monkeypatc
     assert len(seen) == 2 and not any(each.is_running() for each in seen) and left_in(tmp_path) == []
 
 
+def test_a_start_that_takes_too_long_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RuntimeGone, match=r"did not start within 0\.01 s"):
+        Runtime(progress=False, max_pages=100, start_timeout_s=0.01)
+    assert left_in(tmp_path) == []
+
+
+def test_a_runtime_that_is_told_to_end_while_it_loads_removes_its_directory(tmp_path):
+    """With its owner, as `timeout` and systemd tell a whole group; only a runtime can do it then."""
+    code = (
+        "import psutil, time\nfrom pathlib import Path\nfrom plait.runtime.launch import Runtime\n"
+        "def loads():\n"
+        " (child,) = psutil.Process().children()\n"
+        " while 'numpy' not in Path(f'/proc/{child.pid}/maps').read_text(): time.sleep(0.001)\n"
+        " print(child.pid, flush=True)\n time.sleep(60)\n"
+        "Runtime(progress=False, max_pages=100, meanwhile=loads)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert owner.stdout is not None
+    child = int(owner.stdout.readline())
+    assert left_in(tmp_path)
+    os.killpg(owner.pid, signal.SIGTERM)
+    assert owner.wait() == -signal.SIGTERM
+    owner.stdout.close()
+    assert wait_until(lambda: not psutil.pid_exists(child), 30)
+    assert left_in(tmp_path) == []
+
+
 def test_a_request_that_does_not_decode_is_answered(runtime):
     session = opened(runtime)
     with pytest.raises(InputError, match="select method"):
