@@ -1,8 +1,9 @@
 """What guessing from the text is worth: the same work with and without it, in turns, on two runtimes.
 
-    python benchmarks/prompt_lookup.py [--rounds 3]
+    python benchmarks/prompt_lookup.py [--rounds 3] [--streams 1,8]
 
-Quoting and editing repeat their prompt; prose does not. Greedy, so both give the same tokens but for rounding.
+Quotes and edits of code repeat their prompt; prose does not. Greedy, so both give the same tokens but for rounding. An
+edit ends with its fence or with its text, whichever the model writes first: a small model edits badly, but does edit.
 
 Knows: the runtime's client. Must not know: how guesses are made or verified.
 """
@@ -28,18 +29,77 @@ CODE = """def total(items, rate):
             price = price + price * rate
         result = result + price
     return result
+
+
+def mean(items, rate):
+    if not items:
+        return 0
+    result = total(items, rate) / len(items)
+    return result
+
+
+def report(items, rate):
+    print("items:", len(items))
+    print("total:", total(items, rate))
+    print("mean:", mean(items, rate))
 """
+TABLES = """CREATE TABLE users (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    email TEXT NOT NULL,
+    created_at TIMESTAMP
+);
+
+CREATE TABLE orders (
+    id INTEGER PRIMARY KEY,
+    user_id INTEGER REFERENCES users(id),
+    total REAL NOT NULL,
+    created_at TIMESTAMP
+);
+"""
+TESTS = """def test_add():
+    basket = Basket("ada", 0.1)
+    basket.add("apple", 3)
+    basket.add("pear", 2)
+    assert basket.count() == 5
+    assert basket.price() == 11
+
+
+def test_remove():
+    basket = Basket("ada", 0.1)
+    basket.add("apple", 3)
+    basket.remove("apple")
+    assert basket.count() == 0
+    assert basket.price() == 0
+"""
+
+
+def chat(request: str, answer: str = "") -> str:
+    return f"<|im_start|>user\nRequest {{number}}: {request}<|im_end|>\n<|im_start|>assistant\n{answer}"
+
+
+def edit(request: str, language: str, code: str, begun: str = "") -> str:
+    return chat(f"{request}\n```{language}\n{code}```", f"```{language}\n{begun}")
+
+
 PROMPTS = {
-    "a quote from a document": f'{DOCUMENT}\n\nThe document says, word for word: "The lighthouse at Cape Merrow was',
-    "a code edit": f"{CODE}\nThe same function, with `result` renamed to `total_price`:\n\ndef total(items, rate):\n",
-    "a story": "Once upon a time, in a village between two mountains, there lived a girl who could talk to the wind.",
-    "an answer": "Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
+    "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
+    "an answer that quotes": chat(f"{DOCUMENT}\n\nWhat does the document say about the tower and the lamp? Quote it."),
+    "edit: rename, begun": edit(
+        "Rename the variable `result` to `amount`:", "python", CODE, "def total(items, rate):\n    amount = 0\n"
+    ),
+    "edit: rename": edit("Rename the variable `result` to `amount`:", "python", CODE),
+    "edit: tables": edit("Rename the column `created_at` to `made_at`:", "sql", TABLES),
+    "edit: a test": edit("Add a test for `clear`:", "python", TESTS),
+    "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
+    "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
+    "an explanation": chat("Explain how a bicycle stays upright."),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side; the medians are compared")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side, in turns")
     parser.add_argument("--streams", default="1,8", help="texts at once, several numbers with commas")
     options = parser.parse_args()
     with Runtime(prompt_lookup=False) as plain, Runtime() as guessing:
@@ -49,21 +109,21 @@ def main() -> None:
 
 
 def compare(name: str, prompt: str, plain: Client, guessing: Client, streams: int, rounds: int) -> None:
-    speeds: dict[bool, list[float]] = {False: [], True: []}
-    same, share = True, 0.0
+    ratios, speeds, same, share = [], [], True, 0.0
     for round_number in range(rounds + 1):  # the first warms up
-        texts = []
-        for guesses, client in ((False, plain), (True, guessing)):
-            spent, results = once(client, prompt, streams)
-            texts.append([result.token_ids for result in results])
-            if round_number:
-                speeds[guesses].append(sum(len(result.token_ids) for result in results) / spent)
-            share = sum(r.usage.drafted_tokens for r in results) / sum(len(r.token_ids) for r in results)
-        same = same and texts[0] == texts[1]
-    without, with_guesses = statistics.median(speeds[False]), statistics.median(speeds[True])
+        spent, without = once(plain, prompt, streams)
+        spent_guessing, results = once(guessing, prompt, streams)
+        num_tokens = sum(len(result.token_ids) for result in results)
+        share = sum(result.usage.drafted_tokens for result in results) / num_tokens
+        same = same and [result.token_ids for result in results] == [result.token_ids for result in without]
+        if round_number:
+            ratios.append(spent / spent_guessing)
+            speeds.append(num_tokens / spent_guessing)
     print(
-        f"{name:24} {streams:2} streams: {without:6.1f} -> {with_guesses:6.1f} tok/s, "
-        f"ratio {with_guesses / without:.2f}; {share:.0%} guessed; tokens {'equal' if same else 'differ'}"
+        f"{name:24} {streams:2} streams: {statistics.median(speeds):6.0f} tok/s, {statistics.median(ratios):.2f} times "
+        f"as fast ({min(ratios):.2f} to {max(ratios):.2f}); {share:.0%} guessed; "
+        f"tokens {'equal' if same else 'differ'}",
+        flush=True,
     )
 
 
@@ -72,8 +132,10 @@ def once(client: Client, prompt: str, streams: int) -> tuple[float, list]:
     begun = time.perf_counter()
     calls = []
     for number, session in enumerate(sessions):
-        session.append(f"{number}. {prompt}")
-        calls.append(session.generate(sampling_params(max_tokens=100, temperature=0.0, ignore_eos=True)))
+        session.append(prompt.format(number=number), control=True)
+        is_chat, stop = prompt.startswith("<|"), ["```"] if "```" in prompt else []
+        params = sampling_params(max_tokens=120, temperature=0.0, stop=stop, ignore_eos=not is_chat)
+        calls.append(session.generate(params))
     results = [call.result() for call in calls]
     spent = time.perf_counter() - begun
     for session in sessions:

@@ -11,6 +11,7 @@ Knows: rows, the prefix cache, the token budget. Must not know: tensors, message
 from __future__ import annotations
 
 import heapq
+import math
 import time
 
 from plait.runtime.config import Order
@@ -21,6 +22,9 @@ from plait.runtime.scheduler.rows import Batch, Row
 
 RANKED = 64  # how many of the waiting are compared by cached prefix in one step
 DRAFT_TOKENS = 32  # running rows and guesses of one step together
+GUESS_PRICE = 0.12  # of one more row, in what each running row's token costs, times the root of their number: the more
+#                     of them share the weights' reading, the less there is to share; measured 0.1 at 1, 0.5 at 16
+TOO_DEAR = 0.5  # a price from which on no row is asked for guesses
 MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
 RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
 
@@ -82,11 +86,13 @@ class Policy:
         prompts: list[Row] = []
         for row in self.running:
             (prompts if row.num_pending > 1 else decoding).append(row)
-        may_draft = self.draft and len(self.running) < DRAFT_TOKENS
+        may_draft = self.draft and self._guess_price < TOO_DEAR
         for row in decoding:
             if not batch.budget:
                 break
-            if may_draft or not self._go_on(batch, row):
+            if may_draft and row.may_draft():
+                self._schedule(batch, row, may_draft=True)
+            elif not self._go_on(batch, row):
                 self._schedule(batch, row)
         for row in sorted(prompts, key=self._tier) if prompts else ():
             if self._tier(row):
@@ -102,7 +108,8 @@ class Policy:
         seq = row.seq
         start = seq.pages.size
         is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start  # no node of the tree can have its token
-        if not is_alone or row.logits_from > start or not self.cache.pool.num_free or batch.logits_budget <= 0:
+        wants_logits = row.logits_from <= start and not row.wants_states
+        if not is_alone or not wants_logits or not self.cache.pool.num_free or batch.logits_budget <= 0:
             return False
         if row not in self.running:  # retracted by an earlier one
             return True
@@ -112,7 +119,7 @@ class Policy:
         batch.add_next(row, start)
         return True
 
-    def _schedule(self, batch: Batch, row: Row) -> None:
+    def _schedule(self, batch: Batch, row: Row, may_draft: bool = False) -> None:
         """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
         if row not in self.running:  # retracted by an earlier one
             return
@@ -122,7 +129,7 @@ class Policy:
         self.cache.extend_from_cache(row.seq, row.logits_from)
         start = row.seq.num_computed
         row.meter.count_cached(start)
-        if row.num_pending == 1:
+        if may_draft and row.num_pending == 1:
             self._draft(batch, row)
         count = min(row.num_pending, batch.room_for(row, start))
         if count <= 0:
@@ -157,14 +164,19 @@ class Policy:
             self.fairness.charge(row, 1, self._now)
             batch.add_ahead(row, page)
 
+    @property
+    def _guess_price(self) -> float:
+        return GUESS_PRICE * math.sqrt(len(self.running))
+
     def _draft(self, batch: Batch, row: Row) -> None:
         """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
-        if not self.draft:
-            return
-        room = min(DRAFT_TOKENS - len(self.running) - batch.num_drafts, batch.room_for(row, row.seq.num_computed) - 1)
+        num_rows, price = len(self.running), self._guess_price
+        free, rows_left = DRAFT_TOKENS - num_rows - batch.num_drafts, num_rows - len(batch.rows)
+        room = min(-(-free // max(1, rows_left)), batch.room_for(row, row.seq.num_computed) - 1)
         room = min(room, self.max_length - len(row.seq))
         if room > 0:
-            row.draft(room)
+            entry = 0.0 if batch.num_drafts else price  # a step's first is as dear as two
+            row.draft(room, price, entry, pause=num_rows // 2)  # so looking costs each step about the same
 
     def retract(self, row: Row) -> None:
         """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""

@@ -49,7 +49,7 @@ class PrefixCache:
 
     def extend_from_cache(self, seq: Sequence, limit: int) -> None:
         """Takes over cached pages for tokens [num_computed, limit), as far as the tree has them."""
-        if seq.num_in_tree < seq.num_computed or seq.num_computed >= limit:
+        if seq.num_computed >= limit or not self._rejoin(seq):
             return
         old = seq.node
         assert seq.is_locked and old is not None
@@ -59,6 +59,16 @@ class PrefixCache:
             seq.node = self.tree.end_of(match)
             self.tree.move_lock(old, seq.node)
             seq.num_in_tree = seq.num_computed
+
+    def _rejoin(self, seq: Sequence) -> bool:
+        """Whether all that the sequence computed is in the tree; its own pages give way to another's of the same."""
+        at, end = seq.num_in_tree, seq.num_computed
+        if at < end:
+            assert seq.node is not None
+            if self.tree.match(seq.node, seq.tokens.view()[at:end]).length < end - at:
+                return False
+            self.publish(seq)
+        return True
 
     def peek(self, seq: Sequence, limit: int) -> int:
         """How many tokens would be there after `extend_from_cache`. Changes nothing."""

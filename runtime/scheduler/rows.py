@@ -102,8 +102,12 @@ class Row:
     def num_pending(self) -> int:
         return self.seq.tokens.size - self.seq.pages.size
 
-    def draft(self, most: int) -> None:
-        """Adds at most `most` guesses to `seq`, for a row that can verify them."""
+    def may_draft(self) -> bool:
+        """Whether to ask it for guesses, asked once a step."""
+        return False
+
+    def draft(self, most: int, price: float, entry: float, pause: int) -> None:
+        """Adds at most `most` guesses to `seq`, see `PromptLookup.guess`."""
 
     def expects_another(self, max_length: int) -> bool:
         """Whether, as far as is known, one more token will be wanted after the one that is awaited."""
@@ -168,11 +172,15 @@ class Generation(Row):
     def expects_another(self, max_length: int) -> bool:
         return self.awaited >= 0 and min(self.params.max_tokens - self.num_output, max_length - len(self.seq)) > 1
 
-    def draft(self, most: int) -> None:
-        held_back = self.num_output < self.params.min_tokens
-        if self.lookup is None or not self.num_output or held_back:
-            return
-        guesses = self.lookup.guess(self.seq.tokens.view(), min(most, self.params.max_tokens - self.num_output - 1))
+    def may_draft(self) -> bool:
+        if self.lookup is None or not self.num_output or self.num_output < self.params.min_tokens:
+            return False
+        return self.lookup.is_due()
+
+    def draft(self, most: int, price: float, entry: float, pause: int) -> None:
+        assert self.lookup is not None
+        most = min(most, self.params.max_tokens - self.num_output - 1)
+        guesses = self.lookup.guess(self.seq.tokens.view(), most, price, entry, pause)
         self.seq.tokens.extend(guesses)
         self.num_draft = len(guesses)
 

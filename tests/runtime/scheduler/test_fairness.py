@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from doubles import drive, greedy, make_scheduler
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Finished, Fork, Generate, Open
@@ -57,6 +57,7 @@ def clock(monkeypatch):
     st.integers(1, 16),
     st.integers(0, 3),
 )
+@example([[2, 2], [2, 2], [2]], 2, 2, 2)  # one computes its neighbour's last token beside it, and goes on
 def test_what_waiting_requests_share_goes_through_the_model_once(paths, batch_tokens, rows, late):
     """Prompts of a few common runs: as many tokens are computed as their tree has, and each row's last again."""
     runs = np.random.default_rng(3).integers(1, 40, size=(4, 11)).tolist()

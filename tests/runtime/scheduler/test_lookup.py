@@ -7,48 +7,89 @@ import random
 import numpy as np
 import pytest
 from doubles import LETTERS, drive, greedy, make_scheduler, spell
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler.lookup import NGRAM, PromptLookup, find_continuation
+from plait.runtime.scheduler.lookup import LONGEST, MOST, PromptLookup, find_place
+from plait.runtime.scheduler.policy import DRAFT_TOKENS
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=30)
 
 
-@given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 9))
-def test_a_continuation_is_what_followed_the_latest_place(tokens, most):
-    wanted: list[int] = []
-    last = tokens[-NGRAM:]
-    for at in range(len(tokens) - NGRAM - 1, -1, -1):
-        if len(last) == NGRAM and tokens[at : at + NGRAM] == last:
-            wanted = tokens[at + NGRAM : at + NGRAM + most]
-            break
-    assert find_continuation(np.array(tokens, dtype=np.int32), most) == wanted
+# Ids whose bytes look like other ids' when they are read at the wrong place.
+ids = st.sampled_from([0, 1, 256, 65536, 1 << 24])
 
 
-def test_guesses_grow_while_they_are_right_and_pause_while_they_are_wrong():
-    lookup, tokens = PromptLookup(), np.array([7, 8, 9, *range(40), 7, 8, 9], dtype=np.int32)
+@given(st.lists(st.integers(0, 2), max_size=60) | st.lists(ids, max_size=40))
+@example([1, 65536, 1, 65536])
+@example([256, 0, 1, 256, 0])
+def test_a_place_is_the_latest_of_those_with_the_longest_match(tokens):
+    wanted = 0, 0
+    for at in range(1, len(tokens)):
+        length = 0
+        while length < min(at, LONGEST) and tokens[at - 1 - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        if length and length >= wanted[1]:
+            wanted = at, length
+    assert find_place(np.array(tokens, dtype=np.int32)) == wanted
+
+
+def test_a_place_too_far_back_is_not_found(monkeypatch):
+    monkeypatch.setattr("plait.runtime.scheduler.lookup.WINDOW", 20)
+    tokens = np.array([7, 8, *range(10, 27), 8], dtype=np.int32)
+    assert find_place(tokens) == (2, 1)
+    assert find_place(np.insert(tokens, 10, [1, 2])) == (0, 0)
+    assert find_place(np.insert(tokens, 0, [1, 2])) == (4, 1)
+
+
+def learn_from(lookup, tokens, price, rounds, share_right):
     sizes = []
-    for _ in range(5):
-        sizes.append(len(lookup.guess(tokens, 99)))
-        lookup.learn(sizes[-1], sizes[-1])
-    assert sizes == sorted(sizes) and sizes[-1] == 16
-    tried = 0
-    for _ in range(400):
-        guess = lookup.guess(tokens, 99)
-        if guess:
-            tried += 1
-            lookup.learn(len(guess), 0)
-    assert tried < 16
+    for _ in range(rounds):
+        sizes.append(len(lookup.guess(tokens, 99, price, price)))
+        if sizes[-1]:
+            lookup.learn(sizes[-1], int(share_right * sizes[-1]))
+    return sizes
+
+
+def test_guesses_grow_while_they_are_right_and_cease_while_they_are_wrong():
+    tokens = np.array([7, 8, 9, *range(40), 7, 8, 9], dtype=np.int32)
+    lookup = PromptLookup()
+    sizes = learn_from(lookup, tokens, 0.3, 30, 1)
+    assert 0 < sizes[0] < 10 and sizes[-1] == MOST
+    tries = learn_from(lookup, tokens, 0.3, 400, 0)
+    assert sum(map(bool, tries[:20])) < 20 and sum(map(bool, tries)) < 60
+    tries = learn_from(lookup, tokens, 0.3, 400, 1)  # it comes back
+    assert tries[-1] == MOST
+
+
+def test_fewer_are_guessed_where_each_costs_more():
+    tokens = np.array([7, 8, 9, *range(40), 7, 8, 9], dtype=np.int32)
+    sizes = [len(PromptLookup().guess(tokens, 99, price, price)) for price in (0.05, 0.12, 0.2, 0.3, 0.6)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] > 0 == sizes[-1]
+    assert len(PromptLookup().guess(tokens, 99, 0.3, 0.0)) > len(PromptLookup().guess(tokens, 99, 0.3, 0.9)) == 0
+
+
+def test_guesses_of_what_goes_round_go_round():
+    tokens = np.array([5, *[1, 2, 3] * 4], dtype=np.int32)
+    assert PromptLookup().guess(tokens, 8, 0.01, 0.0) == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_it_pauses_where_it_found_nothing_worth_guessing():
+    lookup = PromptLookup()
+    assert lookup.guess(np.arange(9, dtype=np.int32), 9, 0.1, 0.1, pause=2) == []
+    assert [lookup.is_due() for _ in range(4)] == [False, False, True, True]
+    tokens = np.array([7, 8, 9, *range(40), 7, 8, 9], dtype=np.int32)
+    assert lookup.guess(tokens, 9, 0.1, 0.1, pause=2)
+    assert lookup.is_due()
 
 
 def oracle(scheduler, wrong, seed):
     """Makes every generation guess what the model will say, but for a share of the tokens."""
     rng = random.Random(seed)
 
-    def guess(self, tokens, most):
+    def guess(self, tokens, most, price, entry, pause):
         truth = greedy(tokens.tolist(), min(most, rng.randint(0, 6)), ignore_eos=True)
         return [rng.randint(0, 3) if rng.random() < wrong else token for token in truth]
 
@@ -94,11 +135,15 @@ def test_any_guesses_give_what_no_guesses_give(work, batch_tokens, rows, pages, 
     assert outcomes[0] == outcomes[1]
 
 
+def right_guesses(self, tokens, most, *budget):
+    return greedy(tokens.tolist(), min(most, 9), True)
+
+
 def test_right_guesses_save_steps():
     scheduler, link, runner = make_scheduler()
     request = Generate(1, 1, sampling_params(max_tokens=40, temperature=0.0, ignore_eos=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptLookup, "guess", lambda self, tokens, most: greedy(tokens.tolist(), min(most, 9), True))
+        patch.setattr(PromptLookup, "guess", right_guesses)
         calls = drive(scheduler, link, Open(1), Append(1, [1, 2, 3]), request)
     assert calls[1].tokens == greedy([1, 2, 3], 40, ignore_eos=True)
     assert len(runner.batches) == 5  # the prompt gives one token, then ten at a time
@@ -109,8 +154,40 @@ def test_a_step_that_breaks_leaves_no_guesses_in_the_text():
     scheduler, link, runner = make_scheduler()
     runner.explode_when = lambda batch: batch.num_drafts > 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PromptLookup, "guess", lambda self, tokens, most: spell("abc"))
+        patch.setattr(PromptLookup, "guess", lambda self, *budget: spell("abc"))
         request = Generate(1, 1, sampling_params(max_tokens=40, temperature=0.0, ignore_eos=True))
         calls = drive(scheduler, link, Open(1), Append(1, [1, 2, 3]), request)
     assert calls[1].end.kind == "internal"
     assert calls[1].tokens == greedy([1, 2, 3], 40, ignore_eos=True)[: len(calls[1].tokens)]
+
+
+def test_rows_share_the_room_for_guesses_and_the_last_gets_as_much_as_the_first():
+    asked = []
+
+    def guess(self, tokens, most, price, entry, pause):
+        asked.append((most, entry))
+        return greedy(tokens.tolist(), most, True)
+
+    scheduler, link, _ = make_scheduler(rows=4)
+    requests = []
+    for i in range(4):
+        params = sampling_params(max_tokens=200, temperature=0.0, ignore_eos=True)
+        requests += [Open(i), Append(i, [i + 1, 2, 3]), Generate(i, i, params)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptLookup, "guess", guess)
+        drive(scheduler, link, *requests)
+    assert [most for most, _ in asked[:8]] == [(DRAFT_TOKENS - 4) // 4] * 8
+    assert [entry > 0 for _, entry in asked[:4]] == [True, False, False, False]
+
+
+def test_a_full_house_is_not_asked_to_guess():
+    asked = []
+    scheduler, link, _ = make_scheduler(rows=DRAFT_TOKENS, pages=4096, batch_tokens=256)
+    requests = []
+    for i in range(DRAFT_TOKENS):
+        params = sampling_params(max_tokens=9, temperature=0.0, ignore_eos=True)
+        requests += [Open(i), Append(i, [i + 1, 2, 3]), Generate(i, i, params)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PromptLookup, "guess", lambda self, *budget: asked.append(budget) or [])
+        drive(scheduler, link, *requests)
+    assert not asked
