@@ -114,11 +114,12 @@ def compare(name: str, prompt: str, plain: Client, guessing: Client, streams: in
         spent, without = once(plain, prompt, streams)
         spent_guessing, results = once(guessing, prompt, streams)
         num_tokens = sum(len(result.token_ids) for result in results)
+        num_without = sum(len(result.token_ids) for result in without)
         share = sum(result.usage.drafted_tokens for result in results) / num_tokens
         same = same and [result.token_ids for result in results] == [result.token_ids for result in without]
         if round_number:
-            ratios.append(spent / spent_guessing)
             speeds.append(num_tokens / spent_guessing)
+            ratios.append(speeds[-1] * spent / num_without)
     print(
         f"{name:24} {streams:2} streams: {statistics.median(speeds):6.0f} tok/s, {statistics.median(ratios):.2f} times "
         f"as fast ({min(ratios):.2f} to {max(ratios):.2f}); {share:.0%} guessed; "

@@ -107,8 +107,8 @@ class Policy:
         are; False, and nothing done, for the others."""
         seq = row.seq
         start = seq.pages.size
-        is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start  # no node of the tree can have its token
-        wants_logits = row.logits_from <= start and not row.wants_states
+        is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start
+        wants_logits = row.logits_from <= start and not row.wants_states  # then nothing is taken from the tree
         if not is_alone or not wants_logits or not self.cache.pool.num_free or batch.logits_budget <= 0:
             return False
         if row not in self.running:  # retracted by an earlier one
@@ -169,14 +169,14 @@ class Policy:
         return GUESS_PRICE * math.sqrt(len(self.running))
 
     def _draft(self, batch: Batch, row: Row) -> None:
-        """Lets the row guess ahead where the step has room: a few tokens more cost a small batch next to nothing."""
+        """Lets the row guess ahead, as far as guesses may pay and the step has room."""
         num_rows, price = len(self.running), self._guess_price
         free, rows_left = DRAFT_TOKENS - num_rows - batch.num_drafts, num_rows - len(batch.rows)
         room = min(-(-free // max(1, rows_left)), batch.room_for(row, row.seq.num_computed) - 1)
         room = min(room, self.max_length - len(row.seq))
         if room > 0:
             entry = 0.0 if batch.num_drafts else price  # a step's first is as dear as two
-            row.draft(room, price, entry, pause=num_rows // 2)  # so looking costs each step about the same
+            row.draft(room, price, entry, pause=num_rows // 2)  # about two rows look in a step
 
     def retract(self, row: Row) -> None:
         """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""

@@ -359,6 +359,8 @@ class Scheduler:
         for row in rows:
             row.drop_draft()
             self.cache.reset(row.seq)
+        for row in [row for row in self.policy.running if row not in rows]:
+            self.policy.retract(row)  # it may stand on what goes now, taken over before there was no room for it
         for step in steps:
             for node, num_tokens in step.new_nodes:
                 self.cache.void(node, num_tokens)

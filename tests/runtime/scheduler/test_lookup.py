@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Generate, Open
 from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler.lookup import LONGEST, MOST, PromptLookup, find_place
-from plait.runtime.scheduler.policy import DRAFT_TOKENS
+from plait.runtime.scheduler.lookup import EXPECTED, LONGEST, MOST, PromptLookup, find_place
+from plait.runtime.scheduler.policy import DRAFT_TOKENS, GUESS_PRICE, TOO_DEAR
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=30)
 
@@ -69,6 +70,18 @@ def test_fewer_are_guessed_where_each_costs_more():
     sizes = [len(PromptLookup().guess(tokens, 99, price, price)) for price in (0.05, 0.12, 0.2, 0.3, 0.6)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] > 0 == sizes[-1]
     assert len(PromptLookup().guess(tokens, 99, 0.3, 0.0)) > len(PromptLookup().guess(tokens, 99, 0.3, 0.9)) == 0
+
+
+def test_a_guess_behind_others_is_judged_by_a_longer_match():
+    tokens = np.array([7, 8, 9, *range(40), 7, 8, 9], dtype=np.int32)
+    chances = np.cumprod([*EXPECTED[2:], *[EXPECTED[-1]] * 20])
+    assert len(PromptLookup().guess(tokens, 99, 0.12, 0.0)) == (chances >= 0.12).sum()
+
+
+def test_a_text_made_to_look_like_its_bytes_shifted_ends_the_search():
+    tokens = np.array([*[3, 512] * 5000, 0], dtype=np.int32)  # no 0 before, and ten thousand places that look like it
+    assert find_place(tokens) == (0, 0)
+    assert find_place(np.insert(tokens, -5, 0)) == (9997, 5)
 
 
 def test_guesses_of_what_goes_round_go_round():
@@ -165,7 +178,7 @@ def test_rows_share_the_room_for_guesses_and_the_last_gets_as_much_as_the_first(
     asked = []
 
     def guess(self, tokens, most, price, entry, pause):
-        asked.append((most, entry))
+        asked.append((most, entry, price, pause))
         return greedy(tokens.tolist(), most, True)
 
     scheduler, link, _ = make_scheduler(rows=4)
@@ -176,18 +189,20 @@ def test_rows_share_the_room_for_guesses_and_the_last_gets_as_much_as_the_first(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptLookup, "guess", guess)
         drive(scheduler, link, *requests)
-    assert [most for most, _ in asked[:8]] == [(DRAFT_TOKENS - 4) // 4] * 8
-    assert [entry > 0 for _, entry in asked[:4]] == [True, False, False, False]
+    assert [most for most, *_ in asked[:8]] == [(DRAFT_TOKENS - 4) // 4] * 8
+    assert [entry for _, entry, *_ in asked[:4]] == [2 * GUESS_PRICE, 0, 0, 0]
+    assert {tuple(rest) for _, _, *rest in asked[:8]} == {(2 * GUESS_PRICE, 2)}
 
 
-def test_a_full_house_is_not_asked_to_guess():
+@pytest.mark.parametrize("num_rows", [17, 18, DRAFT_TOKENS])
+def test_many_rows_are_not_asked_to_guess(num_rows):
     asked = []
-    scheduler, link, _ = make_scheduler(rows=DRAFT_TOKENS, pages=4096, batch_tokens=256)
+    scheduler, link, _ = make_scheduler(rows=num_rows, pages=4096, batch_tokens=256)
     requests = []
-    for i in range(DRAFT_TOKENS):
+    for i in range(num_rows):
         params = sampling_params(max_tokens=9, temperature=0.0, ignore_eos=True)
         requests += [Open(i), Append(i, [i + 1, 2, 3]), Generate(i, i, params)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PromptLookup, "guess", lambda self, *budget: asked.append(budget) or [])
         drive(scheduler, link, *requests)
-    assert not asked
+    assert bool(asked) == (GUESS_PRICE * math.sqrt(num_rows) < TOO_DEAR) == (num_rows < 18)

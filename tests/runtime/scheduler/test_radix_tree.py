@@ -187,6 +187,27 @@ def test_sequences_come_and_go_and_no_page_is_lost(data):
     assert cache.counts() == (40, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("others", "swapped"), [([], 0), ([1, 2], 0), ([1, 2, 9, 9], 0), ([1, 2, 3], 3), ([1, 2, 3, 4], 3)]
+)
+def test_own_pages_give_way_where_the_tree_has_all_of_the_same(others, swapped):
+    """And what it lacks stays private: whether that was ever computed, the cache cannot know."""
+    cache = PrefixCache(20)
+    seq = Sequence(SPACE, [1, 2, 3, 4, 5])
+    cache.activate(seq, 0)
+    assert cache.allocate(seq, 3)
+    mine = seq.pages.view().tolist()
+    if others:
+        publish(cache, others)
+    free = cache.pool.num_free
+    cache.extend_from_cache(seq, 4)
+    assert cache.pool.num_free == free + swapped
+    assert seq.num_computed == (max(3, len(others)) if swapped else 3)
+    assert seq.num_in_tree == (seq.num_computed if swapped else 0)
+    assert (seq.pages.view()[:3].tolist() == mine) == (not swapped)
+    cache.check_integrity([seq])
+
+
 def test_integrity_check_is_real():
     cache = PrefixCache(10)
     seq = publish(cache, [1, 2, 3])

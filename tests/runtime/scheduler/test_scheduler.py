@@ -36,6 +36,7 @@ from plait.runtime.messages import (
     Select,
 )
 from plait.runtime.sampling import sampling_params
+from plait.runtime.scheduler import policy
 
 prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)
 
@@ -882,6 +883,20 @@ def test_a_prefix_shared_in_a_failed_step_is_not_kept():
     calls = drive(scheduler, link, Open(3), Append(3, [1] * 10 + [4]), gen(3, 3, 5))
     assert calls[3].tokens == greedy([1] * 10 + [4], 5)
     assert calls[3].end.usage.cached_tokens == 0
+
+
+def test_a_row_left_out_of_a_failed_step_does_not_stand_on_what_it_would_have_filled(monkeypatch):
+    """The second takes over what the first is about to compute, and finds the budget of logits spent."""
+    monkeypatch.setattr(policy, "MAX_LOGITS", 8)
+    scheduler, link, runner = make_scheduler(batch_tokens=64, rows=4)
+    fails = iter([True])
+    runner.explode_when = lambda batch: next(fails, False)
+    prompt = [1 + i % 3 for i in range(30)]
+    first = gen(1, 1, 3, prompt_logprobs_from=1)
+    calls = drive(scheduler, link, Open(1), Append(1, prompt), first, Open(2), Append(2, prompt[:8]), gen(2, 2, 3))
+    assert calls[1].end.kind == "internal"
+    assert calls[2].tokens == greedy(prompt[:8], 3)
+    idle_counts(scheduler)
 
 
 @pytest.mark.parametrize("end", ["abort", "vanish", "deadline"])
