@@ -25,7 +25,7 @@ from numba import types
 from plait.kernels import cpu_features, cpu_step
 from plait.kernels.cpu_cache import STAMP
 
-PATIENCE_S = 600.0  # for compilers that take half a minute on a free machine
+PATIENCE_S = 600.0  # for compilers that take half a minute to two minutes on a free machine
 PLAN = types.Array(types.int64, 2, "C")
 KERNELS = {
     "forward": (cpu_step.forward, (PLAN, types.int64)),
@@ -42,7 +42,7 @@ def compile_missing(progress: Callable[[str], None]) -> None:
     mark = _mark()
     if mark is None or mark.exists():
         return
-    progress("compiling kernels for this processor, which takes half a minute once")
+    progress("compiling kernels for this processor, which takes up to two minutes once")
     with _one_at_a_time(mark.with_suffix(".lock")):
         if not mark.exists() and _compiled_by_children():
             with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
