@@ -175,7 +175,7 @@ class Policy:
         room = min(-(-free // max(1, rows_left)), batch.room_for(row, row.seq.num_computed) - 1)
         room = min(room, self.max_length - len(row.seq))
         if room > 0:
-            entry = 0.0 if batch.num_drafts else price  # a step's first is as dear as two
+            entry = 0.0 if batch.num_drafts else price * (2 - 1 / num_rows)  # a step's first is as dear as two or three
             row.draft(room, price, entry, pause=num_rows // 2)  # about two rows look in a step
 
     def retract(self, row: Row) -> None:

@@ -190,7 +190,7 @@ def test_rows_share_the_room_for_guesses_and_the_last_gets_as_much_as_the_first(
         patch.setattr(PromptLookup, "guess", guess)
         drive(scheduler, link, *requests)
     assert [most for most, *_ in asked[:8]] == [(DRAFT_TOKENS - 4) // 4] * 8
-    assert [entry for _, entry, *_ in asked[:4]] == [2 * GUESS_PRICE, 0, 0, 0]
+    assert [entry for _, entry, *_ in asked[:4]] == [2 * GUESS_PRICE * 1.75, 0, 0, 0]
     assert {tuple(rest) for _, _, *rest in asked[:8]} == {(2 * GUESS_PRICE, 2)}
 
 
