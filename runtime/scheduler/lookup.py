@@ -20,6 +20,7 @@ import numpy as np
 from plait.runtime.scheduler.page_pool import IntArray
 
 WINDOW = 1 << 14  # how far back is looked
+MISSES = 64  # places that are none, at most, before a search is given up
 MOST = 24  # tokens guessed at once
 
 # Right guesses behind a match of 1, 2, ... tokens and of more, before any count, as in prose, where they are 0.19,
@@ -27,7 +28,6 @@ MOST = 24  # tokens guessed at once
 EXPECTED = (0.15, 0.35, 0.6, 0.7, 0.8, 0.9)
 EXPECTED_WEIGHT = 4.0  # in guesses
 REMEMBERED = 0.9  # of the counts, at each guess
-MISSES = 64  # places that are none, at most, before a search is given up
 RENEWED = 0.01  # of the way back to what is expected, each time that a guess is not worth trying
 
 LONGEST = len(EXPECTED)  # tokens compared
@@ -112,4 +112,4 @@ class PromptLookup:
 
     @staticmethod
     def _kind(length: int) -> int:
-        return min(length, len(EXPECTED)) - 1
+        return min(length, LONGEST) - 1
