@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.usefixtures("default_signals")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SILENT = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); time.sleep(600)"
 ANSWERING = """

@@ -112,6 +112,7 @@ def test_the_runtime_ends_with_its_owner():
     assert wait_until(lambda: not psutil.pid_exists(pid), 10)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_term_signal_ends_an_idle_runtime():
     with Runtime(progress=False, max_pages=500) as runtime:
         call = opened(runtime).generate(sampling_params(max_tokens=2))
@@ -317,6 +318,7 @@ def test_a_start_that_takes_too_long_says_so(tmp_path, monkeypatch):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_a_runtime_that_is_told_to_end_while_it_loads_removes_its_directory(tmp_path):
     """With its owner, as `timeout` and systemd tell a whole group; only a runtime can do it then."""
     code = (

@@ -464,7 +464,7 @@ def test_sys_exit_in_a_batch_is_that_items_error(backend):
 @pytest.mark.parametrize(
     "start", [lambda: waiting.run("q"), lambda: waiting.run_batch([{"question": "q"}] * 5), lambda: qa.run("q")]
 )
-def test_an_interrupt_ends_the_sessions(backend, start):
+def test_an_interrupt_ends_the_sessions(backend, default_signals, start):
     gate = Gate("never")
     backend.script(default=gate)
 

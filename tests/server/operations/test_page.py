@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import re
 import shutil
@@ -18,6 +19,15 @@ from plait.runtime.server.page_files import FILES
 FOLDER = resources.files("plait.runtime.server") / "page"
 # 2026-11-21: browsers are not on PyPI; CI installs one, a laptop may have none
 NO_BROWSER = f"no chromium and chromedriver here ({datetime.date.today()}); CI installs both"
+
+# Keeps what the first answer reads after each change of the page, however fast the pieces come.
+RECORD_TEXTS = """
+window.recordedTexts = [];
+new MutationObserver(() => {
+  const text = document.querySelector(".assistant .text");
+  if (text && text.textContent) window.recordedTexts.push(text.textContent);
+}).observe(document.getElementById("thread"), { childList: true, subtree: true, characterData: true });
+"""
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -114,15 +124,14 @@ def test_a_person_gives_a_key_chats_and_runs_a_schema_with_the_keyboard_alone(se
 
     person.at("max-tokens")
     browser.execute_script("document.getElementById('max-tokens').value = 40")
+    browser.execute_script(RECORD_TEXTS)
     person.at("message").send_keys("<b>What is</b> the capital of France?", Keys.ENTER)
-    lengths = set()
-
-    def answered():
-        lengths.add(len(browser.find_elements("css selector", ".assistant .text")[0].text))
-        return "tokens in" in browser.find_elements("css selector", ".assistant .stats")[0].text
-
-    assert person.sees(answered)
-    assert len(lengths) > 3, "it did not come piece by piece"
+    assert person.sees(lambda: "tokens in" in browser.find_elements("css selector", ".assistant .stats")[0].text)
+    texts = browser.execute_script("return window.recordedTexts")
+    assert texts and texts[-1] == browser.execute_script(
+        "return document.querySelector('.assistant .text').textContent"
+    )
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts)), "pieces came out of order"
     assert browser.find_element("css selector", ".user .text").text == "<b>What is</b> the capital of France?"
     assert not browser.find_elements("css selector", ".thread b")
 

@@ -23,6 +23,7 @@ from plait.runtime.server import restarting
 from plait.runtime.server.serve import _bind
 from plait.runtime.server.settings import server_settings
 
+pytestmark = pytest.mark.usefixtures("default_signals")
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
 LONG = {**BODY, "max_tokens": 900_000, "ignore_eos": True, "stream": True}
 
