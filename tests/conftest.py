@@ -16,7 +16,7 @@ if not Path("/dev/nvidiactl").exists():
 
 @pytest.fixture(scope="session")
 def default_signals() -> Iterator[None]:
-    """Gives SIGINT and SIGTERM their default effect, in this process and in those that it starts, where they are ignored.
+    """Gives ignored SIGINT and SIGTERM their default effect, in this process and in those that it starts.
 
     A suite that runs as a background job of a shell inherits SIGINT ignored.
     """
