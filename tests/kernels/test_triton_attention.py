@@ -161,8 +161,8 @@ def with_exact_sums(inputs):
     """Replaces q, k and v by numbers for which every order of the kernel's sums gives the same bits.
 
     In the interpreter `tl.dot` is numpy's matrix product, whose order of sums depends on the processor and on the
-    number of rows. Here scores are multiples of 1,024 (128 after scaling by 1 / sqrt(64)), so that a key's softmax weight is 1
-    beside an equal score and 0 beside a larger one, and values are small integers.
+    number of rows. Here scores are multiples of 1,024 (128 after scaling by 1 / sqrt(64)), so that a key's softmax
+    weight is 1 beside an equal score and 0 beside a larger one, and values are small integers.
     """
     generator = torch.Generator().manual_seed(3)
     for name, factor in (("q", 32), ("k_cache", 32), ("v_cache", 1)):
