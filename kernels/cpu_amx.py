@@ -37,7 +37,7 @@ def available() -> bool:
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0)
 
 
-def scratch(threads: int, panels: int) -> np.ndarray[Any, Any]:
+def allocate_scratch(threads: int, panels: int) -> np.ndarray[Any, Any]:
     """Uint8 [threads, bytes] for so many bytes of panels."""
     width = PANELS_AT + panels + -panels % ALIGN
     memory = np.zeros(threads * width + ALIGN, np.uint8)
@@ -58,7 +58,7 @@ def begin(context: Any, scratch: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAVE:
-            v.call(b, "llvm.x86.ldtilecfg", ir.VoidType(), [v.at(b, values[0], v.I8)])
+            v.call_intrinsic(b, "llvm.x86.ldtilecfg", ir.VoidType(), [v.pointer_at(b, values[0], v.I8)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -70,7 +70,7 @@ def end(context: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAVE:
-            v.call(b, "llvm.x86.tilerelease", ir.VoidType(), [])
+            v.call_intrinsic(b, "llvm.x86.tilerelease", ir.VoidType(), [])
         return context.get_dummy_value()
 
     return types.void(), generate

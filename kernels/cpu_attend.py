@@ -30,7 +30,7 @@ from plait.kernels.cpu_walk import (
     KEEP,
     Bundle,
     Caches,
-    begin,
+    init_lanes,
     first_block,
     hand_out_kept,
     join_kept,
@@ -43,7 +43,7 @@ class Parts(NamedTuple):
 
     form: int  # see `cpu_blocks`
     apart: int  # 1: each split is an item
-    bundle: int  # key heads of an item
+    kv_heads_per_item: int  # key heads of an item
     lanes: int  # the most of a tile, of one key head
     store: int  # float32 [split, key head, slot], see `cpu_room`
     done: int  # int64 [tile, bundle]
@@ -59,13 +59,13 @@ def divide(tiles: int, pieces: int, longest: int, lanes: int, heads: Heads, thre
 
     `longest`: splits of the tile that has most.
     """
-    apart, bundle = np.int64(0), np.int64(heads.groups)
+    apart, kv_heads_per_item = np.int64(0), np.int64(heads.groups)
     if 2 * longest * threads > pieces and pieces > tiles:
         apart = np.int64(pieces * heads.groups * slot_bytes(lanes, heads.size) <= STORE_BYTES)
     if apart:
-        bundle = min(bundle, np.int64(JOINERS * tiles * heads.groups // threads))
-    parts = pieces if apart else tiles
-    return apart, max(np.int64(1), min(bundle, np.int64(parts * heads.groups // threads)))
+        kv_heads_per_item = min(kv_heads_per_item, np.int64(JOINERS * tiles * heads.groups // threads))
+    items = pieces if apart else tiles
+    return apart, max(np.int64(1), min(kv_heads_per_item, np.int64(items * heads.groups // threads)))
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -89,7 +89,7 @@ def attend(
     bundles = (heads.groups + parts.bundle - 1) // parts.bundle
     items = (rows.pieces[rows.num_tiles] if parts.apart else rows.num_tiles) * bundles
     if team.scratch:
-        cpu_amx.begin(here.shapes)
+        cpu_amx.load_tile_config(here.shapes)
     while True:
         item = claim(team.counters, phase, 1)
         if item >= items:
@@ -108,7 +108,7 @@ def attend(
             _join_if_last(tile * bundles + item % bundles, tile, all_heads, heads, rows, parts, out)
         finish(team.counters, phase, 1)
     if team.scratch:
-        cpu_amx.begin(team.scratch)
+        cpu_amx.load_tile_config(team.scratch)
     wait(team.counters, phase, items)
 
 
@@ -141,11 +141,11 @@ def _all_splits(
     tile: int, bundle: Bundle, qkv: Any, caches: Caches, heads: Heads, rows: Rows, form: int, here: Room, out: Rounded
 ) -> None:
     splits = np.int64(rows.pieces[tile + 1] - rows.pieces[tile])
-    begin(form, bundle, qkv, caches, heads, rows, True, here)
+    init_lanes(form, bundle, qkv, caches, heads, rows, True, here)
     first = first_block(bundle, here) // SPLIT_BLOCKS  # what is before it no lane sees
     for split in range(first, splits):
         if split > first:
-            begin(form, bundle, qkv, caches, heads, rows, False, here)
+            init_lanes(form, bundle, qkv, caches, heads, rows, False, here)
         what = HAND_OUT if splits == first + 1 else JOIN if split > first else KEEP
         to = here.joined
         walk(form, bundle, SPLIT_BLOCKS * split, what, to, bundle.lanes, caches, heads, rows, here, out)
@@ -167,7 +167,7 @@ def _one_split(
     out: Rounded,
 ) -> None:
     split, alone = piece - rows.pieces[tile], rows.pieces[tile + 1] - rows.pieces[tile] == 1
-    begin(parts.form, bundle, qkv, caches, heads, rows, True, here)
+    init_lanes(parts.form, bundle, qkv, caches, heads, rows, True, here)
     to, what = _slots(piece, bundle.group, heads, parts), HAND_OUT if alone else KEEP
     walk(parts.form, bundle, SPLIT_BLOCKS * split, what, to, parts.lanes, caches, heads, rows, here, out)
 

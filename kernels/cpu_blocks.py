@@ -52,7 +52,7 @@ def fetch(form: int, base: int, count: int, width: int, source: Source) -> None:
         for j in range(0, count, run):
             place = cache + _offset(base + j, source)
             if form == MATRICES:
-                cpu_lanes.fetch(place, source.step, run, width)
+                cpu_lanes.prefetch_rows(place, source.step, run, width)
             else:
                 cpu_lanes.touch(place, source.step, run, width)
 

@@ -45,7 +45,7 @@ def missing_features() -> list[str]:
 
 def instructions() -> str:
     """What multiplies where none is missing, in words."""
-    return f"{FORM.name} and AMX" if cpu_amx.available() else FORM.name
+    return f"{INT8_ISA.name} and AMX" if cpu_amx.available() else FORM.name
 
 
 def has_bfloat16() -> bool:
@@ -216,7 +216,7 @@ class CpuDecoder:
             weights.embedding.bits,
             heads.shared,
             heads.groups,
-            heads.size,
+            heads.head_dim,
             weights.gate,
             self._tile_tokens,
             capacity,
@@ -236,10 +236,10 @@ class CpuDecoder:
             plan.put(entry, np.array([value], np.float64))
         plan.put(step.COUNTERS, self._counters)
         if cpu_amx.available():
-            scratch = cpu_amx.scratch(self.threads, cpu_passes.SCRATCH_BYTES)
+            scratch = cpu_amx.allocate_scratch(self.threads, cpu_passes.SCRATCH_BYTES)
             plan.put(step.SCRATCH, scratch)
             self._head_plan.put(step.HEAD_SCRATCH, scratch)
-        plan.put(step.ATTENTION, cpu_room.allocate(self.threads, capacity, heads.size))
+        plan.put(step.ATTENTION, cpu_room.allocate(self.threads, capacity, heads.head_dim))
         plan.put(step.STORE, aligned((1, cpu_attend.STORE_BYTES), np.uint8))
         plan.put(step.GATES, _zeros((self.threads, step.GATE_ROWS * 2 * WIDTH), np.float32))
         return plan
@@ -256,7 +256,7 @@ class CpuDecoder:
                 (step.QKV_OUT, first.qkv.outputs),
             )
         }
-        attended = heads.shared * heads.groups * heads.size
+        attended = heads.shared * heads.groups * heads.head_dim
         for entry, width in ((step.HIDDEN, channels), (step.ATTENDED, attended), (step.INNER, wide)):
             self._state |= {entry + i: array for i, array in enumerate(_rounded(count, width))}
         for entry, array in self._state.items():

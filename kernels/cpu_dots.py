@@ -25,12 +25,12 @@ TOGETHER = 8  # positions, or lanes, whose sums are in registers at the same tim
 
 
 def _zeros(count: int) -> list[Any]:
-    return [v.constant(v.FLOATS, 0.0)] * count
+    return [v.constant(v.F32X16, 0.0)] * count
 
 
 def _pair(b: Any, address: Any, offset: int = 0) -> Any:
     """A pair of bfloat16 at an address, 16 times."""
-    return v.spread(b, address, v.I32, offset)
+    return v.broadcast_load(b, address, v.I32, offset)
 
 
 def _permuted(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
@@ -66,10 +66,10 @@ def _score(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: An
     offset, query = b.shl(pairs.i, v.I64(4)), b.add(queries, b.mul(pairs.i, b.shl(query_step, v.I64(2))))
     found = list(pairs.carried)
     for part in range(PARTS):
-        lanes = v.load(b, b.add(query, b.mul(query_step, v.I64(part))), v.INTS)
+        lanes = v.load(b, b.add(query, b.mul(query_step, v.I64(part))), v.I32X16)
         for i, row in enumerate(rows):
             place = PARTS * i + part
-            found[place] = v.add_pairs(b, found[place], lanes, _pair(b, b.add(row, offset), 4 * part))
+            found[place] = v.dot_bf16(b, found[place], lanes, _pair(b, b.add(row, offset), 4 * part))
     found = pairs.end(found)
     to = b.add(out, b.shl(fours.i, v.I64(8)))
     for i in range(4):
@@ -113,11 +113,11 @@ def _score_few(b: Any, queries: Any, size: Any, keys: Any, step: Any, chunks: An
     here = b.add(keys, b.mul(loop.i, b.mul(step, v.I64(TOGETHER))))
     rows = [b.add(here, b.mul(step, v.I64(i))) for i in range(TOGETHER)]
     pairs = v.Loop(b, b.lshr(size, v.I64(3)), _zeros(TOGETHER))
-    lanes, offset = v.load(b, b.add(queries, b.shl(pairs.i, v.I64(6))), v.INTS), b.shl(pairs.i, v.I64(4))
+    lanes, offset = v.load(b, b.add(queries, b.shl(pairs.i, v.I64(6))), v.I32X16), b.shl(pairs.i, v.I64(4))
     four, again = v.vector(v.I32, PARTS), [i % PARTS for i in range(v.LANES)]
     keys_of = [v.load(b, b.add(row, offset), four) for row in rows]
     sums = [
-        v.add_pairs(b, sum_, lanes, _permuted(b, key, key, again))
+        v.dot_bf16(b, sum_, lanes, _permuted(b, key, key, again))
         for sum_, key in zip(pairs.carried, keys_of, strict=True)
     ]
     sums = pairs.end(sums)
@@ -168,14 +168,14 @@ def _gather(b: Any, lanes: int, weights: Any, values: Any, size: Any, chunks: An
     channels = v.Loop(b, b.lshr(size, v.I64(5)))
     offset = b.shl(channels.i, v.I64(7))
     rows = [b.add(b.add(totals, offset), b.mul(step, v.I64(lane))) for lane in range(lanes)]
-    before = [v.load(b, row, v.FLOATS, 64 * i) for row in rows for i in range(2)]
+    before = [v.load(b, row, v.F32X16, 64 * i) for row in rows for i in range(2)]
     pairs = v.Loop(b, b.mul(chunks, v.I64(CHUNK // 2)), before)
     here, weight_at = b.add(b.add(values, offset), b.mul(pairs.i, step)), b.add(weights, b.shl(pairs.i, v.I64(2)))
-    both = [v.load(b, here, v.INTS, 64 * i) for i in range(2)]
+    both = [v.load(b, here, v.I32X16, 64 * i) for i in range(2)]
     found = []
     for lane in range(lanes):
         weight = _pair(b, weight_at, 2 * BLOCK * lane)
-        found += [v.add_pairs(b, pairs.carried[2 * lane + i], weight, both[i]) for i in range(2)]
+        found += [v.dot_bf16(b, pairs.carried[2 * lane + i], weight, both[i]) for i in range(2)]
     for i, sum_ in enumerate(pairs.end(found)):
         v.store(b, sum_, rows[i // 2], 64 * (i % 2))
     channels.end()

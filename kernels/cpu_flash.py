@@ -40,11 +40,11 @@ def shapes() -> bytes:
 
 
 def _read(b: Any, register: Any, address: Any, step: Any) -> None:
-    v.call(b, "llvm.x86.tileloadd64", NOTHING, [register, v.at(b, address, v.I8), step])
+    v.call_intrinsic(b, "llvm.x86.tileloadd64", NOTHING, [register, v.pointer_at(b, address, v.I8), step])
 
 
 def _write(b: Any, register: Any, address: Any, step: Any) -> None:
-    v.call(b, "llvm.x86.tilestored64", NOTHING, [register, v.at(b, address, v.I8), step])
+    v.call_intrinsic(b, "llvm.x86.tilestored64", NOTHING, [register, v.pointer_at(b, address, v.I8), step])
 
 
 def _add(b: Any, address: Any, offset: int) -> Any:
@@ -60,8 +60,8 @@ def turn_queries(context: Any, rows: Any, size: Any, out: Any, out_step: Any) ->
         step = b.shl(size, v.I64(1))
         loop = v.Loop(b, b.lshr(size, v.I64(5)))
         here, to = b.add(rows, b.shl(loop.i, v.I64(6))), b.add(out, b.mul(loop.i, b.shl(out_step, v.I64(4))))
-        lanes = [v.load(b, b.add(here, b.mul(step, v.I64(i))), v.INTS) for i in range(LANES)]
-        for i, each in enumerate(v.transposed(b, lanes)):
+        lanes = [v.load(b, b.add(here, b.mul(step, v.I64(i))), v.I32X16) for i in range(LANES)]
+        for i, each in enumerate(v.transpose_16x16(b, lanes)):
             v.store(b, each, b.add(to, b.mul(out_step, v.I64(i))))
         loop.end()
         return context.get_dummy_value()
@@ -105,9 +105,9 @@ def sort_channels(context: Any, total: Any, size: Any) -> Any:
         total, size = values
         loop = v.Loop(b, b.lshr(size, v.I64(5)))
         here = b.add(total, b.shl(loop.i, v.I64(7)))
-        pair = [v.load(b, here, v.FLOATS, 64 * i) for i in range(2)]
+        pair = [v.load(b, here, v.F32X16, 64 * i) for i in range(2)]
         for i in range(2):
-            v.store(b, b.shuffle_vector(*pair, ir.Constant(v.INTS, _SORTED[16 * i : 16 * i + 16])), here, 64 * i)
+            v.store(b, b.shuffle_vector(*pair, ir.Constant(v.I32X16, _SORTED[16 * i : 16 * i + 16])), here, 64 * i)
         loop.end()
         return context.get_dummy_value()
 
@@ -129,14 +129,14 @@ def score(context: Any, queries: Any, query_step: Any, size: Any, keys: Any, ste
 def _score(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
     positions = v.Loop(b, chunks)
     for each in (FIRST, SECOND):
-        v.call(b, "llvm.x86.tilezero", NOTHING, [each])
+        v.call_intrinsic(b, "llvm.x86.tilezero", NOTHING, [each])
     here = b.add(keys, b.mul(positions.i, b.mul(step, v.I64(CHUNK))))
     channels = v.Loop(b, b.lshr(size, v.I64(5)))
     offset = b.shl(channels.i, v.I64(6))
     _read(b, RIGHT, b.add(queries, b.mul(channels.i, b.shl(query_step, v.I64(4)))), query_step)
     for sums, first in ((FIRST, 0), (SECOND, LANES)):
         _read(b, LEFT, b.add(b.add(here, offset), b.mul(step, v.I64(first))), step)
-        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
+        v.call_intrinsic(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
     channels.end()
     to = b.add(out, b.shl(positions.i, v.I64(11)))
     for each, more in ((FIRST, 0), (SECOND, 64 * LANES)):
@@ -160,12 +160,12 @@ def score_few(
 
 def _score_few(b: Any, queries: Any, query_step: Any, size: Any, keys: Any, step: Any, chunks: Any, out: Any) -> None:
     positions = v.Loop(b, b.shl(chunks, v.I64(1)))
-    v.call(b, "llvm.x86.tilezero", NOTHING, [FEW_SCORES])
+    v.call_intrinsic(b, "llvm.x86.tilezero", NOTHING, [FEW_SCORES])
     here = b.add(keys, b.mul(positions.i, b.mul(step, v.I64(LANES))))
     channels = v.Loop(b, b.lshr(size, v.I64(5)))
     _read(b, FEW_QUERIES, b.add(queries, b.mul(channels.i, b.shl(query_step, v.I64(4)))), query_step)
     _read(b, LEFT, b.add(here, b.shl(channels.i, v.I64(6))), step)
-    v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_SCORES, LEFT, FEW_QUERIES])
+    v.call_intrinsic(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_SCORES, LEFT, FEW_QUERIES])
     channels.end()
     _write(b, FEW_SCORES, b.add(out, b.shl(positions.i, v.I64(8))), v.I64(4 * FEW))
     positions.end()
@@ -195,7 +195,7 @@ def _gather(b: Any, weights: Any, values: Any, size: Any, chunks: Any, totals: A
     right = b.add(b.add(values, offset), b.mul(positions.i, b.mul(step, v.I64(LANES))))
     for sums, more in ((FIRST, 0), (SECOND, 64)):
         _read(b, RIGHT, _add(b, right, more), step)
-        v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
+        v.call_intrinsic(b, "llvm.x86.tdpbf16ps", NOTHING, [sums, LEFT, RIGHT])
     positions.end()
     for each, more in ((FIRST, 0), (SECOND, 64)):
         _write(b, each, _add(b, here, more), step)
@@ -223,7 +223,7 @@ def _gather_few(b: Any, weights: Any, values: Any, size: Any, chunks: Any, total
     positions = v.Loop(b, chunks)
     _read(b, FEW_WEIGHTS, b.add(weights, b.shl(positions.i, v.I64(6))), v.I64(2 * BLOCK))
     _read(b, RIGHT, b.add(b.add(values, offset), b.mul(positions.i, b.mul(step, v.I64(LANES)))), step)
-    v.call(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_TOTALS, FEW_WEIGHTS, RIGHT])
+    v.call_intrinsic(b, "llvm.x86.tdpbf16ps", NOTHING, [FEW_TOTALS, FEW_WEIGHTS, RIGHT])
     positions.end()
     _write(b, FEW_TOTALS, here, step)
     channels.end()
@@ -235,16 +235,16 @@ def are_neighbours(context: Any, pages: Any, chunks: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         pages, chunks = values
-        first = v.spread(b, pages, v.I32)
-        loop = v.Loop(b, chunks, [v.constant(v.INTS, 0)])
+        first = v.broadcast_load(b, pages, v.I32)
+        loop = v.Loop(b, chunks, [v.constant(v.I32X16, 0)])
         different = loop.carried[0]
         for i in range(2):
-            index = ir.Constant(v.INTS, [16 * i + lane for lane in range(v.LANES)])
+            index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
             expected = b.add(b.add(first, index), v.splat(b, b.trunc(b.shl(loop.i, v.I64(5)), v.I32)))
-            found = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.INTS, 64 * i)
+            found = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.I32X16, 64 * i)
             different = b.or_(different, b.xor(found, expected))
         (different,) = loop.end([different])
-        bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.INTS, 0)), ir.IntType(16))
+        bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.I32X16, 0)), ir.IntType(16))
         return b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
 
     return types.boolean(types.int64, types.int64), generate
@@ -258,7 +258,7 @@ def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
         address, out, count = values
         loop = v.Loop(b, count)
         offset = b.shl(loop.i, v.I64(6))
-        v.store(b, v.load(b, b.add(address, offset), v.INTS), b.add(out, offset))
+        v.store(b, v.load(b, b.add(address, offset), v.I32X16), b.add(out, offset))
         loop.end()
         return context.get_dummy_value()
 

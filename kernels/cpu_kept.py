@@ -1,7 +1,7 @@
 """The kernels that are compiled once and kept on disk: whether that was done, and doing it in processes of their own.
 
-    python -m plait.kernels.cpu_kept              compiles what is missing, as the first runtime does
-    python -m plait.kernels.cpu_kept forward      compiles one kernel, and keeps it
+    python -m plait.kernels.cpu.precompile              compiles what is missing, as the first runtime does
+    python -m plait.kernels.cpu.precompile forward      compiles one kernel, and keeps it
 
 Side by side they take less time, and what a compiler leaves behind in memory goes with its process.
 
@@ -60,7 +60,7 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 def _compiled_by_children() -> bool:
     """Whether a process for each kernel came to its end; none is left behind, whatever happens here."""
-    command, quiet = [sys.executable, "-P", "-m", "plait.kernels.cpu_kept"], subprocess.DEVNULL
+    command, quiet = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile"], subprocess.DEVNULL
     children: list[subprocess.Popen[bytes]] = []
     until = time.monotonic() + PATIENCE_S
     try:

@@ -34,10 +34,10 @@ def turn_keys(context: Any, addresses: Any, offset: Any, out: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         addresses, offset, out = values
-        rows = [v.load(b, b.add(v.load(b, addresses, v.I64, 8 * i), offset), v.INTS) for i in range(v.LANES)]
-        for pair, bits in enumerate(v.transposed(b, rows)):
-            even = b.shl(bits, v.constant(v.INTS, 16))
-            odd = b.and_(bits, v.constant(v.INTS, 0xFFFF0000))
+        rows = [v.load(b, b.add(v.load(b, addresses, v.I64, 8 * i), offset), v.I32X16) for i in range(v.LANES)]
+        for pair, bits in enumerate(v.transpose_16x16(b, rows)):
+            even = b.shl(bits, v.constant(v.I32X16, 16))
+            odd = b.and_(bits, v.constant(v.I32X16, 0xFFFF0000))
             for i, wide in enumerate((even, odd)):
                 v.store(b, wide, out, (2 * pair + i) * ROW)
         return context.get_dummy_value()
@@ -53,7 +53,7 @@ def widen(context: Any, address: Any, out: Any, count: Any) -> Any:
         address, out, count = values
         loop = v.Loop(b, count)
         narrow = v.load(b, b.add(address, b.mul(loop.i, v.I64(32))), v.vector(v.I16))
-        wide = b.shl(b.zext(narrow, v.INTS), v.constant(v.INTS, 16))
+        wide = b.shl(b.zext(narrow, v.I32X16), v.constant(v.I32X16, 16))
         v.store(b, wide, b.add(out, b.mul(loop.i, v.I64(64))))
         loop.end()
         return context.get_dummy_value()
@@ -68,7 +68,7 @@ def clear(context: Any, out: Any, count: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         out, count = values
         loop = v.Loop(b, count)
-        v.store(b, v.constant(v.FLOATS, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
+        v.store(b, v.constant(v.F32X16, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
         loop.end()
         return context.get_dummy_value()
 
@@ -83,23 +83,23 @@ def score(context: Any, lanes: Any, queries: Any, keys: Any, size: Any, out: Any
         count = lanes.literal_value
         _, queries, keys, size, out = values
         for i in range(4 * count):
-            v.store(b, v.constant(v.FLOATS, 0.0), out, 64 * i)
+            v.store(b, v.constant(v.F32X16, 0.0), out, 64 * i)
         chunks = v.Loop(b, b.lshr(size, v.I64(5)))
-        pairs = v.Loop(b, v.I64(PAIRS), [v.constant(v.FLOATS, 0.0)] * (8 * count))
+        pairs = v.Loop(b, v.I64(PAIRS), [v.constant(v.F32X16, 0.0)] * (8 * count))
         channel = b.add(b.shl(chunks.i, v.I64(5)), b.shl(pairs.i, v.I64(1)))
         sums = []
         for side in range(2):
             row = b.add(keys, b.mul(b.add(channel, v.I64(side)), v.I64(ROW)))
-            parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(4)]
+            parts = [v.load(b, row, v.F32X16, 64 * i) for i in range(4)]
             for lane in range(count):
                 place = b.add(b.add(channel, v.I64(side)), b.mul(size, v.I64(lane)))
-                query = v.spread(b, b.add(queries, b.shl(place, v.I64(2))))
+                query = v.broadcast_load(b, b.add(queries, b.shl(place, v.I64(2))))
                 before = pairs.carried[4 * (count * side + lane) :]
                 sums += [v.fma(b, query, part, before[i]) for i, part in enumerate(parts)]
         sums = pairs.end(sums)
         for i in range(4 * count):
             both = b.fadd(sums[i], sums[4 * count + i])
-            v.store(b, b.fadd(v.load(b, out, v.FLOATS, 64 * i), both), out, 64 * i)
+            v.store(b, b.fadd(v.load(b, out, v.F32X16, 64 * i), both), out, 64 * i)
         chunks.end()
         return context.get_dummy_value()
 
@@ -114,8 +114,8 @@ def shorten(context: Any, address: Any, out: Any, count: Any) -> Any:
         address, out, count = values
         loop = v.Loop(b, count)
         offset = b.shl(loop.i, v.I64(6))
-        narrow = v.nearest_bfloat16(b, v.load(b, b.add(address, offset), v.FLOATS))
-        v.store(b, b.shl(b.zext(narrow, v.INTS), v.constant(v.INTS, 16)), b.add(out, offset))
+        narrow = v.round_to_bf16_bits(b, v.load(b, b.add(address, offset), v.F32X16))
+        v.store(b, b.shl(b.zext(narrow, v.I32X16), v.constant(v.I32X16, 16)), b.add(out, offset))
         loop.end()
         return context.get_dummy_value()
 
@@ -131,21 +131,21 @@ def gather(context: Any, lanes: Any, weights: Any, values: Any, size: Any, pairs
         _, weights, values, size, pairs, total = arguments
         step = b.shl(size, v.I64(2))
         totals = [b.add(total, b.mul(step, v.I64(lane))) for lane in range(number)]
-        loop = v.Loop(b, pairs, [v.constant(v.FLOATS, 0.0)] * (4 * number))
+        loop = v.Loop(b, pairs, [v.constant(v.F32X16, 0.0)] * (4 * number))
         sums = []
         for side in range(2):
             position = b.add(b.shl(loop.i, v.I64(1)), v.I64(side))
             row = b.add(values, b.mul(step, position))
-            parts = [v.load(b, row, v.FLOATS, 64 * i) for i in range(2)]
+            parts = [v.load(b, row, v.F32X16, 64 * i) for i in range(2)]
             for lane in range(number):
-                weight = v.spread(b, b.add(weights, b.shl(position, v.I64(2))), v.F32, ROW * lane)
+                weight = v.broadcast_load(b, b.add(weights, b.shl(position, v.I64(2))), v.F32, ROW * lane)
                 before = loop.carried[2 * (number * side + lane) :]
                 sums += [v.fma(b, weight, part, before[i]) for i, part in enumerate(parts)]
         sums = loop.end(sums)
         for i in range(2 * number):
             place, offset = totals[i // 2], 64 * (i % 2)
             both = b.fadd(sums[i], sums[2 * number + i])
-            v.store(b, b.fadd(v.load(b, place, v.FLOATS, offset), both), place, offset)
+            v.store(b, b.fadd(v.load(b, place, v.F32X16, offset), both), place, offset)
         return context.get_dummy_value()
 
     return types.void(lanes, *([types.int64] * 5)), generate
@@ -163,7 +163,7 @@ def fetch(context: Any, address: Any, step: Any, count: Any, size: Any) -> Any:
         rows = v.Loop(b, count)
         here = b.add(address, b.mul(rows.i, step))
         lines = v.Loop(b, b.lshr(size, v.I64(5)))
-        b.call(function, [v.at(b, b.add(here, b.shl(lines.i, v.I64(6))), v.I8), v.I32(0), v.I32(3), v.I32(1)])
+        b.call(function, [v.pointer_at(b, b.add(here, b.shl(lines.i, v.I64(6))), v.I8), v.I32(0), v.I32(3), v.I32(1)])
         lines.end()
         rows.end()
         return context.get_dummy_value()
@@ -181,7 +181,7 @@ def touch(context: Any, address: Any, step: Any, count: Any, size: Any) -> Any:
         here = b.add(address, b.mul(rows.i, step))
         lines = v.Loop(b, b.lshr(size, v.I64(5)))
         place = b.add(here, b.shl(lines.i, v.I64(6)))
-        b.load_atomic(v.at(b, place, v.I32), "monotonic", 4)  # a plain load, but one that LLVM keeps
+        b.load_atomic(v.pointer_at(b, place, v.I32), "monotonic", 4)  # a plain load, but one that LLVM keeps
         lines.end()
         rows.end()
         return context.get_dummy_value()

@@ -93,7 +93,7 @@ def _half(blocks: Bytes, at: int) -> Halves:
 def rounded(weight: npt.NDArray[np.float32], bits: int) -> Blocks:
     """A float weight [O, C] in 4 or 8 bits. ValueError unless C is a multiple of 32."""
     if weight.shape[1] % BLOCK:
-        raise ValueError(f"rows of {weight.shape[1]} are no multiple of {BLOCK}")
+        raise ValueError(f"rows of {weight.shape[1]} are no multiple of {QUANT_BLOCK}")
     blocks = weight.reshape(len(weight), -1, BLOCK)
     if bits == 8:
         scales = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float16)

@@ -44,7 +44,7 @@ def clear(context: Any, count: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAVE:
             for i in range(2 * count.literal_value):
-                v.call(b, "llvm.x86.tilezero", NOTHING, [v.I8(i)])
+                v.call_intrinsic(b, "llvm.x86.tilezero", NOTHING, [v.I8(i)])
         return context.get_dummy_value()
 
     return types.void(count), generate
@@ -57,7 +57,7 @@ def take_up(context: Any, count: Any, place: Any, step: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAVE:
             for register, address in _results(b, count.literal_value, *values[1:]):
-                v.call(b, "llvm.x86.tileloadd64", NOTHING, [register, address, values[2]])
+                v.call_intrinsic(b, "llvm.x86.tileloadd64", NOTHING, [register, address, values[2]])
         return context.get_dummy_value()
 
     return types.void(count, types.int64, types.int64), generate
@@ -70,7 +70,7 @@ def hand_out(context: Any, count: Any, place: Any, step: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAVE:
             for register, address in _results(b, count.literal_value, *values[1:]):
-                v.call(b, "llvm.x86.tilestored64", NOTHING, [register, address, values[2]])
+                v.call_intrinsic(b, "llvm.x86.tilestored64", NOTHING, [register, address, values[2]])
         return context.get_dummy_value()
 
     return types.void(count, types.int64, types.int64), generate
@@ -79,7 +79,7 @@ def hand_out(context: Any, count: Any, place: Any, step: Any) -> Any:
 def _results(b: Any, count: int, place: Any, step: Any) -> list[tuple[Any, Any]]:
     """Each register of sums, and where it goes."""
     rows = [b.add(place, b.mul(step, v.I64(ROWS * i))) for i in range(count)]
-    return [(v.I8(2 * i + half), v.at(b, rows[i], v.I8, 4 * HALF * half)) for i in range(count) for half in range(2)]
+    return [(v.I8(2 * i + half), v.pointer_at(b, rows[i], v.I8, 4 * HALF * half)) for i in range(count) for half in range(2)]
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -101,12 +101,12 @@ def _multiply_block(b: Any, count: int, x: Any, x_step: Any, numbers: Any) -> No
             if i == 0:
                 _load(b, RIGHT[half], b.add(numbers, v.I64(TILE_BYTES * half)))
             registers = [v.I8(2 * i + half), v.I8(LEFT[i]), v.I8(RIGHT[half])]
-            v.call(b, "llvm.x86.tdpbf16ps", NOTHING, registers)
+            v.call_intrinsic(b, "llvm.x86.tdpbf16ps", NOTHING, registers)
 
 
 def _load(b: Any, register: int, address: Any, hint: str = "") -> None:
     """With "t1" past the first cache, which then keeps the panel."""
-    v.call(b, f"llvm.x86.tileloadd{hint}64", NOTHING, [v.I8(register), v.at(b, address, v.I8), v.I64(64)])
+    v.call_intrinsic(b, f"llvm.x86.tileloadd{hint}64", NOTHING, [v.I8(register), v.pointer_at(b, address, v.I8), v.I64(64)])
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -123,12 +123,12 @@ def widen_half(context: Any, bits: Any, numbers: Any, ends: Any, out: Any) -> An
 
 def _widen_half(b: Any, bits: int, numbers: Any, ends: Any, out: Any) -> None:
     each, ahead = 32 // bits, AHEAD[bits] * block_bytes(bits)
-    scale, minimum = (v.halves_to_floats(b, ends, 2 * WIDTH * i) for i in range(2))
-    above = {at: v.fma(b, v.constant(v.FLOATS, -(2.0 ** (23 - at))), scale, minimum) for at in PLACES[bits]}
+    scale, minimum = (v.load_f16_as_f32(b, ends, 2 * WIDTH * i) for i in range(2))
+    above = {at: v.fma(b, v.constant(v.F32X16, -(2.0 ** (23 - at))), scale, minimum) for at in PLACES[bits]}
     v.prefetch(b, ends, ahead)
     for place in range(bits):
         v.prefetch(b, numbers, ahead + 64 * place)
-        packed = v.load(b, numbers, v.INTS, 64 * place)
+        packed = v.load(b, numbers, v.I32X16, 64 * place)
         floats = [v.fma(b, _number(b, bits, packed, i), scale, above[SHIFTS[bits][i][1]]) for i in range(each)]
         for i in range(0, each, 2):
             v.store(b, _pair(b, floats[i], floats[i + 1]), out, 64 * ((place * each + i) // 2))
@@ -138,16 +138,16 @@ def _number(b: Any, bits: int, packed: Any, index: int) -> Any:
     """Number `index` of each 32 bits, plus a power of two."""
     shift, at = SHIFTS[bits][index]
     if shift:
-        by = v.constant(v.INTS, abs(shift))
+        by = v.constant(v.I32X16, abs(shift))
         packed = b.shl(packed, by) if shift > 0 else b.lshr(packed, by)
-    kept = b.and_(packed, v.constant(v.INTS, (2**bits - 1) << at))
-    return b.bitcast(b.or_(kept, v.constant(v.INTS, (127 + 23 - at) << 23)), v.FLOATS)
+    kept = b.and_(packed, v.constant(v.I32X16, (2**bits - 1) << at))
+    return b.bitcast(b.or_(kept, v.constant(v.I32X16, (127 + 23 - at) << 23)), v.F32X16)
 
 
 def _pair(b: Any, even: Any, odd: Any) -> Any:
     """Two float32 vectors as one of pairs of bfloat16, to nearest."""
-    half = v.constant(v.INTS, 0x8000)
-    low, high = (b.add(b.bitcast(each, v.INTS), half) for each in (even, odd))
-    upper = v.constant(v.INTS, 0xFFFF0000)
-    values = [b.lshr(low, v.constant(v.INTS, 16)), high, upper, v.I32(0xF8)]  # x | y & z, told as it is meant
-    return v.call(b, "llvm.x86.avx512.pternlog.d.512", v.INTS, values)
+    half = v.constant(v.I32X16, 0x8000)
+    low, high = (b.add(b.bitcast(each, v.I32X16), half) for each in (even, odd))
+    upper = v.constant(v.I32X16, 0xFFFF0000)
+    values = [b.lshr(low, v.constant(v.I32X16, 16)), high, upper, v.I32(0xF8)]  # x | y & z, told as it is meant
+    return v.call_intrinsic(b, "llvm.x86.avx512.pternlog.d.512", v.I32X16, values)

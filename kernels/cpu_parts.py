@@ -24,7 +24,7 @@ class Team(NamedTuple):
     """Which thread this is, of how many, the counters they share, and this thread's scratch for AMX (0: none)."""
 
     me: int
-    size: int
+    num_threads: int
     counters: int
     scratch: int
 
@@ -39,7 +39,7 @@ class Rounded(NamedTuple):
     numbers: Any
     scales: Any
     sums: Any
-    wide: Any
+    bf16_tiles: Any
 
 
 class Rows(NamedTuple):
@@ -70,7 +70,7 @@ class Heads(NamedTuple):
 @numba.njit  # type: ignore[untyped-decorator]
 def portion(items: int, team: Team) -> int:
     """How many items to claim at once."""
-    return max(1, items // (4 * team.size))
+    return max(1, items // (4 * team.num_threads))
 
 
 @numba.njit  # type: ignore[untyped-decorator]

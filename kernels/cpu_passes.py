@@ -114,7 +114,7 @@ def _nothing_to_gate() -> Any:
 def _chunk(work: Work, columns: int, begin: int, end: int, scratch: int, rows: int) -> Any:
     """Blocks begin .. end of some columns, for so many rows."""
     size = BYTES_4 if work.bits == 4 else BYTES_8
-    numbers, tile_bytes = size - 4 * WIDTH, work.blocks * size
+    qvalue_bytes, tile_bytes = size - 4 * WIDTH, work.blocks * size
     if work.gate == NO_GATE:
         half, other_half = 0, 1
         tile = other = work.weight + columns * tile_bytes + begin * size
@@ -123,10 +123,10 @@ def _chunk(work: Work, columns: int, begin: int, end: int, scratch: int, rows: i
         tile = work.weight + columns // 2 * 2 * tile_bytes + begin * size
         other = tile + tile_bytes
     return Chunk(
-        tile + half * (numbers // 2),
-        tile + numbers + 2 * HALF * half,
-        other + other_half * (numbers // 2),
-        other + numbers + 2 * HALF * other_half,
+        tile + half * (qvalue_bytes // 2),
+        tile + qvalue_bytes + 2 * HALF * half,
+        other + other_half * (qvalue_bytes // 2),
+        other + qvalue_bytes + 2 * HALF * other_half,
         end - begin,
         scratch + cpu_amx.PANELS_AT,
         WHOLE if rows > PAIR else RING,

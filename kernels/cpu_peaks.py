@@ -29,16 +29,16 @@ def _largest(context: Any, x: Any, steps: Any) -> Any:
         x, steps = values
         lanes = STEP // v.LANES
         none = v.constant(v.vector(ir.IntType(1)), 0)
-        loop = v.Loop(b, steps, [v.constant(v.FLOATS, -np.inf)] * lanes + [none])
+        loop = v.Loop(b, steps, [v.constant(v.F32X16, -np.inf)] * lanes + [none])
         *tops, strange = loop.carried
         here = b.add(x, b.mul(loop.i, v.I64(4 * STEP)))
-        parts = [v.load(b, here, v.FLOATS, 64 * i) for i in range(lanes)]
+        parts = [v.load(b, here, v.F32X16, 64 * i) for i in range(lanes)]
         for part in parts:
             strange = b.or_(strange, b.fcmp_unordered("uno", part, part))
-        *tops, strange = loop.end([*(v.larger(b, p, top) for p, top in zip(parts, tops, strict=True)), strange])
-        top = v.larger(b, v.larger(b, tops[0], tops[1]), v.larger(b, tops[2], tops[3]))
-        found = v.fold(b, top, lambda first, second: v.larger(b, first, second))
-        return b.select(v.fold(b, strange, b.or_), v.F32(np.nan), found)
+        *tops, strange = loop.end([*(v.maximum(b, p, top) for p, top in zip(parts, tops, strict=True)), strange])
+        top = v.maximum(b, v.maximum(b, tops[0], tops[1]), v.maximum(b, tops[2], tops[3]))
+        found = v.reduce(b, top, lambda first, second: v.maximum(b, first, second))
+        return b.select(v.reduce(b, strange, b.or_), v.F32(np.nan), found)
 
     return types.float32(types.int64, types.int64), generate
 

@@ -32,14 +32,14 @@ def product(team: Team, phase: int, weight: int, bits: int, x: Rounded, out: Any
     tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
     steps = (np.int64(x.numbers.shape[1]), np.int64(4 * blocks), np.int64(4 * out.shape[1]))
     while True:
-        first, last = claim_near(team.counters, phase, count, items, team.me, team.size)
+        first, last = claim_near(team.counters, phase, count, items, team.me, team.num_threads)
         if first >= items:
             break
         if len(x.wide):
             work = Work(
                 bits, NO_GATE, weight, blocks, address_of(x.wide), address_of(out), 4 * out.shape[1], first, last
             )
-            cpu_passes.multiply(work, rows, team.scratch)
+            cpu_passes.amx_gemm(work, rows, team.scratch)
         else:
             for item in range(first, last):
                 tile_at, out_at = weight + item * tile_bytes, address_of(out) + 4 * WIDTH * item
@@ -59,13 +59,13 @@ def gated_product(
     count = portion(items, team)
     tile_bytes = blocks * (BYTES_4 if bits == 4 else BYTES_8)
     while True:
-        first, last = claim_near(team.counters, phase, count, items, team.me, team.size)
+        first, last = claim_near(team.counters, phase, count, items, team.me, team.num_threads)
         if first >= items:
             break
         if len(x.wide):
             to, step = address_of(out.wide), 1024 * out.scales.shape[1]
             work = Work(bits, gate, weight, blocks, address_of(x.wide), to, step, 2 * first, 2 * last)
-            cpu_passes.multiply(work, len(x.scales), team.scratch)
+            cpu_passes.amx_gemm(work, len(x.scales), team.scratch)
         else:
             for item in range(first, last):
                 _gated_tile(bits, weight + 2 * item * tile_bytes, tile_bytes, gate, x, out, item, gates)

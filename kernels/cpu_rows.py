@@ -26,10 +26,10 @@ def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, count = values
-        loop = v.Loop(b, count, [v.constant(v.FLOATS, 0.0)])
-        part = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.FLOATS)
+        loop = v.Loop(b, count, [v.constant(v.F32X16, 0.0)])
+        part = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.F32X16)
         (sums,) = loop.end([v.fma(b, part, part, loop.carried[0])])
-        return v.fold(b, sums, b.fadd)
+        return v.reduce(b, sums, b.fadd)
 
     return types.float32(types.int64, types.int64), generate
 
@@ -43,8 +43,8 @@ def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: 
         factors = v.splat(b, factor)
         loop = v.Loop(b, count)
         place = b.mul(loop.i, v.I64(64))
-        scaled = b.fmul(v.load(b, b.add(x, place), v.FLOATS), factors)
-        v.store(b, b.fmul(scaled, v.load(b, b.add(weight, place), v.FLOATS)), b.add(out, place))
+        scaled = b.fmul(v.load(b, b.add(x, place), v.F32X16), factors)
+        v.store(b, b.fmul(scaled, v.load(b, b.add(weight, place), v.F32X16)), b.add(out, place))
         loop.end()
         return context.get_dummy_value()
 
@@ -59,7 +59,7 @@ def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
         x, y, count = values
         loop = v.Loop(b, count)
         place = b.mul(loop.i, v.I64(64))
-        sum_ = b.fadd(v.load(b, b.add(x, place), v.FLOATS), v.load(b, b.add(y, place), v.FLOATS))
+        sum_ = b.fadd(v.load(b, b.add(x, place), v.F32X16), v.load(b, b.add(y, place), v.F32X16))
         v.store(b, sum_, b.add(x, place))
         loop.end()
         return context.get_dummy_value()
@@ -73,7 +73,7 @@ def round_block(context: Any, x: Any, numbers: Any, scale: Any, sum: Any) -> Any
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, *places = values
-        _round(b, [v.load(b, x, v.FLOATS, 64 * i) for i in range(2)], *places)
+        _round(b, [v.load(b, x, v.F32X16, 64 * i) for i in range(2)], *places)
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 4)), generate
@@ -85,7 +85,7 @@ def gate_block(context: Any, kind: Any, gate: Any, up: Any, numbers: Any, scale:
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, gate, up, *places = values
-        pairs = [[v.load(b, each, v.FLOATS, 64 * i) for each in (gate, up)] for i in range(2)]
+        pairs = [[v.load(b, each, v.F32X16, 64 * i) for each in (gate, up)] for i in range(2)]
         _round(b, [_gated(b, kind.literal_value, *pair) for pair in pairs], *places)
         return context.get_dummy_value()
 
@@ -99,8 +99,8 @@ def gate_four(context: Any, kind: Any, pairs: Any, out: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, pairs, out = values
         for row in range(4):
-            g, u = (v.load(b, pairs, v.FLOATS, 128 * row + 64 * i) for i in range(2))
-            v.store(b, v.nearest_bfloat16(b, _gated(b, kind.literal_value, g, u)), out, 64 * row)
+            g, u = (v.load(b, pairs, v.F32X16, 128 * row + 64 * i) for i in range(2))
+            v.store(b, v.round_to_bf16_bits(b, _gated(b, kind.literal_value, g, u)), out, 64 * row)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64), generate
@@ -118,14 +118,14 @@ def _argument(b: Any, kind: int, g: Any) -> Any:
     """
     factor = -math.log2(math.e)
     if kind == GELU:
-        inner = v.fma(b, b.fmul(g, g), v.constant(v.FLOATS, 0.044715), v.constant(v.FLOATS, 1.0))
+        inner = v.fma(b, b.fmul(g, g), v.constant(v.F32X16, 0.044715), v.constant(v.F32X16, 1.0))
         g, factor = b.fmul(g, inner), factor * 2 * (2 / math.pi) ** 0.5
-    found = v.larger(b, b.fmul(g, v.constant(v.FLOATS, factor)), v.constant(v.FLOATS, -99.0))
-    return b.select(b.fcmp_ordered("<", found, v.constant(v.FLOATS, 99.0)), found, v.constant(v.FLOATS, 99.0))
+    found = v.maximum(b, b.fmul(g, v.constant(v.F32X16, factor)), v.constant(v.F32X16, -99.0))
+    return b.select(b.fcmp_ordered("<", found, v.constant(v.F32X16, 99.0)), found, v.constant(v.F32X16, 99.0))
 
 
 def _sigmoid(b: Any, argument: Any) -> Any:
-    return v.reciprocal(b, b.fadd(v.constant(v.FLOATS, 1.0), v.exp2(b, argument)))
+    return v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, argument)))
 
 
 def _above(b: Any, x: Any, y: Any) -> Any:
@@ -134,17 +134,17 @@ def _above(b: Any, x: Any, y: Any) -> Any:
 
 def _round(b: Any, x: list[Any], numbers: Any, scale: Any, sum_: Any) -> None:
     # As whole numbers, magnitudes of float32 are in order, and not-a-number is above infinity.
-    bits = [b.and_(b.bitcast(each, v.INTS), v.constant(v.INTS, 0x7FFFFFFF)) for each in x]
+    bits = [b.and_(b.bitcast(each, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for each in x]
     top = _above(b, bits[0], bits[1])
-    largest = b.bitcast(v.fold(b, top, partial(_above, b)), v.F32)
+    largest = b.bitcast(v.reduce(b, top, partial(_above, b)), v.F32)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverse = b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest))
     inverses = v.splat(b, inverse)
-    rounded = [b.fptosi(v.call(b, "llvm.nearbyint.v16f32", v.FLOATS, [b.fmul(each, inverses)]), v.INTS) for each in x]
+    rounded = [b.fptosi(v.call_intrinsic(b, "llvm.nearbyint.v16f32", v.F32X16, [b.fmul(each, inverses)]), v.I32X16) for each in x]
     unit = b.fmul(largest, v.F32(1 / 127.0))
     for i, each in enumerate(rounded):
         v.store(b, b.trunc(each, v.vector(v.I8)), numbers, 16 * i)
-    total = v.fold(b, b.add(rounded[0], rounded[1]), b.add)
+    total = v.reduce(b, b.add(rounded[0], rounded[1]), b.add)
     v.store(b, unit, scale)
     v.store(b, b.fmul(unit, b.sitofp(total, v.F32)), sum_)
 
@@ -156,8 +156,8 @@ def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, out, count = values
         loop = v.Loop(b, count)
-        wide = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.FLOATS)
-        v.store(b, v.nearest_bfloat16(b, wide), b.add(out, b.mul(loop.i, v.I64(32))))
+        wide = v.load(b, b.add(x, b.mul(loop.i, v.I64(64))), v.F32X16)
+        v.store(b, v.round_to_bf16_bits(b, wide), b.add(out, b.mul(loop.i, v.I64(32))))
         loop.end()
         return context.get_dummy_value()
 
@@ -173,8 +173,8 @@ def rotate(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) -> A
         loop = v.Loop(b, count)
         place = b.mul(loop.i, v.I64(64))
         first, second = b.add(x, place), b.add(b.add(x, place), half)
-        p, q = v.load(b, first, v.FLOATS), v.load(b, second, v.FLOATS)
-        c, s = (v.load(b, b.add(each, place), v.FLOATS) for each in (cos, sin))
+        p, q = v.load(b, first, v.F32X16), v.load(b, second, v.F32X16)
+        c, s = (v.load(b, b.add(each, place), v.F32X16) for each in (cos, sin))
         v.store(b, b.fsub(b.fmul(p, c), b.fmul(q, s)), first)
         v.store(b, b.fadd(b.fmul(q, c), b.fmul(p, s)), second)
         loop.end()

@@ -29,13 +29,13 @@ LOG2_E = 1.4426950408889634
 
 def _rounded(b: Any, weight: Any) -> Any:
     """The bits of a weight, so that the upper half is the nearest bfloat16."""
-    return b.add(b.bitcast(weight, v.INTS), v.constant(v.INTS, 0x8000))
+    return b.add(b.bitcast(weight, v.I32X16), v.constant(v.I32X16, 0x8000))
 
 
 def _moved(b: Any, before: Any, top: Any, scales: Any) -> tuple[Any, Any, Any]:
     """The new references, by what sums so far shrink, and which lanes moved: for vectors of lanes."""
-    best = v.larger(b, before, b.fmul(top, scales))
-    moves = b.fcmp_ordered(">", best, b.fadd(before, v.constant(v.FLOATS, DOUBLINGS)))
+    best = v.maximum(b, before, b.fmul(top, scales))
+    moves = b.fcmp_ordered(">", best, b.fadd(before, v.constant(v.F32X16, DOUBLINGS)))
     reference = b.select(moves, best, before)
     return reference, v.exp2(b, b.fsub(before, reference)), moves
 
@@ -43,7 +43,7 @@ def _moved(b: Any, before: Any, top: Any, scales: Any) -> tuple[Any, Any, Any]:
 def _shrink(b: Any, total: Any, factors: Any, parts: Any) -> None:
     loop = v.Loop(b, parts)
     place = b.add(total, b.shl(loop.i, v.I64(6)))
-    v.store(b, b.fmul(v.load(b, place, v.FLOATS), factors), place)
+    v.store(b, b.fmul(v.load(b, place, v.F32X16), factors), place)
     loop.end()
 
 
@@ -63,18 +63,18 @@ def soften(
         bounds = [v.splat(b, b.trunc(each, v.I32)) for each in (begin, end)]
         seen = []
         for i in range(4):
-            index = ir.Constant(v.INTS, [16 * i + lane for lane in range(v.LANES)])
+            index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
             inside = b.and_(b.icmp_signed(">=", index, bounds[0]), b.icmp_signed("<", index, bounds[1]))
-            seen.append(b.select(inside, v.load(b, scores, v.FLOATS, 64 * i), v.constant(v.FLOATS, HIDDEN)))
-        top = v.larger(b, v.larger(b, seen[0], seen[1]), v.larger(b, seen[2], seen[3]))
-        top = v.splat(b, v.fold(b, top, lambda x, y: v.larger(b, x, y)))
-        references, shrink, moves = _moved(b, v.spread(b, reference), top, scales)
+            seen.append(b.select(inside, v.load(b, scores, v.F32X16, 64 * i), v.constant(v.F32X16, HIDDEN)))
+        top = v.maximum(b, v.maximum(b, seen[0], seen[1]), v.maximum(b, seen[2], seen[3]))
+        top = v.splat(b, v.reduce(b, top, lambda x, y: v.maximum(b, x, y)))
+        references, shrink, moves = _moved(b, v.broadcast_load(b, reference), top, scales)
         sum_ = b.fmul(v.load(b, weight, v.F32), b.extract_element(shrink, v.I32(0)))
-        weights = [v.exp2(b, v.fma(b, each, scales, b.fsub(v.constant(v.FLOATS, 0.0), references))) for each in seen]
+        weights = [v.exp2(b, v.fma(b, each, scales, b.fsub(v.constant(v.F32X16, 0.0), references))) for each in seen]
         for i, each in enumerate(weights):
-            v.store(b, b.and_(_rounded(b, each), v.constant(v.INTS, 0xFFFF0000)), scores, 64 * i)
+            v.store(b, b.and_(_rounded(b, each), v.constant(v.I32X16, 0xFFFF0000)), scores, 64 * i)
         for i in (0, 2):
-            sum_ = b.fadd(sum_, v.fold(b, b.fadd(weights[i], weights[i + 1]), b.fadd))
+            sum_ = b.fadd(sum_, v.reduce(b, b.fadd(weights[i], weights[i + 1]), b.fadd))
         v.store(b, b.extract_element(references, v.I32(0)), reference)
         v.store(b, sum_, weight)
         with b.if_then(b.extract_element(moves, v.I32(0)), likely=False):
@@ -97,8 +97,8 @@ def join(
         total, reference, weight, to, to_reference, to_weight, parts = values
         found = v.load(b, weight, v.F32)
         with b.if_then(b.fcmp_unordered("!=", found, v.F32(0.0))):
-            pair = [v.spread(b, each) for each in (to_reference, reference)]
-            top = v.larger(b, *pair)
+            pair = [v.broadcast_load(b, each) for each in (to_reference, reference)]
+            top = v.maximum(b, *pair)
             before, here = (v.exp2(b, b.fsub(each, top)) for each in pair)
             first = [b.extract_element(each, v.I32(0)) for each in (before, here, top)]
             sum_ = b.fadd(b.fmul(v.load(b, to_weight, v.F32), first[0]), b.fmul(found, first[1]))
@@ -106,8 +106,8 @@ def join(
             v.store(b, first[2], to_reference)
             loop = v.Loop(b, parts)
             place = b.shl(loop.i, v.I64(6))
-            scaled = b.fmul(v.load(b, b.add(to, place), v.FLOATS), before)
-            v.store(b, v.fma(b, v.load(b, b.add(total, place), v.FLOATS), here, scaled), b.add(to, place))
+            scaled = b.fmul(v.load(b, b.add(to, place), v.F32X16), before)
+            v.store(b, v.fma(b, v.load(b, b.add(total, place), v.F32X16), here, scaled), b.add(to, place))
             loop.end()
         return context.get_dummy_value()
 
@@ -123,10 +123,10 @@ def hide(context: Any, scores: Any, base: Any, floors: Any, limits: Any) -> Any:
         loop = v.Loop(b, v.I64(BLOCK))
         at = v.splat(b, b.trunc(b.add(base, loop.i), v.I32))
         inside = b.and_(
-            b.icmp_signed(">=", at, v.load(b, floors, v.INTS)), b.icmp_signed("<", at, v.load(b, limits, v.INTS))
+            b.icmp_signed(">=", at, v.load(b, floors, v.I32X16)), b.icmp_signed("<", at, v.load(b, limits, v.I32X16))
         )
         place = b.add(scores, b.shl(loop.i, v.I64(6)))
-        v.store(b, b.select(inside, v.load(b, place, v.FLOATS), v.constant(v.FLOATS, HIDDEN)), place)
+        v.store(b, b.select(inside, v.load(b, place, v.F32X16), v.constant(v.F32X16, HIDDEN)), place)
         loop.end()
         return context.get_dummy_value()
 
@@ -172,24 +172,24 @@ def _soften_sixteen(
     out: Any,
 ) -> None:
     scales = v.splat(b, scale)
-    tops = v.Loop(b, chunks, [v.constant(v.FLOATS, HIDDEN)] * 4)
+    tops = v.Loop(b, chunks, [v.constant(v.F32X16, HIDDEN)] * 4)
     here = b.add(scores, b.shl(tops.i, v.I64(11)))
     found = list(tops.carried)
     for k in range(CHUNK):
-        found[k % 4] = v.larger(b, v.load(b, here, v.FLOATS, 64 * k), found[k % 4])
+        found[k % 4] = v.maximum(b, v.load(b, here, v.F32X16, 64 * k), found[k % 4])
     found = tops.end(found)
-    top = v.larger(b, v.larger(b, found[0], found[1]), v.larger(b, found[2], found[3]))
-    reference, shrink, moves = _moved(b, v.load(b, references, v.FLOATS), top, scales)
+    top = v.maximum(b, v.maximum(b, found[0], found[1]), v.maximum(b, found[2], found[3]))
+    reference, shrink, moves = _moved(b, v.load(b, references, v.F32X16), top, scales)
     v.store(b, reference, references)
     moved = b.bitcast(moves, ir.IntType(16))
     kept = b.trunc(b.sub(b.shl(v.I64(1), count), v.I64(1)), moved.type)
     _shrink_moved(b, b.and_(moved, kept), shrink, totals, parts)
-    lower = b.fsub(v.constant(v.FLOATS, 0.0), reference)
-    loop = v.Loop(b, chunks, [b.fmul(v.load(b, weights, v.FLOATS), shrink)])
+    lower = b.fsub(v.constant(v.F32X16, 0.0), reference)
+    loop = v.Loop(b, chunks, [b.fmul(v.load(b, weights, v.F32X16), shrink)])
     here, to = b.add(scores, b.shl(loop.i, v.I64(11))), b.add(out, b.shl(loop.i, v.I64(6)))
     sums = b.fadd(loop.carried[0], _weigh(b, here, scales, lower))
-    rows = [v.load(b, here, v.INTS, 128 * i) for i in range(v.LANES)]
-    for lane, pairs in enumerate(v.transposed(b, rows)):
+    rows = [v.load(b, here, v.I32X16, 128 * i) for i in range(v.LANES)]
+    for lane, pairs in enumerate(v.transpose_16x16(b, rows)):
         v.store(b, pairs, to, 2 * BLOCK * lane)
     v.store(b, loop.end([sums])[0], weights)
 
@@ -201,12 +201,12 @@ def hide_few(context: Any, scores: Any, base: Any, floors: Any, limits: Any) -> 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         scores, base, floors, limits = values
         bounds = [_four(b, each, v.I32) for each in (floors, limits)]
-        within = ir.Constant(v.INTS, [lane // FEW for lane in range(v.LANES)])
+        within = ir.Constant(v.I32X16, [lane // FEW for lane in range(v.LANES)])
         loop = v.Loop(b, v.I64(BLOCK * FEW // v.LANES))
         at = b.add(v.splat(b, b.trunc(b.add(base, b.shl(loop.i, v.I64(2))), v.I32)), within)
         inside = b.and_(b.icmp_signed(">=", at, bounds[0]), b.icmp_signed("<", at, bounds[1]))
         place = b.add(scores, b.shl(loop.i, v.I64(6)))
-        v.store(b, b.select(inside, v.load(b, place, v.FLOATS), v.constant(v.FLOATS, HIDDEN)), place)
+        v.store(b, b.select(inside, v.load(b, place, v.F32X16), v.constant(v.F32X16, HIDDEN)), place)
         loop.end()
         return context.get_dummy_value()
 
@@ -239,7 +239,7 @@ def soften_few(
 def _four(b: Any, address: Any, kind: Any) -> Any:
     """4 numbers at an address, four times."""
     four = v.load(b, address, v.vector(kind, FEW))
-    again = ir.Constant(v.INTS, [lane % FEW for lane in range(v.LANES)])
+    again = ir.Constant(v.I32X16, [lane % FEW for lane in range(v.LANES)])
     return b.shuffle_vector(four, ir.Constant(four.type, ir.Undefined), again)
 
 
@@ -252,7 +252,7 @@ def _keep_four(b: Any, x: Any, address: Any) -> None:
 def _over_quarters(b: Any, x: Any, combine: Any) -> Any:
     """What the four quarters are together, halves first, in each of them."""
     for step in (8, 4):
-        turned = ir.Constant(v.INTS, [(lane + step) % v.LANES for lane in range(v.LANES)])
+        turned = ir.Constant(v.I32X16, [(lane + step) % v.LANES for lane in range(v.LANES)])
         x = combine(x, b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), turned))
     return x
 
@@ -270,20 +270,20 @@ def _soften_few(
     out: Any,
 ) -> None:
     scales = v.splat(b, scale)
-    tops = v.Loop(b, chunks, [v.constant(v.FLOATS, HIDDEN)])
+    tops = v.Loop(b, chunks, [v.constant(v.F32X16, HIDDEN)])
     here, found = b.add(scores, b.shl(tops.i, v.I64(9))), tops.carried[0]
     for i in range(CHUNK // FEW):
-        found = v.larger(b, v.load(b, here, v.FLOATS, 64 * i), found)
-    top = _over_quarters(b, tops.end([found])[0], lambda x, y: v.larger(b, x, y))
+        found = v.maximum(b, v.load(b, here, v.F32X16, 64 * i), found)
+    top = _over_quarters(b, tops.end([found])[0], lambda x, y: v.maximum(b, x, y))
     reference, shrink, moves = _moved(b, _four(b, references, v.F32), top, scales)
     _keep_four(b, reference, references)
     moved = b.bitcast(moves, ir.IntType(16))
     kept = b.trunc(b.sub(b.shl(v.I64(1), count), v.I64(1)), moved.type)
     _shrink_moved(b, b.and_(moved, kept), shrink, totals, parts)
-    lower = b.fsub(v.constant(v.FLOATS, 0.0), reference)
+    lower = b.fsub(v.constant(v.F32X16, 0.0), reference)
     loop = v.Loop(b, chunks, [b.fmul(_four(b, weights, v.F32), shrink)])
     here, to = b.add(scores, b.shl(loop.i, v.I64(9))), b.add(out, b.shl(loop.i, v.I64(6)))
-    each = [v.exp2(b, v.fma(b, v.load(b, here, v.FLOATS, 64 * i), scales, lower)) for i in range(CHUNK // FEW)]
+    each = [v.exp2(b, v.fma(b, v.load(b, here, v.F32X16, 64 * i), scales, lower)) for i in range(CHUNK // FEW)]
     for lane, positions in enumerate(_by_lane(b, [_rounded(b, weight) for weight in each])):
         v.store(b, positions, to, 2 * BLOCK * lane)
     while len(each) > 1:
@@ -297,7 +297,7 @@ def _by_lane(b: Any, weights: list[Any]) -> list[Any]:
     words = v.vector(v.I16, 2 * v.LANES)
     pick = [2 * (FEW * q + lane) + 1 for lane in range(FEW) for q in range(8)]
     eights = [
-        b.bitcast(b.shuffle_vector(b.bitcast(x, words), b.bitcast(y, words), _mask(pick)), v.INTS)
+        b.bitcast(b.shuffle_vector(b.bitcast(x, words), b.bitcast(y, words), _mask(pick)), v.I32X16)
         for x, y in zip(weights[::2], weights[1::2], strict=True)
     ]  # of each lane 8 positions, a quarter of the vector
     first, last = (_quarters((q, q + 4, q + 1, q + 5)) for q in (0, 2))
@@ -318,10 +318,10 @@ def _weigh(b: Any, scores: Any, scales: Any, lower: Any) -> Any:
     """Scores [32, 16] become weights, positions 2 i and 2 i + 1 together in row 2 i; what they add up to, [16]."""
 
     def pair(k: int) -> list[Any]:
-        found = [v.exp2(b, v.fma(b, v.load(b, scores, v.FLOATS, 64 * (k + i)), scales, lower)) for i in range(2)]
+        found = [v.exp2(b, v.fma(b, v.load(b, scores, v.F32X16, 64 * (k + i)), scales, lower)) for i in range(2)]
         low, high = (_rounded(b, each) for each in found)
-        upper = b.and_(high, v.constant(v.INTS, 0xFFFF0000))
-        v.store(b, b.or_(b.lshr(low, v.constant(v.INTS, 16)), upper), scores, 64 * k)
+        upper = b.and_(high, v.constant(v.I32X16, 0xFFFF0000))
+        v.store(b, b.or_(b.lshr(low, v.constant(v.I32X16, 16)), upper), scores, 64 * k)
         return found
 
     def halves(first: int, step: int) -> list[Any]:

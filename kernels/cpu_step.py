@@ -139,8 +139,8 @@ def _layers(team: Team, plan: Any, settings: Any, heads: Heads, state: State, ro
     strips, tokens = settings[STRIPS], ints(plan, TOKENS)
     for index in range(len(layers) + 1):
         for i in range(strips):
-            strip = (team.me * strips // team.size + i) % strips
-            begin, end = strip_rows(strip, strips, len(state.x))
+            strip = (team.me * strips // team.num_threads + i) % strips
+            begin, end = strip_rows(strip, strips, len(state.residual))
             own, part = strip_team(team, strip, phases(len(layers))), strip_state(state, begin, end)
             if index:
                 _after_attention(own, plan, settings[GATE], index - 1, part)
@@ -159,7 +159,7 @@ def _before_attention(team: Team, plan: Any, settings: Any, heads: Heads, index:
     layers, eps, phase = table(plan, LAYERS), number(plan, EPS), PHASES * index + 1
     post = layers[index - 1, POST_MLP_NORM] if index else np.int64(0)
     norm = layers[index, NORM] if index < len(layers) else plan[LAST_NORM, 0]
-    add_and_norm(team, phase, state.x, state.y, post, norm, eps, state.normed, state.hidden)
+    add_and_norm(team, phase, state.residual, state.block_out, post, norm, eps, state.normed, state.hidden)
     if index == len(layers):
         return
     layer = layers[index]
@@ -177,15 +177,15 @@ def _after_attention(team: Team, plan: Any, gate: int, index: int, state: State)
     """Of layer `index`, but for adding its last product."""
     layer, phase = table(plan, LAYERS)[index], PHASES * index + 5
     eps, gates = number(plan, EPS), floats(plan, GATES)[team.me].reshape((GATE_ROWS, 2 * WIDTH))
-    product(team, phase, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.y)
-    add_and_norm(team, phase + 1, state.x, state.y, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden)
+    product(team, phase, layer[OUTPUT], layer[OUTPUT_BITS], state.attended, state.block_out)
+    add_and_norm(team, phase + 1, state.residual, state.block_out, layer[POST_NORM], layer[MLP_NORM], eps, state.normed, state.hidden)
     gated_product(team, phase + 2, layer[GATED], layer[GATED_BITS], gate, state.hidden, state.inner, gates)
-    product(team, phase + 3, layer[DOWN], layer[DOWN_BITS], state.inner, state.y)
+    product(team, phase + 3, layer[DOWN], layer[DOWN_BITS], state.inner, state.block_out)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def _embed(team: Team, plan: Any, bits: int, tokens: Any, state: State) -> None:
-    items, channels = state.x.shape
+    items, channels = state.residual.shape
     count = portion(items, team)
     factor, packed = np.float32(number(plan, EMBEDDING_SCALE)), bytes_(plan, EMBEDDING).reshape(-1)
     while True:
@@ -194,10 +194,10 @@ def _embed(team: Team, plan: Any, bits: int, tokens: Any, state: State) -> None:
             break
         last = min(items, first + count)
         for token in range(first, last):
-            read_row(packed, bits, tokens[token], state.x[token])
+            read_row(packed, bits, tokens[token], state.residual[token])
             for channel in range(channels):
-                state.x[token, channel] *= factor
-                state.y[token, channel] = np.float32(0.0)
+                state.residual[token, channel] *= factor
+                state.block_out[token, channel] = np.float32(0.0)
         finish(team.counters, 0, last - first)
     wait(team.counters, 0, items)
 
@@ -278,10 +278,10 @@ def _kept(stamp: int) -> tuple[Any, Any]:
         for me in numba.prange(threads):
             team = _team(me, threads, plan, COUNTERS, SCRATCH)
             if team.scratch:
-                cpu_amx.begin(team.scratch)
+                cpu_amx.load_tile_config(team.scratch)
             _work(team, plan)
             if team.scratch:
-                cpu_amx.end()
+                cpu_amx.release_tiles()
 
     @kept(parallel=True)
     def project(plan: Any, bits: int, outputs: int, threads: int) -> None:
@@ -291,10 +291,10 @@ def _kept(stamp: int) -> tuple[Any, Any]:
         for me in numba.prange(threads):
             team = _team(me, threads, plan, HEAD_COUNTERS, HEAD_SCRATCH)
             if team.scratch:
-                cpu_amx.begin(team.scratch)
+                cpu_amx.load_tile_config(team.scratch)
             _project(team, plan, bits, outputs)
             if team.scratch:
-                cpu_amx.end()
+                cpu_amx.release_tiles()
 
     return forward, project
 

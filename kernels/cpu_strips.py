@@ -23,8 +23,8 @@ PAIR = 2 * ROWS  # rows that are multiplied at once
 class State(NamedTuple):
     """What a step works on: T tokens, C channels, F of the MLP."""
 
-    x: Any  # [T, C] float32
-    y: Any  # [T, C]
+    residual: Any  # [T, C] float32
+    block_out: Any  # [T, C]
     normed: Any  # [T, C], the result
     qkv: Any  # [T, (H + 2 G) D]
     hidden: Rounded  # [T, C]
@@ -42,15 +42,15 @@ def strip_rows(strip: int, strips: int, rows: int) -> Any:
 @numba.njit  # type: ignore[untyped-decorator]
 def strip_team(team: Team, strip: int, phases: int) -> Team:
     """The team with the counters of a strip, the first strip's being the team's."""
-    return Team(team.me, team.size, team.counters + 16 * STRIDE * phases * strip, team.scratch)
+    return Team(team.me, team.num_threads, team.counters + 16 * STRIDE * phases * strip, team.scratch)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def strip_state(state: State, begin: int, end: int) -> State:
     """The state of rows begin .. end, `begin` a multiple of 16."""
     return State(
-        state.x[begin:end],
-        state.y[begin:end],
+        state.residual[begin:end],
+        state.block_out[begin:end],
         state.normed[begin:end],
         state.qkv[begin:end],
         _strip_rounded(state.hidden, begin, end),

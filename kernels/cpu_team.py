@@ -27,7 +27,7 @@ def add_atomically(context: Any, address: Any, count: Any) -> Any:
     """Adds to the int64 at an address; returns what was there."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.atomic_rmw("add", v.at(b, values[0], v.I64), values[1], "seq_cst")
+        return b.atomic_rmw("add", v.pointer_at(b, values[0], v.I64), values[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), generate
 
@@ -35,7 +35,7 @@ def add_atomically(context: Any, address: Any, count: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def read_atomically(context: Any, address: Any) -> Any:
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.load_atomic(v.at(b, values[0], v.I64), "seq_cst", 8)
+        return b.load_atomic(v.pointer_at(b, values[0], v.I64), "seq_cst", 8)
 
     return types.int64(types.int64), generate
 
@@ -45,7 +45,7 @@ def rest(context: Any) -> Any:
     """The x86 hint that this is a waiting loop."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        v.call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+        v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -102,11 +102,11 @@ def _generate(
         v.prefetch(b, here, AHEAD + line)
     x_here = [b.add(each, b.mul(loop.i, v.I64(BLOCK))) for each in x_rows]
     products = _block(b, bits, here, x_here, parts)
-    scales = [v.halves_to_floats(b, here, numbers + 2 * lanes * part, lanes) for part in parts]
-    minima = [v.halves_to_floats(b, here, numbers + 2 * WIDTH + 2 * lanes * part, lanes) for part in parts]
+    scales = [v.load_f16_as_f32(b, here, numbers + 2 * lanes * part, lanes) for part in parts]
+    minima = [v.load_f16_as_f32(b, here, numbers + 2 * WIDTH + 2 * lanes * part, lanes) for part in parts]
     sums, offset = [], b.mul(loop.i, v.I64(4))
     for r in range(rows):
-        x_scales, x_sums = (v.spread(b, b.add(each[r], offset), lanes=lanes) for each in (scale_rows, sum_rows))
+        x_scales, x_sums = (v.broadcast_load(b, b.add(each[r], offset), lanes=lanes) for each in (scale_rows, sum_rows))
         for i in range(count):
             scaled = b.fmul(b.sitofp(products[r][i], floats), scales[i])
             sum_ = v.fma(b, scaled, x_scales, loop.carried[count * r + i])
@@ -125,7 +125,7 @@ def _block(b: Any, bits: int, here: Any, x_rows: list[Any], parts: range) -> lis
         vectors = [_inputs(b, bits, here, _place(bits, part, place)) for part in parts]
         for step in range(8 // bits):
             for r, x in enumerate(x_rows):
-                four = v.spread(b, x, v.I32, 4 * (place * (8 // bits) + step), lanes)
+                four = v.broadcast_load(b, x, v.I32, 4 * (place * (8 // bits) + step), lanes)
                 for i in range(len(parts)):
                     for plane in range(planes):
                         number = vectors[i][step * planes + plane]
@@ -156,8 +156,8 @@ def _add_products(b: Any, sums: Any, numbers: Any, four: Any) -> Any:
     """Adds the products with 4 activations: to int32, or two and two to int16."""
     if FORM.dots:
         values = [sums, b.bitcast(numbers, sums.type), four]
-        return v.call(b, f"llvm.x86.avx512.vpdpbusd.{32 * FORM.lanes}", sums.type, values)
-    pairs = v.call(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [numbers, b.bitcast(four, numbers.type)])
+        return v.call_intrinsic(b, f"llvm.x86.avx512.vpdpbusd.{32 * INT8_ISA.lanes}", sums.type, values)
+    pairs = v.call_intrinsic(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [numbers, b.bitcast(four, numbers.type)])
     return b.add(sums, pairs)
 
 
@@ -167,7 +167,7 @@ def _whole(b: Any, planes: list[Any]) -> Any:
         return planes[0]
     ints = v.vector(v.I32, FORM.lanes)
     weighted = [
-        v.call(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)])
+        v.call_intrinsic(b, "llvm.x86.avx2.pmadd.wd", ints, [plane, v.constant(plane.type, 16**i)])
         for i, plane in enumerate(planes)
     ]
     return weighted[0] if len(planes) == 1 else b.add(*weighted)

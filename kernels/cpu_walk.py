@@ -36,8 +36,8 @@ class Caches(NamedTuple):
 class Bundle(NamedTuple):
     """A tile's segments, the lanes of one key head, room from one key head's to the next one's, and key heads."""
 
-    begin: int
-    end: int
+    begin_segment: int
+    end_segment: int
     lanes: int
     padded: int
     group: int
@@ -52,7 +52,7 @@ def _segment(rows: Rows, segment: int) -> Any:
 
 
 @numba.njit  # type: ignore[untyped-decorator]
-def begin(
+def init_lanes(
     form: int, bundle: Bundle, qkv: Any, caches: Caches, heads: Heads, rows: Rows, anew: bool, here: Room
 ) -> None:
     """That each lane has seen nothing yet; where `anew`, also its query and what it may see."""
@@ -74,8 +74,8 @@ def _begin_group(
     size, wide, first_lane = heads.size, qkv.shape[1], lane
     marks = integers(here.marks, here.capacity + 1)
     floors, limits = integers(here.floors, here.capacity), integers(here.limits, here.capacity)
-    for segment in range(bundle.begin, bundle.end):
-        marks[segment - bundle.begin] = lane - first_lane
+    for segment in range(bundle.begin_segment, bundle.end_segment):
+        marks[segment - bundle.begin_segment] = lane - first_lane
         row, first, count = _segment(rows, segment)
         q_start, q_end = rows.q_starts[row], rows.q_starts[row + 1]
         start = rows.kv_starts[row + 1] - rows.kv_starts[row] - (q_end - q_start) + first
@@ -86,7 +86,7 @@ def _begin_group(
                 _keep_query(form, lane, query, here)
                 query += 4 * size
                 lane += 1
-    marks[bundle.end - bundle.begin] = lane - first_lane
+    marks[bundle.end_segment - bundle.begin_segment] = lane - first_lane
     if form != FLOATS and lane % LANES:
         cpu_flash.turn_queries(here.rows, size, here.queries + 4 * (lane // LANES * LANES), here.query_step)
 
@@ -129,7 +129,7 @@ def walk(
 ) -> None:
     """The split from a block on, for all lanes. `to`: slots of so many lanes, one for each key head."""
     ranges, marks = longs(here.ranges, 3 * here.capacity), integers(here.marks, here.capacity + 1)
-    ranges[0], ranges[1], ranges[2], depth = bundle.begin, bundle.end, begin_block, 1
+    ranges[0], ranges[1], ranges[2], depth = bundle.begin_segment, bundle.end_segment, begin_block, 1
     end_block = begin_block + SPLIT_BLOCKS
     while depth:
         depth -= 1
@@ -137,7 +137,7 @@ def walk(
         until = _together(first, last, bundle, rows, here)
         _go_down(form, first, last, block, min(until, end_block), bundle, caches, heads, rows, here)
         if last == first + 1:
-            mark = np.int64(marks[first - bundle.begin])
+            mark = np.int64(marks[first - bundle.begin_segment])
             _let_go(form, first, mark, what, to, slot_lanes, bundle, heads, rows, here, out)
             continue
         at = first
@@ -153,7 +153,7 @@ def _together(first: int, last: int, bundle: Bundle, rows: Rows, here: Room) -> 
     marks, limits = integers(here.marks, here.capacity + 1), integers(here.limits, here.capacity)
     until = np.int64(0)
     for segment in range(first, last):
-        until = max(until, np.int64(limits[marks[segment + 1 - bundle.begin] - 1] + KEYS - 1) // KEYS)
+        until = max(until, np.int64(limits[marks[segment + 1 - bundle.begin_segment] - 1] + KEYS - 1) // KEYS)
     for segment in range(first + 1, last):
         until = min(until, np.int64(rows.segments[SEGMENT * segment + 3]))
     return until
@@ -175,7 +175,7 @@ def _go_down(
     """All lanes of the segments through the blocks before `until`, which lie in the first one's pages."""
     marks = integers(here.marks, here.capacity + 1)
     floors, limits = integers(here.floors, here.capacity), integers(here.limits, here.capacity)
-    lane, end = np.int64(marks[first - bundle.begin]), np.int64(marks[last - bundle.begin])
+    lane, end = np.int64(marks[first - bundle.begin_segment]), np.int64(marks[last - bundle.begin_segment])
     floor, all_from, all_to, limit = floors[lane], floors[lane], limits[lane], limits[lane]
     for i in range(lane, end):
         floor, all_from = min(floor, floors[i]), max(all_from, floors[i])
@@ -245,7 +245,7 @@ def _join(
 ) -> None:
     for lane in range(lanes):
         total, place = totals + 4 * lane * size, to + 4 * lane * size
-        cpu_softmax.join(
+        cpu_softmax.merge_partial(
             total,
             references + 4 * lane,
             sums + 4 * lane,
@@ -274,7 +274,7 @@ def hand_out_kept(
     for i in range(bundle.end_group - bundle.group):
         totals = slots + i * slot_bytes(slot_lanes, heads.size)
         sums = totals + 4 * slot_lanes * (heads.size + 1)
-        for segment in range(bundle.begin, bundle.end):
+        for segment in range(bundle.begin_segment, bundle.end_segment):
             _hand_out(form, segment, bundle.group + i, totals, sums, heads, rows, out)
             _, _, count = _segment(rows, segment)
             totals, sums = totals + 4 * count * heads.shared * heads.size, sums + 4 * count * heads.shared

@@ -103,4 +103,4 @@ def _packed(device: torch.device) -> str:
         return f"none: numba cannot be imported ({error})"
     if missing := missing_features():
         return f"none: this CPU has no {', '.join(missing)}"
-    return f"numba, {instructions()}, a whole step in one call"
+    return f"numba, {instruction_set()}, a whole step in one call"

@@ -28,7 +28,7 @@ def why_not_triton(dtype: torch.dtype, heads: Heads | None) -> str | None:
     if heads is not None:
         group, rest = divmod(heads.num_heads, heads.num_kv_heads)
         if rest or group > MAX_GROUP:
-            return f"{heads.num_heads} query heads over {heads.num_kv_heads} KV heads: at most {MAX_GROUP} for each"
+            return f"{heads.num_heads} query heads over {heads.num_kv_heads} KV heads: at most {MAX_QUERY_HEADS_PER_KV_HEAD} for each"
         if heads.head_dim > MAX_HEAD_DIM or heads.head_dim % 2:
             return f"heads of {heads.head_dim} channels: even, and at most {MAX_HEAD_DIM}"
     try:

@@ -91,7 +91,7 @@ def without_states(runner: Runner, hidden: Any, batch: Batch) -> tuple[Any, dict
         else:
             lasts.append((each.row, end - 1))
     if lasts:
-        taken |= zip((row for row, _ in lasts), runner.states(hidden, [at for _, at in lasts]), strict=True)
+        taken |= zip((row for row, _ in lasts), runner.hidden_states_at(hidden, [at for _, at in lasts]), strict=True)
     return hidden[[at for each, span in spans if each.num_logits for at in range(*span)]], taken
 
 

@@ -103,7 +103,7 @@ class ModelRunner:
         self.attention_shapes = tuple(
             AttentionShape(self.config.num_heads, groups, size, held, window) for window in dict.fromkeys(windows)
         )
-        rule = self.kernels.fused.sharing if self.kernels.fused is not None and config.prefix_groups else None
+        rule = self.kernels.fused.prefix_sharing_cost if self.kernels.fused is not None and config.prefix_groups else None
         self.sharing = PrefixSharing(partial(rule, self.attention_shapes[0]), windows) if rule is not None else None
         progress(0.9, "preparing kernels (the first start compiles them)")
         warm_up(self, self._warm_counts())
@@ -143,7 +143,7 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """As `Runner` has it."""
-        return self.compute(self.inputs(batch))
+        return self.compute(self.prepare_inputs(batch))
 
     @torch.inference_mode()
     def compute(self, inputs: Inputs) -> torch.Tensor:
@@ -195,7 +195,7 @@ class ModelRunner:
             out[i, columns] = self.model.logits(hidden[i : i + 1], columns)[0]
         return out
 
-    def inputs(self, batch: Batch) -> Inputs:
+    def prepare_inputs(self, batch: Batch) -> Inputs:
         """The batch, on its way to the device. Token ids that are not known yet are negative, see BatchRow."""
         counts = [each.count for each in batch.rows]
         groups = self.sharing.groups(batch.rows, max(counts)) if self.sharing is not None else []

@@ -41,7 +41,7 @@ def report() -> dict[str, str]:
     lines["device"] = _describe(device)
     lines["dtype"] = str(dtype).removeprefix("torch.")
     lines |= {f"kernels: {name}": chosen for name, chosen in kernels.names.items()}
-    lines["KV cache budget"] = f"{free_memory(device) / 2**30:.2f} GiB"
+    lines["KV cache budget"] = f"{device_kv_cache_budget(device) / 2**30:.2f} GiB"
     lines |= {name: _version(name) for name in PACKAGES}
     return lines
 
@@ -49,7 +49,7 @@ def report() -> dict[str, str]:
 def _describe(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads of {os.cpu_count()} processors, {_capability()})"
+    return f"{device} ({torch.get_num_threads()} threads of {os.cpu_count()} processors, {_cpu_capability()})"
 
 
 def _capability() -> str:

@@ -313,7 +313,7 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     monkeypatch.setattr(cpu_decoder, "missing_features", lambda: [])
     for dtype in ("float32", "bfloat16"):  # without and with instructions for bfloat16; packed weights need none
         monkeypatch.setattr(placing, "dtype_name", lambda name, device, dtype=dtype: dtype)
-        assert " as-stored (" in (line := weights_line(capsys)) and f"numba, {cpu_decoder.instructions()})" in line
+        assert " as-stored (" in (line := weights_line(capsys)) and f"numba, {cpu_decoder.instruction_set()})" in line
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
     with monkeypatch.context() as patched:
@@ -323,7 +323,7 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx2" in line
     assert main(["check", "--weights", "int4"]) == 1
     assert "weights cannot be int4: this CPU has no avx2" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "plait.kernels.cpu_decoder", None)  # as where numba cannot be imported
+    monkeypatch.setitem(sys.modules, "plait.kernels.cpu.decoder", None)  # as where numba cannot be imported
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "cannot be imported" in line
     with pytest.raises(SystemExit):
         main(["check", "--weights", "int3"])

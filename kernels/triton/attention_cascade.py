@@ -123,7 +123,7 @@ def attend_prefixes(inputs: Inputs, layout: AttentionLayout, shared: SharedPrefi
     group = group_size(shape)
     blocks = prefix_blocks(chip_of(inputs.q.device), shape, num_places)
     if plan.prefix_out is None or plan.prefix_out.shape[1] != num_places:
-        raise ValueError(f"the plan has no room for the shared prefixes of {num_places} tokens")
+        raise ValueError(f"the plan has no room for the shared prefixes of {num_shared_tokens} tokens")
     num_groups = len(shared.leaders)
     tiles = num_places // (blocks.rows // group) + num_groups
     _prefix_kernel[(tiles, shape.num_kv_heads, len(plan.prefix_out))](

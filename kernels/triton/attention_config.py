@@ -55,7 +55,7 @@ def group_size(shape: AttentionShape) -> int:
     group, rest = divmod(shape.num_heads, shape.num_kv_heads)
     if rest or not 1 <= group <= MAX_GROUP:
         raise ValueError(
-            f"{shape.num_heads} query heads over {shape.num_kv_heads} KV heads: from 1 to {MAX_GROUP} per KV head"
+            f"{shape.num_heads} query heads over {shape.num_kv_heads} KV heads: from 1 to {MAX_QUERY_HEADS_PER_KV_HEAD} per KV head"
         )
     return group
 

@@ -124,8 +124,8 @@ def allocate_plan(
 
 def fill_plan(plan: AttentionPlan, layout: AttentionLayout) -> None:
     """Plans this batch: one launch, no waiting. ValueError if the plan was allocated for another number of rows."""
-    if len(plan.row_items) != layout.num_rows + 1:
-        raise ValueError(f"a plan for {len(plan.row_items) - 1} rows cannot hold {layout.num_rows}")
+    if len(plan.row_item_starts) != layout.num_rows + 1:
+        raise ValueError(f"a plan for {len(plan.row_item_starts) - 1} rows cannot hold {layout.num_rows}")
     if layout.shared is not None and plan.prefix_out is None:
         raise ValueError("the batch has shared prefixes, and the plan no room for them")
     shape, chip = plan.shape, chip_of(plan.items.device)

@@ -160,7 +160,7 @@ def grouped_matmul(
     """As `reference_matmul.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
     _, outs, channels = weights.shape
     if x.dim() != 2 or x.shape != (routing.num_slots // per_row, channels) or x.stride(1) != 1:
-        raise ValueError(f"expected x [{routing.num_slots // per_row}, {channels}], not {tuple(x.shape)}")
+        raise ValueError(f"expected x [{routing.num_slots // slots_per_row}, {channels}], not {tuple(x.shape)}")
     if x.dtype != weights.dtype or x.dtype not in (torch.bfloat16, torch.float16) or not weights.is_contiguous():
         raise ValueError(f"grouped products take contiguous bfloat16 or float16, not {x.dtype} and {weights.dtype}")
     if out is None:
@@ -184,7 +184,7 @@ def combine_experts(
     """As `reference_matmul.combine_experts`; shares and expert_ids contiguous."""
     tokens, top_k = shares.shape
     if results.shape[0] != tokens * top_k or expert_ids.shape != shares.shape or results.stride(1) != 1:
-        raise ValueError(f"results {tuple(results.shape)} do not fit shares {tuple(shares.shape)}")
+        raise ValueError(f"results {tuple(results.shape)} do not fit shares {tuple(routing_weights.shape)}")
     if not (shares.is_contiguous() and expert_ids.is_contiguous()):
         raise ValueError("shares and expert ids must be contiguous")
     outs = results.shape[1]

@@ -138,7 +138,7 @@ def shape_logits(
     """As `reference_sampling.shape_logits`. `shaped` may be `logits` if those are float32."""
     rows, vocab = check_logits(logits)
     if shaped.shape != logits.shape or shaped.dtype != torch.float32 or shaped.stride(1) != 1:
-        raise ValueError(f"shaped must be float32 {tuple(logits.shape)}, not {shaped.dtype} {tuple(shaped.shape)}")
+        raise ValueError(f"shaped must be float32 {tuple(logits.shape)}, not {adjusted.dtype} {tuple(adjusted.shape)}")
     if not rows:
         return
     num_chunks = triton.cdiv(vocab, chunk_size(vocab))

@@ -303,7 +303,7 @@ def sample(
     out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out
     work = workspace or SamplingWorkspace.allocate(rows, vocab, logits.device)
     if len(work.shaped) < rows or work.shaped.shape[1] != vocab:
-        raise ValueError(f"the workspace holds {tuple(work.shaped.shape)}, the logits are {tuple(logits.shape)}")
+        raise ValueError(f"the workspace holds {tuple(work.adjusted.shape)}, the logits are {tuple(logits.shape)}")
     if any(len(column) < rows for column in inputs) or len(out) < rows:
         raise ValueError(f"the parameters or the output have fewer than {rows} rows")
     if not rows:

@@ -106,7 +106,7 @@ class Ledger:
             return
 
         def count() -> None:
-            num_tokens = call.news(_END)[1].tokens  # never while the lock is held: the call has a lock too
+            num_tokens = call.news(_END)[1].num_tokens  # never while the lock is held: the call has a lock too
             with self._lock:
                 before = self._tokens
                 self._tokens += max(0, num_tokens - self._by_call.get(call.call_id, 0))

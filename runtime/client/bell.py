@@ -105,12 +105,12 @@ async def wait_for_event(event: Settable, seconds: float | None) -> bool:
         return True
     late = False
 
-    def ring() -> None:
+    def on_timeout() -> None:
         nonlocal late
         late = not event.is_set()
         event.set()
 
-    timer = asyncio.get_running_loop().call_later(max(0.0, seconds), ring)
+    timer = asyncio.get_running_loop().call_later(max(0.0, seconds), on_timeout)
     try:
         await event.wait()
     finally:

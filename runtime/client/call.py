@@ -171,10 +171,10 @@ class Call:
     def news(self, since: Place) -> tuple[Progress, Place]:
         """What came after `since`, and the place after it."""
         with self._lock:
-            text, token_ids = "".join(self._pieces[since.pieces :]), self._token_ids[since.tokens :]
+            text, token_ids = "".join(self._pieces[since.num_pieces :]), self._token_ids[since.num_tokens :]
             logprobs = self._logprobs or []
             here = Place(len(self._pieces), len(self._token_ids), len(logprobs))
-            return Progress(text, token_ids, logprobs[since.logprobs :], self.done()), here
+            return Progress(text, token_ids, logprobs[since.num_logprobs :], self.done()), here
 
     # -- what a program calls ---------------------------------------------------------------------
 
@@ -212,12 +212,12 @@ class Call:
         """The text as it comes, in pieces of whole characters; raises at its end if the call failed."""
         at, until = 0, None if timeout_s is None else time.monotonic() + timeout_s
 
-        def news() -> bool:
+        def has_news() -> bool:
             return len(self._pieces) > at or self.done()
 
         while True:
             with self._changed:
-                self._wait(news, None if until is None else until - time.monotonic())
+                self._wait(has_news, None if until is None else until - time.monotonic())
                 fresh, at = self._pieces[at:], len(self._pieces)
                 ended = self.done()
             yield from fresh

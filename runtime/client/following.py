@@ -16,9 +16,9 @@ from plait.runtime.messages import TokenLogprob
 class Place(NamedTuple):
     """How far a call was read: counts of pieces, tokens and logprobs."""
 
-    pieces: int = 0
-    tokens: int = 0
-    logprobs: int = 0
+    num_pieces: int = 0
+    num_tokens: int = 0
+    num_logprobs: int = 0
 
 
 class Progress(NamedTuple):

@@ -24,8 +24,8 @@ class TwinBuffers:
     Fill the host's between `begin()` and `upload()`. There are two of them, in turn: `begin()` waits until the copy
     before the last has been made, which it has been when the host is no more than a step ahead of the device.
 
-    >>> from plait.runtime.gpu.stream import Direct
-    >>> twins = TwinBuffers({"a": (torch.int32, 2)}, Direct(torch.device("cpu")))
+    >>> from plait.runtime.gpu.stream import ImmediateStream
+    >>> twins = DoubleBuffer({"a": (torch.int32, 2)}, ImmediateStream(torch.device("cpu")))
     >>> twins.begin()
     >>> twins.host["a"][:] = 7
     >>> twins.upload()

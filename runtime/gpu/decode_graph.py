@@ -52,7 +52,7 @@ class Graph:
 def ladder(largest: int) -> list[int]:
     """1, 2, 4, 8, every eighth to 64, every sixteenth to 128, then by 64, and `largest` itself.
 
-    >>> ladder(40)
+    >>> make_capture_sizes(40)
     [1, 2, 4, 8, 16, 24, 32, 40]
     """
     steps = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(192, largest + 1, 64)]
@@ -72,7 +72,7 @@ class DecodeGraphs:
             dict.fromkeys(("token_ids", "positions", "write_pages"), (torch.int32, tokens))
             | {"q_starts": (torch.int32, rows + 1), "kv_starts": (torch.int32, rows + 1)}
             | {"page_starts": (torch.int32, rows), "wanted": (torch.int64, rows), "places": (torch.int64, tokens)}
-            | {name: (torch.int32, count) for name, count in static_groups.lengths(rows, tokens).items()},
+            | {name: (torch.int32, count) for name, count in static_groups.array_lengths(rows, tokens).items()},
             stream,
         )
         self.graphs: dict[Size, Graph] = {}

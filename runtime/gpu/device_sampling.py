@@ -103,4 +103,4 @@ class DeviceSampling:
     def fetch(self, count: int) -> Pending:
         """The first `count` tokens, on their way to the host. They must have arrived before anything else is drawn."""
         host = self._tokens_host[:count]
-        return Pending(host, self._stream.fetch(self._tokens[:count], host))
+        return Pending(host, self._stream.copy_to_host(self._tokens[:count], host))

@@ -82,7 +82,7 @@ class GpuSteps:
 
     def _forward(self, batch: Batch) -> Work:
         """Starts the batch's forward operator by operator, and gives what samples from it."""
-        inputs, hidden = self.runner.inputs(batch), []
+        inputs, hidden = self.runner.prepare_inputs(batch), []
 
         def forward() -> None:
             known = inputs._replace(token_ids=self.sampling.known(inputs.token_ids))

@@ -53,7 +53,7 @@ def choose_form(weights: Checkpoint, dtype: str, device: str, form: WeightForm) 
     numbers = (
         "the file's own 4- and 8-bit numbers" if form == "as-stored" else f"what has more bits is rounded to {form}"
     )
-    return Chosen(form, True, f"{numbers}, packed: numba, {instructions()}")
+    return Chosen(form, True, f"{numbers}, packed: numba, {instruction_set()}")
 
 
 def why_not(config: ModelConfig, dtype: str, device: str) -> str | None:
@@ -81,7 +81,7 @@ def stored_otherwise(weights: Checkpoint) -> str | None:
     for name in weights.names():
         found = weights.stored_as(name)
         if not name.endswith(("norm.weight", ".bias")) and found not in EXACT:
-            return f"{name} is stored as {found}, not as {', '.join(EXACT)}"
+            return f"{name} is stored as {found}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
     return None
 
 

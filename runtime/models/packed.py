@@ -112,7 +112,7 @@ def packed_decoder(
                 config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.score_scale
             ),
             eps=config.rms_norm_eps,
-            gate=SILU,
+            activation=SILU,
         ),
         threads,
         1 if deterministic else WIDE_FROM,

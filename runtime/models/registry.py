@@ -9,19 +9,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from plait.runtime.errors import UnsupportedModel
-from plait.runtime.models import gemma3, llama, mistral, phi3, qwen2, qwen3, qwen3_moe
+from plait.runtime.models.gemma3 import FAMILY as GEMMA3
+from plait.runtime.models.llama import FAMILY as LLAMA
+from plait.runtime.models.mistral import FAMILY as MISTRAL
+from plait.runtime.models.phi3 import FAMILY as PHI3
+from plait.runtime.models.qwen2 import FAMILY as QWEN2
+from plait.runtime.models.qwen3 import FAMILY as QWEN3
+from plait.runtime.models.qwen3_moe import FAMILY as QWEN3_MOE
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.family import Family
 from plait.runtime.models.gguf_config import Keys, TensorFacts
 
 FAMILIES = (
-    llama.FAMILY,
-    mistral.FAMILY,
-    qwen2.FAMILY,
-    qwen3.FAMILY,
-    qwen3_moe.FAMILY,
-    gemma3.FAMILY,
-    phi3.FAMILY,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA3,
+    PHI3,
 )
 
 BY_NAME: dict[str, Family] = {family.name: family for family in FAMILIES}

@@ -94,7 +94,7 @@ class GGUFCheckpoint:
 
         quantization, rows, shape = self.raw(name)
         if quantization not in BLOCK:
-            raise UnsupportedModel(f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(BLOCK)}")
+            raise UnsupportedModel(f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}")
         blocks = torch.from_numpy(rows).to(device)  # the packed form crosses to the device, not the wide one
         return dequantize(blocks, quantization, shape).to(dtype)
 

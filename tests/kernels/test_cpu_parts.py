@@ -57,18 +57,18 @@ def kept_attention(stamp):
     def attention(counters, scratch, qkv, keys, values, heads, window, rows, parts, room, capacity, out):
         _ = stamp
         if scratch:
-            cpu_amx.begin(scratch)
+            cpu_amx.load_tile_config(scratch)
         team = Team(0, 1, address_of(counters), scratch)
         caches = Caches(address_of(keys), address_of(values), window)
         attend(team, 0, qkv, caches, heads, rows, parts, address_of(room), capacity, out)
         if scratch:
-            cpu_amx.end()
+            cpu_amx.release_tiles()
 
     return attention
 
 
 attention = kept_attention(STAMP)
-MATRIX = cpu_amx.scratch(1, 0) if cpu_amx.available() else None
+MATRIX = cpu_amx.allocate_scratch(1, 0) if cpu_amx.available() else None
 FORMS = [(cpu_blocks.FLOATS, 0)]
 if cpu_ir.HAVE_BFLOAT16:
     FORMS.append((cpu_blocks.VECTORS, 0))
@@ -203,7 +203,7 @@ def test_attention_is_right_and_a_rows_bits_are_its_own(
         found = []
         for together, apart, bundle in ((False, 0, 1), (True, 0, groups), (True, 1, groups), (False, 1, 1)):
             rows = rows_of(layout, tokens, together)
-            store = np.full((rows.pieces[-1] * groups * tokens * shared, size + 2), np.nan, np.float32)
+            store = np.full((rows.split_starts[-1] * groups * tokens * shared, size + 2), np.nan, np.float32)
             done = np.zeros((rows.num_tiles, groups), np.int64)
             parts = Parts(form, apart, bundle, tokens * shared, store.ctypes.data, done.ctypes.data)
             found.append(empty(total, shared * groups * size))
@@ -228,7 +228,7 @@ def test_every_position_of_a_tile_is_in_one_of_its_splits(family, page_size, tok
         for row, first, count, _ in segments[rows.tiles[tile] : rows.tiles[tile + 1]].tolist():
             cached = int(layout.kv_starts[row + 1] - layout.kv_starts[row]) - q_len(layout, row)
             ends.append(cached + first + count)
-        assert rows.pieces[tile + 1] - rows.pieces[tile] == -(-max(ends) // 256)
+        assert rows.split_starts[tile + 1] - rows.split_starts[tile] == -(-max(ends) // 256)
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_turn_and_keep(batch, shared, size, with_bias, with_norms, seed):
     )  # fmt: skip
     found = found.view_as(qkv)
     torch.testing.assert_close(found[:, : (shared + 1) * groups], turning, atol=2e-5, rtol=1e-5)
-    kept = found[:, shared * groups :].bfloat16()
-    for cache, values in zip(caches, kept.split(groups, dim=1), strict=True):
+    written = found[:, shared * groups :].bfloat16()
+    for cache, values in zip(caches, written.split(groups, dim=1), strict=True):
         wanted = torch.zeros_like(cache)
         wanted[layout.write_pages[1:].long()] = values[1:]
         assert torch.equal(cache, wanted)

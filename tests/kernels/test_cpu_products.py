@@ -20,7 +20,7 @@ from plait.kernels.cpu_rows import address_of
 
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 needs_amx = pytest.mark.skipif(not cpu_amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
-SCRATCH = cpu_amx.scratch(1, cpu_passes.SCRATCH_BYTES) if cpu_amx.available() else None
+SCRATCH = cpu_amx.allocate_scratch(1, cpu_passes.SCRATCH_BYTES) if cpu_amx.available() else None
 ADDRESS = 0 if SCRATCH is None else SCRATCH.ctypes.data
 bits_of = st.sampled_from([4, 8])
 gates_of = st.sampled_from([cpu_rows.SILU, cpu_rows.GELU])
@@ -29,19 +29,19 @@ gates_of = st.sampled_from([cpu_rows.SILU, cpu_rows.GELU])
 @numba.njit
 def product(counters, scratch, weight, bits, x, out):
     if scratch:
-        cpu_amx.begin(scratch)
+        cpu_amx.load_tile_config(scratch)
     cpu_products.product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, x, out)
     if scratch:
-        cpu_amx.end()
+        cpu_amx.release_tiles()
 
 
 @numba.njit
 def gated_product(counters, scratch, weight, bits, gate, x, out, gates):
     if scratch:
-        cpu_amx.begin(scratch)
+        cpu_amx.load_tile_config(scratch)
     cpu_products.gated_product(Team(0, 1, address_of(counters), scratch), 0, weight, bits, gate, x, out, gates)
     if scratch:
-        cpu_amx.end()
+        cpu_amx.release_tiles()
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:

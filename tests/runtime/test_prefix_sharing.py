@@ -71,7 +71,7 @@ def test_how_wide_a_row_may_be_comes_from_the_operators():
 @given(st.data(), st.integers(2, 40))
 def test_static_arrays_hold_the_groups_of_the_moment(data, rows):
     """As the kernel walks them: a group's tokens are its members', whatever stood there before."""
-    room = static_groups.lengths(50, 100)
+    room = static_groups.array_lengths(50, 100)
     host = {name: np.full(size, 77, dtype=np.int32) for name, size in room.items()}
     counts = np.array(data.draw(st.lists(st.integers(1, 2), min_size=rows, max_size=rows)), dtype=np.int32)
     order, groups = data.draw(st.permutations(range(rows))), []

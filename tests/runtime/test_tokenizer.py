@@ -623,7 +623,7 @@ def test_choices_are_joined_with_text_that_was_sent(smollm2: Tokenizer, text, cu
         given = [part for part in parts if part[0]]
         if given:
             ids = smollm2.encode(given, at_start=not sent)
-            end = end.behind(given, ids)
+            end = end.extend(given, ids)
             sent += ids
     parts = [(text[high:], False)] if text[high:] else []
     ids, num_replaced, behind = joined(smollm2, parts, choices, num_sent=len(sent), sent=end)

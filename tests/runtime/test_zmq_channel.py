@@ -70,7 +70,7 @@ class Echo:
                 self.requests.append(request)
                 if not self.is_deaf:
                     self.answer(client, request)
-            self.gone += self.link.gone()
+            self.gone += self.link.take_disconnected()
         self.link.close()
 
     def answer(self, client, request) -> None:

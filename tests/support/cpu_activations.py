@@ -22,10 +22,10 @@ def empty(rows: int, channels: int) -> Rounded:
     return Rounded(np.zeros((rows, channels), np.int8), scales, sums, np.zeros((0, channels), np.uint16))
 
 
-def wide(rows: int, channels: int) -> Rounded:
+def empty_bf16(rows: int, channels: int) -> Rounded:
     """Room for bfloat16; what is not written stays not-a-number."""
     bits = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16).view(torch.uint16).numpy()
-    return empty(rows, channels)._replace(wide=bits[:rows])
+    return empty(rows, channels)._replace(bf16_tiles=bits[:rows])
 
 
 def dense(x: Rounded) -> torch.Tensor:
@@ -35,20 +35,20 @@ def dense(x: Rounded) -> torch.Tensor:
 
 def _tiles(x: Rounded) -> torch.Tensor:
     """[T / 16, C / 32, 16, 32], of the whole memory."""
-    rows, channels = x.wide.shape
-    whole = x.wide.base if len(x.wide.base) > rows else x.wide
+    rows, channels = x.bf16_tiles.shape
+    whole = x.bf16_tiles.base if len(x.bf16_tiles.base) > rows else x.bf16_tiles
     return torch.from_numpy(whole).view(torch.bfloat16).view(-1, channels // 32, 16, 32)
 
 
 def dense_wide(x: Rounded) -> torch.Tensor:
     """[T, C] bfloat16"""
-    return _tiles(x).transpose(1, 2).reshape(-1, x.wide.shape[1])[: len(x.wide)]
+    return _tiles(x).transpose(1, 2).reshape(-1, x.bf16_tiles.shape[1])[: len(x.bf16_tiles)]
 
 
 def widened(values: torch.Tensor) -> Rounded:
     """[T, C] in bfloat16."""
     rows, channels = values.shape
-    found = wide(rows, channels)
+    found = empty_bf16(rows, channels)
     filled = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16)
     filled[:rows] = values
     _tiles(found).copy_(filled.view(-1, 16, channels // 32, 32).transpose(1, 2))
