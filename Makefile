@@ -27,7 +27,7 @@ check: $(VENV)/.run
 
 # Many requests made out of our own OpenAPI document; `make test` tries a few of them.
 schemathesis: $(VENV)/.test
-	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/operations/test_schemathesis.py
+	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/http/test_openapi_schemathesis.py
 
 # Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
 # programs of ours, and other people's clients of the server, which ask it over HTTP.
@@ -40,7 +40,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 
 kernels: $(VENV)/.run
-	$(BIN)/python -P -m plait.kernels.cpu_kept
+	$(BIN)/python -P -m plait.kernels.cpu.precompile
 
 types: $(VENV)/.test
 	MYPYPATH=.types $(BIN)/mypy -p plait

@@ -23,18 +23,18 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
 import constraints_bombs  # noqa: E402
-from drawn_schemas import judge  # noqa: E402
-from models import PYDANTIC  # noqa: E402
+from pydantic_models import PYDANTIC  # noqa: E402
 from real_schemas import REAL  # noqa: E402
-from regex_oracles import PATTERNS, held_against_oracles  # noqa: E402
-from schema_table import REFUSED, ROWS, variants  # noqa: E402
+from regex_oracles import PATTERNS, compare_with_oracles  # noqa: E402
+from schema_cases import REFUSED, ROWS, variants  # noqa: E402
+from schema_strategies import reference_validator  # noqa: E402
 
 from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask_words  # noqa: E402
-from plait.constrained.rewrite.document import subschemas  # noqa: E402
-from plait.constrained.rewrite.keywords import ASSERTIONS  # noqa: E402
-from plait.runtime.host_logits import HostOperations  # noqa: E402
-from plait.runtime.models.locate import locate_model  # noqa: E402
-from plait.runtime.sampler import Mask  # noqa: E402
+from plait.constrained.json_schema.rewrite.document import subschemas  # noqa: E402
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS  # noqa: E402
+from plait.runtime.model_files.locate import locate_model  # noqa: E402
+from plait.runtime.sampling.numpy_ops import NumpyLogitOperations  # noqa: E402
+from plait.runtime.sampling.sampler import TokenMask  # noqa: E402
 from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
 
 STEPS, BATCH = 40, 16
@@ -82,8 +82,8 @@ def read(path: Path | None) -> list[Any]:
 
 def patterns() -> None:
     """Two hundred patterns against re.fullmatch and interegular."""
-    held = [held_against_oracles(pattern, seed=at, num_texts=300) for at, pattern in enumerate(PATTERNS)]
-    texts, second = sum(one.num_texts for one in held), sum(one.num_second for one in held)
+    held = [compare_with_oracles(pattern, seed=at, num_texts=300) for at, pattern in enumerate(PATTERNS)]
+    texts, second = sum(one.num_texts for one in held), sum(one.num_interegular for one in held)
     wrong = sum(len(one.mismatches) for one in held)
     print(f"patterns: {len(held)}, texts {texts} (interegular told of {second}), mismatches {wrong}")
 
@@ -146,15 +146,17 @@ def walking(taken: list[tuple[Any, Grammar]], vocabulary: Vocabulary) -> None:
 
 def _is_valid(schema: Any, text: bytes) -> bool:
     value = json.loads(text)
-    return "inf" in repr(value).lower() or bool(judge(schema).is_valid(value))  # 1e999 is JSON, and no float
+    return "inf" in repr(value).lower() or bool(
+        reference_validator(schema).is_valid(value)
+    )  # 1e999 is JSON, and no float
 
 
 def applying(width: int) -> None:
     """The sampler's own masking of 16 rows: a bias looked up for each byte of a mask, and added."""
-    operations, logits = HostOperations(), np.zeros((BATCH, width), np.float32)
+    operations, logits = NumpyLogitOperations(), np.zeros((BATCH, width), np.float32)
     for name, share in (("dense", 0.99), ("half", 0.5), ("sparse", 0.001)):
         packed = np.packbits(np.random.default_rng(0).random((BATCH, width)) < share, axis=1, bitorder="little")
-        mask, times = Mask(list(range(BATCH)), np.ascontiguousarray(packed).view(np.int32), {}), list[float]()
+        mask, times = TokenMask(list(range(BATCH)), np.ascontiguousarray(packed).view(np.int32), {}), list[float]()
         for _ in range(200):
             begun = time.perf_counter_ns()
             operations.apply_mask(logits, mask)

@@ -10,7 +10,7 @@ import select
 from pathlib import Path
 from time import monotonic, perf_counter
 
-from bombs import BOMBS
+from expensive_specs import EXPENSIVE_SPECS
 
 from plait.constrained import CompilePool, Grammar, GrammarError, Regex, Spec, Vocabulary
 
@@ -23,7 +23,7 @@ def main(vocabulary: Vocabulary) -> None:
     try:
         answer(pool, Regex("warm"))
         print(f"memory before the bombs: {_memory(pool)}")
-        for name, make in BOMBS.items():
+        for name, make in EXPENSIVE_SPECS.items():
             _held_up.clear()
             begun = perf_counter()
             try:

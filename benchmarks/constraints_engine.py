@@ -29,8 +29,8 @@ from plait.constrained import GrammarError, JsonSchema, Regex
 from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.errors import CallFailed
-from plait.runtime.launch import Runtime
-from plait.runtime.sampling import sampling_params
+from plait.runtime.process.runtime import Runtime
+from plait.runtime.sampling_params import sampling_params
 
 RECORD = {
     "type": "object",
@@ -169,7 +169,7 @@ def watch(client: Client, number: int, seconds: float, gaps: list[float]) -> Non
     """Decodes for `seconds` and notes the time between pieces."""
     call = start(client, number, 4000, ignore_eos=True)
     until, last = time.perf_counter() + seconds, 0.0
-    for _ in call.pieces():
+    for _ in call.iter_text():
         now = time.perf_counter()
         if last:
             gaps.append(now - last)

@@ -28,11 +28,11 @@ from sitting.client import ServerError
 from sitting.limits import Machine, Model, describe, measure
 from sitting.servers import Server, Started, own_server, read_servers, started
 from sitting.table import table
-from sitting.told import unwind_when_told
+from sitting.told import unwind_on_signal
 from sitting.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
 
-from plait.runtime.machine import spare_memory
-from plait.runtime.models.locate import locate_model
+from plait.runtime.executor.host_machine import host_kv_cache_budget
+from plait.runtime.model_files.locate import locate_model
 
 FORM_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
 
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    unwind_when_told()
+    unwind_on_signal()
     size = SMALL if options.small else FULL
     works = {**WORKLOADS, **(CURVES | prefix_curve(size) if options.curves else {})}
     if options.only:
@@ -73,14 +73,14 @@ def main() -> int:
 
 @dataclass
 class Sitting:
-    """The work, and what is known so far: `musts` are the tokens that a workload's prompts made a server compute."""
+    """The work, and what is known so far: `uncached_by_workload` are the tokens that a workload's prompts made a server compute."""
 
     works: dict[str, Work]
     size: Size
     repeat: int
     machine: Machine
     model: Model
-    musts: dict[str, int] = field(default_factory=dict)
+    uncached_by_workload: dict[str, int] = field(default_factory=dict)
 
     async def sit(self, server: Server) -> dict[str, Any]:
         """Everything one server gave; an `error` instead where it did not start or broke."""
@@ -109,23 +109,23 @@ class Sitting:
             return {"error": str(error)}
         done = sorted(runs, key=lambda each: each.wall)[len(runs) // 2]
         if done.prompt_tokens:
-            self.musts.setdefault(name, done.must)
+            self.uncached_by_workload.setdefault(name, done.uncached_prompt_tokens)
         else:  # a server that does not tell: another's count, for texts drawn in the same way
-            done = replace(done, must=self.musts.get(name, 0))
+            done = replace(done, uncached_prompt_tokens=self.uncached_by_workload.get(name, 0))
         return {
             "wall_s": round(done.wall, 3),
             "out_tok_s": round(done.out_tokens / done.wall, 1),
-            "prompt_tok_s": round(done.must / done.wall, 1),
+            "prompt_tok_s": round(done.uncached_prompt_tokens / done.wall, 1),
             "ttft_s": round(statistics.median(each.ttft for each in runs), 4),
             "spread": round(max(each.wall for each in runs) / min(each.wall for each in runs), 2),
-            "limit_share": round(self.model.least_s(self.machine, done) / done.wall, 3),
+            "limit_share": round(self.model.lower_bound_s(self.machine, done) / done.wall, 3),
         }
 
 
 def memory(server: Server, one: Started, model: Model) -> dict[str, int]:
     """Bytes resident, and of our own servers those beyond weights and KV cache."""
     form = server.name.split()[1] if server.name.startswith("plait ") else ""
-    budget = spare_memory() if form else 0
+    budget = host_kv_cache_budget() if form else 0
     held = one.memory(budget)
     if held is None:
         return {}

@@ -20,13 +20,13 @@ from pydoc_data.topics import topics
 import numpy as np
 import torch
 
-from plait.runtime.build import make_runner
+from plait.runtime.batch.request import Batch, Request
 from plait.runtime.config import engine_config
-from plait.runtime.models.locate import locate_model
-from plait.runtime.packed_runner import PackedRunner
-from plait.runtime.running import LoadedRunner
-from plait.runtime.scheduler.rows import Batch, Row
-from plait.runtime.scheduler.sequence import Sequence
+from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+from plait.runtime.executor.runner import LoadedRunner
+from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.builder import make_runner
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 WINDOW = 512
@@ -58,7 +58,7 @@ def main() -> None:
 
 def steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
     runner, _, _ = make_runner(engine_config(max_pages=16384), path)
-    if not isinstance(runner, PackedRunner):
+    if not isinstance(runner, PackedCpuRunner):
         print("this machine or model has no packed decoder; the step runs by torch")
     size, work = costs(runner)
     for rows, new, length in SHAPES:
@@ -66,7 +66,7 @@ def steps(path: Path, read_gb_s: float, gflop_s: float) -> None:
         for i in range(rows):
             seq = Sequence(("", ""), np.random.default_rng(i).integers(0, 1000, length).tolist())
             seq.pages.extend(np.arange(i * length, (i + 1) * length, dtype=np.int32))
-            batch.add(Row(None, seq, 0, length - 1), length - new, new)
+            batch.add(Request(None, seq, 0, length - 1), length - new, new)
         times = []
         for _ in range(30 if new == 1 else 6):
             begun = time.perf_counter()
@@ -86,10 +86,10 @@ def costs(runner: LoadedRunner) -> tuple[int, int]:
     config = runner.config
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     layers = config.num_layers * config.hidden_size * (heads + 3 * config.intermediate_size)
-    if not isinstance(runner, PackedRunner):
+    if not isinstance(runner, PackedCpuRunner):
         return 2 * (layers + config.vocab_size * config.hidden_size), 2 * layers
     weights = runner.model.weights
-    parts = [weight for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gated, layer.down)]
+    parts = [weight for layer in weights.layers for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     return sum(part.data.size for part in [*parts, weights.head]), 2 * layers
 
 
@@ -98,7 +98,7 @@ def perplexities(path: Path, count: int) -> None:
     exact: torch.Tensor | None = None
     for name, settings in FORMS:
         runner, _, _ = make_runner(engine_config(max_pages=WINDOW, max_batch_tokens=WINDOW, **settings), path)
-        tokens = load_tokenizer(path, width=runner.config.vocab_size).encode_plain(text[: 8 * count])[:count]
+        tokens = load_tokenizer(path, vocab_size=runner.config.vocab_size).encode_plain(text[: 8 * count])[:count]
         found = torch.cat([logprobs(runner, tokens[at : at + WINDOW]) for at in range(0, len(tokens), WINDOW)])
         chosen = found.gather(1, targets(tokens))
         exact = found if exact is None else exact
@@ -122,7 +122,7 @@ def logprobs(runner: LoadedRunner, tokens: list[int]) -> torch.Tensor:
     seq = Sequence(("", ""), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(WINDOW)
-    batch.add(Row(None, seq, 0, 0), 0, len(tokens))
+    batch.add(Request(None, seq, 0, 0), 0, len(tokens))
     return torch.as_tensor(runner.logits(runner.forward(batch), {}))[:-1].log_softmax(-1)
 
 

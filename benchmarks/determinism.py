@@ -30,8 +30,8 @@ from trial_record import Record, code_stamp
 import plait.kernels
 import plait.runtime
 from plait.runtime.client.call import Call
-from plait.runtime.engine import Engine
-from plait.runtime.sampling import SamplingParams, sampling_params
+from plait.runtime.process.engine import Engine
+from plait.runtime.sampling_params import SamplingParams, sampling_params
 
 ENGINES: dict[str, dict[str, int]] = {  # the first one gives the answers that the others are held against
     "whole": {"max_pages": 24_000},

@@ -34,7 +34,7 @@ import plait
 from plait import gen, select
 from plait.runtime.client.client import Client
 from plait.runtime.messages import PROTOCOL, ChoiceScores, Finished, Generate, Select, Tokens, Usage, Welcome
-from plait.runtime.models.locate import locate_model
+from plait.runtime.model_files.locate import locate_model
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 LENGTHS = (0, 1_000, 10_000, 40_000)  # characters before the primitive
@@ -50,7 +50,7 @@ class InstantScheduler:
         self.welcome = Welcome(PROTOCOL, str(model_path), vocab_size, 1 << 20, 0)
         self._on_reply: Callable[[Any], None] = lambda reply: None
 
-    def start(self, on_reply: Callable[[Any], None], on_gone: Callable[[str], None]) -> None:
+    def start(self, on_reply: Callable[[Any], None], on_disconnect: Callable[[str], None]) -> None:
         self._on_reply = on_reply
 
     def send(self, request: Any) -> None:

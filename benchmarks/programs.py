@@ -36,7 +36,7 @@ from paper.timing import Broke, Took, ours, theirs
 from paper.workloads import ALONE, UNSHARED, Work, workloads
 from sitting.client import ServerError
 from sitting.servers import Server, own_server, read_servers, started
-from sitting.told import unwind_when_told
+from sitting.told import unwind_on_signal
 
 import plait
 from plait.runtime.errors import PlaitError
@@ -48,7 +48,7 @@ GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
 
 def main() -> int:
     options = _options()
-    unwind_when_told()
+    unwind_on_signal()
     works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
     server = _peer(options)
     forms = options.weights.split(",")

@@ -15,8 +15,8 @@ import statistics
 import time
 
 from plait.runtime.client.client import Client
-from plait.runtime.launch import Runtime
-from plait.runtime.sampling import sampling_params
+from plait.runtime.process.runtime import Runtime
+from plait.runtime.sampling_params import sampling_params
 
 DOCUMENT = """The lighthouse at Cape Merrow was built in 1874 by the engineer Ada Lindqvist. Its tower is 41 metres
 tall and made of granite blocks that were shipped from the island of Varn. The lamp burned whale oil until 1902, when

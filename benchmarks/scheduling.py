@@ -24,12 +24,13 @@ from typing import Any
 import torch
 
 from plait.constrained import CompilePool, Vocabulary
+from plait.runtime.batch import request
 from plait.runtime.config import engine_config
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Welcome
-from plait.runtime.sampler import Sampler
-from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler import policy, rows
-from plait.runtime.scheduler.scheduler import Scheduler
+from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler import batching
+from plait.runtime.scheduler.engine_loop import EngineLoop
 
 FIXED_S, ROW_S, TOKEN_S = 0.012, 0.0006, 0.0008
 CLIENT, VOCAB, PAGES, CONTEXT = b"simulated", 4096, 400_000, 16_384
@@ -78,17 +79,17 @@ class Model:
         self.clock.now += FIXED_S + ROW_S * len(batch.rows) + TOKEN_S * prompts
         return torch.zeros(batch.num_logits, 1)
 
-    def likeliest(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
+    def argmax_tokens(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
         return [1.0] * len(hidden), [1] * len(hidden)
 
-    def logits(self, hidden: torch.Tensor, narrow: Any) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, allowed_ids: Any) -> torch.Tensor:
         logits = torch.zeros(len(hidden), VOCAB)
         logits[:, 1] = 1.0
         return logits
 
 
 @dataclass
-class Link:
+class InMemoryTransport:
     """The programs: sends what is due, and the next call of a thread when its last has ended."""
 
     clock: Clock
@@ -123,7 +124,7 @@ class Link:
             came += [(CLIENT, message) for message in heapq.heappop(self.due)[2]]
         return came
 
-    def gone(self) -> list[bytes]:
+    def take_disconnected(self) -> list[bytes]:
         return []
 
     def send(self, client: bytes, reply: Any) -> None:
@@ -145,14 +146,14 @@ class Link:
 def simulate(programs: list[Program], order: str, max_rows: int) -> float:
     """Runs all programs; notes when each ended, and returns when the last did."""
     clock = Clock()
-    policy.time = rows.time = SimpleNamespace(monotonic=clock.monotonic)  # type: ignore[assignment]
+    batching.time = request.time = SimpleNamespace(monotonic=clock.monotonic)  # type: ignore[assignment]
     vocabulary = Vocabulary(tuple(b"%d " % i for i in range(VOCAB)), (0,), lambda text: [])
     config = engine_config(order=order, max_batch_rows=max_rows, prompt_lookup=False)
     welcome = Welcome(PROTOCOL, "", VOCAB, CONTEXT, 0)
-    link, model, sampler = Link(clock, programs), Model(clock), Sampler()
-    scheduler = Scheduler(config, welcome, model, sampler, vocabulary, CompilePool(vocabulary), link)  # type: ignore[arg-type]
-    while link.num_left:
-        scheduler.step()
+    transport, model, sampler = InMemoryTransport(clock, programs), Model(clock), Sampler()
+    engine_loop = EngineLoop(config, welcome, model, sampler, vocabulary, CompilePool(vocabulary), transport)  # type: ignore[arg-type]
+    while transport.num_left:
+        engine_loop.step()
     return clock.now
 
 

@@ -19,17 +19,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from plait.runtime.build import build_scheduler
 from plait.runtime.config import engine_config
 from plait.runtime.messages import Append, Finished, Generate, Open, encode
-from plait.runtime.models.locate import locate_model
-from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler.scheduler import Scheduler
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.builder import build_engine_loop
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.engine_loop import EngineLoop
 
 CLIENT = b"benchmark"
 
 
-class Link:
+class InMemoryTransport:
     """Requests from a list; replies are encoded and counted."""
 
     num_bad_frames, num_clients = 0, 1
@@ -42,7 +42,7 @@ class Link:
         taken, self.inbox = self.inbox, []
         return taken
 
-    def gone(self) -> list[bytes]:
+    def take_disconnected(self) -> list[bytes]:
         return []
 
     def send(self, client: bytes, reply: Any) -> None:
@@ -86,51 +86,51 @@ def main() -> None:
 
 
 def measure(form: str, streams: int, tokens: int, profile: bool) -> None:
-    link = Link()
+    transport = InMemoryTransport()
     config = engine_config(weights=form, max_batch_rows=max(64, streams), prompt_lookup=False)
-    scheduler = build_scheduler(config, locate_model(None), link)
+    engine_loop = build_engine_loop(config, locate_model(None), transport)
     try:
-        begin(scheduler, link, streams, tokens)
+        begin(engine_loop, transport, streams, tokens)
         if profile:
-            profiled(scheduler, link, streams)
+            profiled(engine_loop, transport, streams)
         else:
-            report(form, streams, timed(scheduler, link, streams))
+            report(form, streams, timed(engine_loop, transport, streams))
     finally:
-        scheduler.compiler.close()
+        engine_loop.compiler.close()
 
 
-def begin(scheduler: Scheduler, link: Link, streams: int, tokens: int) -> None:
+def begin(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int, tokens: int) -> None:
     """Every stream's prompt is computed; from the next step on all decode."""
     sampling = sampling_params(max_tokens=tokens, temperature=0, ignore_eos=True)
     for i in range(streams):
         text = [1, *range(200 + 40 * i, 240 + 40 * i)]
-        link.inbox += [(CLIENT, each) for each in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))]
-    while not scheduler.policy.running or scheduler.policy.waiting or link.inbox:
-        scheduler.step(0.0)
-    while any(row.num_pending > 1 for row in scheduler.policy.running):
-        scheduler.step(0.0)
+        transport.inbox += [(CLIENT, each) for each in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))]
+    while not engine_loop.batch_scheduler.running or engine_loop.batch_scheduler.waiting or transport.inbox:
+        engine_loop.step(0.0)
+    while any(request.num_pending > 1 for request in engine_loop.batch_scheduler.running):
+        engine_loop.step(0.0)
 
 
-def timed(scheduler: Scheduler, link: Link, streams: int) -> list[dict[str, float]]:
+def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -> list[dict[str, float]]:
     """Seconds of each part, step by step; "step" is all of it."""
-    times, runner = Times(), scheduler.model_runner
+    times, runner = Times(), engine_loop.model_runner
     times.watch(runner.model, "forward", "model")
     times.watch(runner.model, "logits", "model")
-    times.watch(runner, "likeliest", "inputs")
+    times.watch(runner, "argmax_tokens", "inputs")
     times.watch(runner, "forward", "inputs")
     times.watch(runner, "logits", "inputs")
-    times.watch(scheduler.policy, "next_batch", "policy")
-    times.watch(scheduler.launcher._sampler, "sample", "sampler")
-    times.watch(scheduler, "fill_token_mask", "masks")
-    times.watch(scheduler, "receive", "receive")
-    times.watch(scheduler, "commit", "commit")
-    times.watch(link, "send", "replies")
-    times.watch(scheduler, "step", "the rest")
+    times.watch(engine_loop.batch_scheduler, "next_batch", "batch_scheduler")
+    times.watch(engine_loop.step_executor._sampler, "sample", "sampler")
+    times.watch(engine_loop, "fill_token_mask", "masks")
+    times.watch(engine_loop, "receive", "receive")
+    times.watch(engine_loop, "commit", "commit")
+    times.watch(transport, "send", "replies")
+    times.watch(engine_loop, "step", "the rest")
     steps = []
-    while not link.num_ended:
+    while not transport.num_ended:
         times.spent.clear()
         begun = time.perf_counter()
-        scheduler.step(0.0)
+        engine_loop.step(0.0)
         steps.append({**times.spent, "step": time.perf_counter() - begun})
     return steps
 
@@ -150,11 +150,11 @@ def report(form: str, streams: int, steps: list[dict[str, float]]) -> None:
     )
 
 
-def profiled(scheduler: Scheduler, link: Link, streams: int) -> None:
+def profiled(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -> None:
     profile = cProfile.Profile()
     profile.enable()
-    while not link.num_ended:
-        scheduler.step(0.0)
+    while not transport.num_ended:
+        engine_loop.step(0.0)
     profile.disable()
     pstats.Stats(profile).sort_stats("tottime").print_stats(28)
 

@@ -38,7 +38,7 @@ def read_tokenizer(
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True  # text that spells a control token stays text
-    ends = tuple(eos_ids) if eos_ids is not None else _find_ends(folder, tokenizer)
+    ends = tuple(eos_ids) if eos_ids is not None else _find_eos_ids(folder, tokenizer)
     if not ends:
         raise ValueError("the end tokens are not named beside the tokenizer: give eos_ids")
 
@@ -64,7 +64,7 @@ def _read(path: Path) -> Tokenizer:
 
 
 def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:
-    spell = _spelling(json.loads(tokenizer.to_str()))
+    spell = _token_decoder(json.loads(tokenizer.to_str()))
     added = tokenizer.get_added_tokens_decoder()
     ids = tokenizer.get_vocab(with_added_tokens=True)
     width = max(ids.values(), default=-1) + 1
@@ -79,14 +79,14 @@ def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:
     return tuple(token_bytes)
 
 
-def _spelling(description: dict[str, Any]) -> Callable[[str], bytes]:
+def _token_decoder(description: dict[str, Any]) -> Callable[[str], bytes]:
     """How this tokenizer writes bytes in its tokens, told from its decoder and pre-tokenizer."""
     parts = list(_parts(description.get("decoder"))) + list(_parts(description.get("pre_tokenizer")))
     types = {part.get("type") for part in parts}
     if "ByteLevel" in types:
-        return byte_level
+        return decode_byte_level_token
     if types & {"ByteFallback", "Metaspace"} or any("▁" in json.dumps(p, ensure_ascii=False) for p in parts):
-        return sentence_piece
+        return decode_sentencepiece_token
     raise ValueError("the tokenizer is neither byte-level nor SentencePiece; build the Vocabulary from its bytes")
 
 
@@ -110,10 +110,10 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-def byte_level(token: str) -> bytes:
+def decode_byte_level_token(token: str) -> bytes:
     """The bytes of a byte-level token; one with other characters stands for its own UTF-8.
 
-    >>> byte_level("ĠcafÃ©").decode()
+    >>> decode_byte_level_token("ĠcafÃ©").decode()
     ' café'
     """
     alphabet = byte_alphabet()
@@ -123,17 +123,17 @@ def byte_level(token: str) -> bytes:
         return token.encode()
 
 
-def sentence_piece(token: str) -> bytes:
+def decode_sentencepiece_token(token: str) -> bytes:
     """The bytes of a SentencePiece token: "▁" is a space, `<0xNN>` a byte.
 
-    >>> sentence_piece("▁a"), sentence_piece("<0x0A>")
+    >>> decode_sentencepiece_token("▁a"), decode_sentencepiece_token("<0x0A>")
     (b' a', b'\\n')
     """
     match = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
 
-def _find_ends(folder: Path | None, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _find_eos_ids(folder: Path | None, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids under eos_token_id, or of the token under eos_token, in the first file that names any."""
     for name in _CONFIGS if folder is not None else ():
         path = folder / name if folder is not None else Path(name)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from plait.constrained.long_numbers import LongNumbers
-from plait.constrained.seeker import Seeker
-from plait.constrained.trie import ByteTrie
+from plait.constrained.byte_trie import ByteTrie
+from plait.constrained.guidance.completion_search import CompletionSearch
+from plait.constrained.guidance.number_limiter import NumberLimiter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,43 +86,43 @@ class Vocabulary:
 
     def warm_up(self) -> None:
         """Make now what is made once and then kept; some tens of ms each for 49,152 tokens."""
-        self.begins_longer(b"a")
+        self.is_proper_prefix_of_token(b"a")
         len(self.byte_rank)
-        self.long_numbers.goes_on(0)
+        self.number_limiter.continues_number(0)
 
-    def begins_longer(self, text: bytes) -> bool:
+    def is_proper_prefix_of_token(self, text: bytes) -> bool:
         """Whether some token begins with `text` and has more behind it.
 
-        >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).begins_longer(b"a")
+        >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).is_proper_prefix_of_token(b"a")
         True
         """
-        return 0 < len(text) < self.longest and text in self._beginnings
+        return 0 < len(text) < self.max_token_bytes and text in self._proper_token_prefixes
 
     @cached_property
-    def longest(self) -> int:
+    def max_token_bytes(self) -> int:
         """The bytes in the longest token."""
         return max(map(len, self.token_bytes), default=0)
 
     @cached_property
-    def _beginnings(self) -> frozenset[bytes]:
+    def _proper_token_prefixes(self) -> frozenset[bytes]:
         ends = frozenset(self.eos_ids)
         adding = (token for i, token in enumerate(self.token_bytes) if i not in ends)
         return frozenset(token[:end] for token in adding for end in range(1, len(token)))
 
     @cached_property
-    def seeker(self) -> Seeker:
+    def completion_search(self) -> CompletionSearch:
         """What finds short completions with these tokens."""
         ends = frozenset(self.eos_ids)
-        return Seeker({t[0]: i for i, t in enumerate(self.token_bytes) if len(t) == 1 and i not in ends})
+        return CompletionSearch({t[0]: i for i, t in enumerate(self.token_bytes) if len(t) == 1 and i not in ends})
 
     @cached_property
-    def long_numbers(self) -> LongNumbers:
+    def number_limiter(self) -> NumberLimiter:
         """What ends JSON numbers with these tokens."""
-        return LongNumbers(self.token_bytes)
+        return NumberLimiter(self.token_bytes)
 
     @cached_property
     def byte_rank(self) -> NDArray[np.int32]:
         """The place of each token among all in byte order, int32 [V]; -1 for those that add no text."""
         rank = np.full(len(self), -1, np.int32)
-        rank[self.trie.in_byte_order] = np.arange(len(self.trie.in_byte_order), dtype=np.int32)
+        rank[self.trie.sorted_entry_ids] = np.arange(len(self.trie.sorted_entry_ids), dtype=np.int32)
         return rank

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-QUANTIZED = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+QUANTIZED_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 class LayerCache(NamedTuple):
@@ -27,25 +27,25 @@ class LayerCache(NamedTuple):
 
 def cache_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
     """What `kind` (auto, fp8, int8) holds numbers of a model in `dtype` as."""
-    return QUANTIZED.get(kind, dtype)
+    return QUANTIZED_DTYPES.get(kind, dtype)
 
 
-def slot_bytes(kind: str, dtype: torch.dtype, groups: int, head_dim: int) -> int:
+def kv_slot_bytes(kind: str, dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
     """Bytes of one token's keys and values in one layer."""
     scale = torch.float32.itemsize if kind == "int8" else 0
-    return 2 * groups * (head_dim * cache_dtype(kind, dtype).itemsize + scale)
+    return 2 * num_kv_heads * (head_dim * cache_dtype(kind, dtype).itemsize + scale)
 
 
 def allocate_caches(
-    kind: str, dtype: torch.dtype, layers: int, pages: int, groups: int, head_dim: int, device: torch.device
+    kind: str, dtype: torch.dtype, layers: int, pages: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> list[LayerCache]:
     """One LayerCache for each layer, untouched until used (fp8's scales are set)."""
-    held = cache_dtype(kind, dtype)
-    both = torch.empty((layers, 2, pages, groups, head_dim), dtype=held, device=device)
+    stored_dtype = cache_dtype(kind, dtype)
+    both = torch.empty((layers, 2, pages, num_kv_heads, head_dim), dtype=stored_dtype, device=device)
     if kind == "fp8":
         scales = torch.ones((layers, 2, 1), dtype=torch.float32, device=device)
     elif kind == "int8":
-        scales = torch.empty((layers, 2, pages, groups), dtype=torch.float32, device=device)
+        scales = torch.empty((layers, 2, pages, num_kv_heads), dtype=torch.float32, device=device)
     else:
         return [LayerCache(layer[0], layer[1]) for layer in both]
     return [LayerCache(layer[0], layer[1], scale[0], scale[1]) for layer, scale in zip(both, scales, strict=True)]

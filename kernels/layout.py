@@ -26,13 +26,13 @@ import torch
 SHARED_ALIGN = 128  # shared prefixes are counted in blocks of so many tokens, whole blocks of every kernel
 
 
-class Sharing(NamedTuple):
+class PrefixSharingCost(NamedTuple):
     """When prefixes that rows share are worth reading once for all of them; numbers of tokens, of one layer's KV."""
 
     align: int  # what is shared is counted in multiples of it
-    cost: int  # what each group costs
-    least: int  # what all groups of a step must spare together
-    widest: int  # rows that bring more new tokens read for themselves
+    group_cost: int  # what each group costs
+    min_saved_tokens: int  # what all groups of a step must spare together
+    max_row_tokens: int  # rows that bring more new tokens read for themselves
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class SharedPrefixes:
     """
 
     lengths: torch.Tensor  # [R] leading tokens that a row shares with its group, a multiple of SHARED_ALIGN; 0: none
-    places: torch.Tensor  # [R] where in `tokens` a member's own begin
+    token_offsets: torch.Tensor  # [R] where in `tokens` a member's own begin
     starts: torch.Tensor  # [N + 1] group n's members bring the new tokens tokens[starts[n]:starts[n + 1]]
     tokens: torch.Tensor  # [S]
-    leaders: torch.Tensor  # [N] a member, whose pages are read
+    leader_rows: torch.Tensor  # [N] a member, whose pages are read
 
     @staticmethod
     def of(
@@ -70,24 +70,24 @@ class SharedPrefixes:
             found.append((narrow, aligned))
         if not found:
             return None
-        return SharedPrefixes(*(torch.from_numpy(part).to(device) for part in shared_arrays(found, q_lens)))
+        return SharedPrefixes(*(torch.from_numpy(part).to(device) for part in shared_prefix_arrays(found, q_lens)))
 
 
-def shared_arrays(
+def shared_prefix_arrays(
     groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int] | npt.NDArray[np.int32]
 ) -> list[npt.NDArray[np.int32]]:
     """The fields of SharedPrefixes for disjoint groups of rows that have new tokens; lengths are aligned already."""
     counts = np.array(q_lens, dtype=np.int32)
     firsts, rows = np.cumsum(counts) - counts, [np.array(members, dtype=np.int32) for members, _ in groups]
-    lengths, places, order = np.zeros_like(counts), np.zeros_like(counts), np.concatenate(rows)
+    lengths, token_offsets, order = np.zeros_like(counts), np.zeros_like(counts), np.concatenate(rows)
     lengths[order] = np.repeat([shared for _, shared in groups], [len(each) for each in rows])
     mine = counts[order]
-    places[order] = np.cumsum(mine) - mine
-    tokens = np.repeat(firsts[order] - places[order], mine) + np.arange(mine.sum())
+    token_offsets[order] = np.cumsum(mine) - mine
+    tokens = np.repeat(firsts[order] - token_offsets[order], mine) + np.arange(mine.sum())
     starts = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([counts[each].sum() for each in rows], out=starts[1:])
-    leaders = np.array([each[0] for each in rows], dtype=np.int32)
-    return [lengths, places, starts, tokens.astype(np.int32), leaders]
+    leader_rows = np.array([each[0] for each in rows], dtype=np.int32)
+    return [lengths, token_offsets, starts, tokens.astype(np.int32), leader_rows]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class AttentionShape:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class SplitKVPlan:
     """How narrow rows are cut along their keys, and the room for what the pieces find; see triton.attention_plan.
 
     Allocated once and filled for every batch on the device, so a CUDA graph can hold it.
@@ -110,8 +110,10 @@ class AttentionPlan:
 
     shape: AttentionShape
     block_rows: int  # packed (token, head) rows of one tile
-    items: torch.Tensor  # [W, 8] int32, one piece of one row each
-    row_items: torch.Tensor  # [R + 1] int32: row r's pieces are items row_items[r] .. row_items[r + 1]
+    work_items: torch.Tensor  # [W, 8] int32, one piece of one row each
+    row_item_starts: (
+        torch.Tensor
+    )  # [R + 1] int32: row r's pieces are items row_item_starts[r] .. row_item_starts[r + 1]
     partial_out: torch.Tensor  # [W, G, block_rows, D] float32
     partial_lse: torch.Tensor  # [W, G, block_rows] float32, base 2
     prefix_out: torch.Tensor | None = None  # [pieces, S, H, D] float32, see SharedPrefixes.tokens
@@ -131,13 +133,13 @@ class AttentionLayout:
     kv_starts: torch.Tensor  # [R + 1] sums of kv_len, in tokens
     kv_pages: torch.Tensor  # the pages of row 0, of row 1, ...
     positions: torch.Tensor  # [T]
-    write_pages: torch.Tensor  # [T] the slots of the new tokens themselves: their pages, when pages hold one token
+    write_slots: torch.Tensor  # [T] the slots of the new tokens themselves: their pages, when pages hold one token
     page_size: int = 1
     page_starts: torch.Tensor | None = None  # [R] or more: where in kv_pages each row begins
     min_q_len: int = 0  # bounds of the rows' q_len, padding left out
     max_q_len: int | None = None
     shared: SharedPrefixes | None = None
-    plans: tuple[AttentionPlan, ...] = ()
+    plans: tuple[SplitKVPlan, ...] = ()
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):

@@ -48,7 +48,7 @@ class Penalties(NamedTuple):
     presence: torch.Tensor  # [B] float32
 
 
-class LogitShaping(NamedTuple):
+class LogitAdjustments(NamedTuple):
     """What bends a step's logits before a token is drawn, each part where there is one."""
 
     masks: RowMasks | None = None
@@ -56,4 +56,4 @@ class LogitShaping(NamedTuple):
     penalties: Penalties | None = None
 
 
-UNSHAPED = LogitShaping()
+NO_ADJUSTMENTS = LogitAdjustments()

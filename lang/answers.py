@@ -40,12 +40,12 @@ class Readable:
     def abort(self) -> None:
         """Ends the call behind the value, if there is one and it still goes on."""
 
-    def pieces(self) -> Iterator[str]:
+    def iter_text(self) -> Iterator[str]:
         """The text as it comes."""
         yield self.text()
 
-    async def apieces(self) -> AsyncIterator[str]:
-        """`pieces()` for an event loop."""
+    async def aiter_text(self) -> AsyncIterator[str]:
+        """`iter_text()` for an event loop."""
         yield self.text()
 
     async def arrive(self) -> None:
@@ -87,13 +87,13 @@ class Span(Readable):
     def text(self) -> str:
         return "".join(segment.text() for segment in self._segments)
 
-    def pieces(self) -> Iterator[str]:
+    def iter_text(self) -> Iterator[str]:
         for segment in self._segments:
-            yield from segment.pieces()
+            yield from segment.iter_text()
 
-    async def apieces(self) -> AsyncIterator[str]:
+    async def aiter_text(self) -> AsyncIterator[str]:
         for segment in self._segments:
-            async for piece in segment.apieces():
+            async for piece in segment.aiter_text():
                 yield piece
 
     async def arrive(self) -> None:
@@ -113,7 +113,7 @@ class Answer(Readable):
         self.ended_s = 0.0  # both by this process's monotonic clock; 0: it goes on
         self.place = here()  # of the line that asked
         self._run = run
-        call.listen(self._note_end)
+        call.add_listener(self._note_end)
         self._note_end()
 
     def _note_end(self) -> None:
@@ -145,15 +145,15 @@ class Answer(Readable):
     def abort(self) -> None:
         self.call.abort()
 
-    def pieces(self) -> Iterator[str]:
+    def iter_text(self) -> Iterator[str]:
         try:
-            yield from self.call.pieces()
+            yield from self.call.iter_text()
         except CallFailed as error:
             self._raise(error)
 
-    async def apieces(self) -> AsyncIterator[str]:
+    async def aiter_text(self) -> AsyncIterator[str]:
         try:
-            async for piece in self.call.apieces():
+            async for piece in self.call.aiter_text():
                 yield piece
         except CallFailed as error:
             self._raise(error)
@@ -215,7 +215,7 @@ class Chosen(Answer):
     """The choice that scored best."""
 
     def meta(self) -> dict[str, Any]:
-        return choice_meta(self.result(), self.call.scored, self._run.client.tokenizer)
+        return choice_meta(self.result(), self.call.scored_choices, self._run.client.tokenizer)
 
 
 class Several(Readable):
@@ -230,11 +230,11 @@ class Several(Readable):
     def text(self) -> str:
         return self.answers[0].text()
 
-    def pieces(self) -> Iterator[str]:
-        return self.answers[0].pieces()
+    def iter_text(self) -> Iterator[str]:
+        return self.answers[0].iter_text()
 
-    def apieces(self) -> AsyncIterator[str]:
-        return self.answers[0].apieces()
+    def aiter_text(self) -> AsyncIterator[str]:
+        return self.answers[0].aiter_text()
 
     def meta(self) -> list[dict[str, Any]]:
         return [answer.meta() for answer in self.answers]

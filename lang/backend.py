@@ -97,8 +97,8 @@ def use_embedded(**settings: Any) -> None:
 def _start_embedded() -> Client:
     global _embedded
     with _lock:  # two threads that need it start one
-        if _embedded is None or _embedded.is_gone:  # its process may have died: then another
-            from plait.runtime.launch import Runtime
+        if _embedded is None or _embedded.is_closed:  # its process may have died: then another
+            from plait.runtime.process.runtime import Runtime
 
             runtime = Runtime(**_embedded_settings)
             atexit.register(runtime.shutdown)

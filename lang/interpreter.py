@@ -31,7 +31,7 @@ from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.runtime.client.session import Session
-    from plait.runtime.sampling import SamplingParams
+    from plait.runtime.sampling_params import SamplingParams
 
 
 def execute(expr: Expr, strand: Strand) -> None:

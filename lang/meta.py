@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from plait.runtime.client.call import CallResult, Scored
+    from plait.runtime.client.call import CallResult, ScoredChoices
     from plait.runtime.messages import TokenLogprob
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -33,13 +33,13 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
             _said(tokenizer, each.token_id, each.logprob) for each in result.prompt_logprobs
         ]
         meta["input_top_logprobs"] = [_top(tokenizer, each) for each in result.prompt_logprobs]
-    if result.checked_by is not None:
+    if result.lenient_constraint is not None:
         meta["violation"] = result.violation
     return meta
 
 
-def choice_meta(result: CallResult, scored: Scored | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The meta info of a select; every list is in the order of the choices. `scored`: what was chosen from.
+def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The meta info of a select; every list is in the order of the choices. `scored_choices`: what was chosen from.
 
     `choice_scores` decided. `normalized_prompt_logprobs`: mean logprob of each choice's tokens.
     `input_token_logprobs`: each choice's tokens, which may begin in the text before it ("It is " and "red": " red").
@@ -49,14 +49,14 @@ def choice_meta(result: CallResult, scored: Scored | None, tokenizer: Tokenizer)
     if said is not None:  # another service chose
         return {**_common(result), **said}
     chosen = result.choice
-    assert chosen is not None and scored is not None, "a Select finished without its choice"
+    assert chosen is not None and scored_choices is not None, "a Select finished without its choice"
     meta = _common(result)
-    meta["choices"] = list(scored.choices)
+    meta["choices"] = list(scored_choices.choices)
     meta["choice_scores"] = list(chosen.scores)
     meta["normalized_prompt_logprobs"] = [_mean(each) for each in chosen.token_logprobs]
     meta["input_token_logprobs"] = [
         [_said(tokenizer, token_id, logprob) for token_id, logprob in zip(ids, logprobs, strict=True)]
-        for ids, logprobs in zip(scored.token_ids, chosen.token_logprobs, strict=True)
+        for ids, logprobs in zip(scored_choices.token_ids, chosen.token_logprobs, strict=True)
     ]
     if chosen.unconditional_logprobs is not None:
         meta["normalized_unconditional_prompt_logprobs"] = [_mean(each) for each in chosen.unconditional_logprobs]

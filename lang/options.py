@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.errors import InputError
-from plait.runtime.sampling import MAX_TOKENS_LIMIT, SamplingParams, check_sampling, sampling_params
+from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, SamplingParams, check_sampling, sampling_params
 
 MAX_N = 128
 

@@ -119,7 +119,7 @@ class Reading:
         With `run(..., stream=True)` the pieces come while the body runs. Raises ProgramError like a read.
         """
         with self._body_may_handle():
-            yield from self._stream_text() if var_name is None else self._variable(var_name).pieces()
+            yield from self._stream_text() if var_name is None else self._variable(var_name).iter_text()
 
     def _stream_text(self) -> Iterator[str]:
         segments, at = self._strand.segments, 0
@@ -130,7 +130,7 @@ class Reading:
                 break
             fresh, at = segments[at:], len(segments)
             for segment in fresh:
-                yield from segment.pieces()
+                yield from segment.iter_text()
         if self._outside:
             self._run.check()
 
@@ -158,13 +158,13 @@ class Reading:
 
     async def _aiter_variable(self, name: str) -> AsyncIterator[str]:
         with self._body_may_handle():
-            async for piece in (await self._variable_async(name)).apieces():
+            async for piece in (await self._variable_async(name)).aiter_text():
                 yield piece
 
     async def _aiter_with_meta(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         with self._body_may_handle():
             variable = await self._variable_async(name)
-            async for piece in variable.apieces():
+            async for piece in variable.aiter_text():
                 yield piece, {"finish_reason": None}
             await variable.arrive()
             yield "", variable.meta()
@@ -183,7 +183,7 @@ class Reading:
                 break
             fresh, at = segments[at:], len(segments)
             for segment in fresh:
-                async for piece in segment.apieces():
+                async for piece in segment.aiter_text():
                     yield piece
         if self._outside:
             self._run.check()

@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_WHERE` is the same f
     from plait.lang.tools.calling import ToolResult
     from plait.lang.tools.tool import ToolCall
     from plait.lang.usage import ProgramUsage
-    from plait.runtime.engine import Engine
     from plait.runtime.errors import (
         Aborted,
         CallFailed,
@@ -64,7 +63,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_WHERE` is the same f
         RuntimeGone,
         UnsupportedModel,
     )
-    from plait.runtime.launch import Runtime
+    from plait.runtime.process.engine import Engine
+    from plait.runtime.process.runtime import Runtime
 
     __version__: str
 
@@ -172,12 +172,12 @@ _WHERE = {
     "plait.lang.tools.calling": "ToolResult",
     "plait.lang.tools.tool": "ToolCall",
     "plait.lang.usage": "ProgramUsage",
-    "plait.runtime.engine": "Engine",
+    "plait.runtime.process.engine": "Engine",
     "plait.runtime.errors": (
         "Aborted CallFailed CallRejected ConstraintFailed ContextOverflow CorruptModel DeadlineExceeded "
         "InputError ModelError ModelNotFound Overloaded PlaitError RuntimeGone UnsupportedModel"
     ),
-    "plait.runtime.launch": "Runtime",
+    "plait.runtime.process.runtime": "Runtime",
 }
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import plait
 
 if TYPE_CHECKING:
-    from plait.runtime.config import WeightForm
+    from plait.runtime.config import WeightFormat
 
 
-def check(model: str | None, weights: WeightForm | None = None) -> int:
+def check(model: str | None, weights: WeightFormat | None = None) -> int:
     """Prints one line for each fact. 1: there is no model, or it cannot run so; the error says why."""
-    from plait.runtime.models.locate import locate_model
-    from plait.runtime.report import report
+    from plait.runtime.model_files.locate import locate_model
+    from plait.runtime.process.environment_report import report
 
     lines: dict[str, Any] = report()
     failure: plait.PlaitError | None = None
@@ -55,20 +55,20 @@ def _described(path: Path) -> dict[str, str]:
 
 
 def _embeddings(path: Path) -> str:
-    from plait.runtime.weights.pooling import NoPooling, read_pooling
+    from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
 
     pooling = read_pooling(path)
-    if isinstance(pooling, NoPooling):
-        return f"none: {pooling.why}"
+    if isinstance(pooling, UnsupportedPooling):
+        return f"none: {pooling.reason}"
     how = {"last": "the state of the last token", "mean": "the mean of all tokens' states"}[pooling.kind]
     return how + (", scaled to the length 1" if pooling.normalize else "")
 
 
-def _weights(path: Path, form: WeightForm | None) -> str:
+def _weights(path: Path, form: WeightFormat | None) -> str:
     """In which form they run here, and why. InputError for a form that cannot be had."""
     from plait.runtime.config import engine_config
-    from plait.runtime.placing import chosen_form
+    from plait.runtime.executor.backend_selection import resolve_weight_format
     from plait.runtime.weights.checkpoint import open_checkpoint
 
-    chosen = chosen_form(engine_config(weights=form), open_checkpoint(path))
-    return f"{chosen.form} ({chosen.why})"
+    chosen = resolve_weight_format(engine_config(weights=form), open_checkpoint(path))
+    return f"{chosen.weight_format} ({chosen.reason})"

@@ -96,7 +96,7 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
     if options.model is not None:
         options.model = os.path.expanduser(options.model)
         if options.command is not _check:
-            from plait.runtime.models.locate import locate_model
+            from plait.runtime.model_files.locate import locate_model
 
             locate_model(options.model)
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Literal, get_args
 
-from plait.runtime.config import EngineConfig, WeightForm
+from plait.runtime.config import EngineConfig, WeightFormat
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -37,7 +37,7 @@ def add_weights_option(parser: argparse.ArgumentParser) -> None:
     """--weights, the same for every command that starts a runtime; docs/models.md explains the forms."""
     default = EngineConfig().weights
     text = f"the form in which the weights are held; default: {default}"
-    parser.add_argument("--weights", choices=get_args(WeightForm), help=text)
+    parser.add_argument("--weights", choices=get_args(WeightFormat), help=text)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -71,7 +71,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
 
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server; its exit code."""
-    from plait.runtime.server.keys import read_keys
+    from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve
     from plait.runtime.server.settings import server_settings
 

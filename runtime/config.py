@@ -13,8 +13,8 @@ import msgspec
 from plait.runtime.errors import InputError
 
 _GIB = 1 << 30
-WeightForm = Literal["auto", "as-stored", "bf16", "int8", "int4"]
-Order = Literal["fair", "first-come"]
+WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
+SchedulingOrder = Literal["fair", "first-come"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "fp8", "int8"] = "auto"
-    weights: WeightForm = "auto"
+    weights: WeightFormat = "auto"
     kv_memory_bytes: int = 0
     max_pages: int = 0
     context_length: int = 0
@@ -52,7 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_groups: bool = True
     deterministic: bool = False
     compile_deadline_s: float = 2.0
-    order: Order = "fair"
+    order: SchedulingOrder = "fair"
     prompt_lookup: bool = True
     check_integrity: bool = False
 

@@ -20,7 +20,7 @@ Knows: names and sentences. Must not know: who raises them.
 
 from __future__ import annotations
 
-DIED = "the runtime process ended"  # how a RuntimeGone begins when it did
+RUNTIME_EXITED = "the runtime process ended"  # how a RuntimeGone begins when it did
 
 
 class PlaitError(Exception):

@@ -5,7 +5,7 @@ Scheduler to client: Welcome Tokens Finished Failed Status.
 
 Frames are lists, both ways: requests that were queued together, and all that one step has for a client. A frame is
 bounded by the time that it takes to decode and carry out, since the scheduler does that between two steps: 256 requests
-in 128 KiB; what is larger is alone in its frame and of a kind that may be, see `decode_requests`.
+in 128 KiB; what is larger is alone in its frame and of a kind that may be, see `decode_client_messages`.
 
 Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
 another's. Every call (Generate, Select, Embed, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
@@ -23,17 +23,17 @@ from msgspec import Meta
 
 from plait.constrained.specs import Spec
 from plait.runtime.errors import InputError
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 
 PROTOCOL = 5  # counts up whenever a frame changes its shape
 MAX_FRAME_BYTES = 128 << 10
-MAX_BYTES_OF = {b"Generate": 8 << 20, b"Select": 256 << 10}  # of those that may be alone in a larger frame
-MAX_REQUESTS = 256  # of one frame
+MAX_LARGE_MESSAGE_BYTES = {b"Generate": 8 << 20, b"Select": 256 << 10}  # of those that may be alone in a larger frame
+MAX_MESSAGES_PER_FRAME = 256  # of one frame
 MAX_APPEND_TOKENS = 1 << 14  # of one instruction; more are several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # tokens at the end of a text that a Select may take back
-MAX_FORK = 4096
-MAX_NAME = 256  # characters of a tenant or cache salt
+MAX_FORK_CHILDREN = 4096
+MAX_NAME_CHARS = 256  # characters of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -109,7 +109,7 @@ class Fork(Message, frozen=True):
     """Opens sessions `children` that begin with this session's text as it is when the instruction is reached."""
 
     session: int
-    children: Annotated[list[int], Meta(max_length=MAX_FORK)]
+    children: Annotated[list[int], Meta(max_length=MAX_FORK_CHILDREN)]
 
 
 class Close(Message, frozen=True):
@@ -137,11 +137,11 @@ class FlushCache(Message, frozen=True):
     call: int
 
 
-Request = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
+ClientMessage = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
 SessionCall = Generate | Select | Embed
 
 
-class Embeddings(msgspec.Struct, frozen=True, array_like=True):
+class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
     token, or the mean of all. `normalized`: its files want the vector's length to be 1. `prompt`: what they put before
     every text."""
@@ -155,7 +155,7 @@ class Embeddings(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Message, frozen=True):
     """What a client must know of the model: where its tokenizer is and what fits.
 
-    `embeddings`: None where it makes none, for the reason in `no_embeddings`. `generates`: it has an output head.
+    `embeddings`: None where it makes none, for the reason in `no_embeddings_reason`. `can_generate`: it has an output head.
     """
 
     protocol: int
@@ -163,9 +163,9 @@ class Welcome(Message, frozen=True):
     vocab_size: int
     context_length: int
     server_pid: int
-    embeddings: Embeddings | None = None
-    no_embeddings: str = ""
-    generates: bool = True
+    embeddings: EmbeddingInfo | None = None
+    no_embeddings_reason: str = ""
+    can_generate: bool = True
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -272,97 +272,103 @@ class Status(Message, frozen=True):
     spared_tokens: int = 0
 
 
-Reply = Welcome | Tokens | Finished | Failed | Status
+ServerMessage = Welcome | Tokens | Finished | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode
-decode_replies = msgspec.msgpack.Decoder(list[Reply]).decode
-_decode_requests = msgspec.msgpack.Decoder(Annotated[list[Request], Meta(max_length=MAX_REQUESTS)]).decode
-_split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_REQUESTS)]).decode
-_LIST_OF = b"\xdd"  # MessagePack's header of a list: this, and how many in four bytes
-_ALONE = _LIST_OF + (1).to_bytes(4, "big")
+decode_server_messages = msgspec.msgpack.Decoder(list[ServerMessage]).decode
+_decode_client_messages = msgspec.msgpack.Decoder(
+    Annotated[list[ClientMessage], Meta(max_length=MAX_MESSAGES_PER_FRAME)]
+).decode
+_split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_MESSAGES_PER_FRAME)]).decode
+_ARRAY32 = b"\xdd"  # MessagePack's header of a list: this, and how many in four bytes
+_ONE_MESSAGE_PREFIX = _ARRAY32 + (1).to_bytes(4, "big")
 
 
-def frame_of(messages: list[bytes]) -> bytes:
+def build_frame(messages: list[bytes]) -> bytes:
     """The frame of messages that are encoded already: a list in MessagePack is a header, then one after the other.
 
-    >>> decode_replies(frame_of([encode(Tokens(1, [2])), encode(Tokens(3, [4]))]))[1].call
+    >>> decode_server_messages(build_frame([encode(Tokens(1, [2])), encode(Tokens(3, [4]))]))[1].call
     3
     """
-    return _LIST_OF + len(messages).to_bytes(4, "big") + b"".join(messages)
+    return _ARRAY32 + len(messages).to_bytes(4, "big") + b"".join(messages)
 
 
-def frames_of(messages: Iterable[bytes]) -> Iterator[bytes]:
+def build_frames(messages: Iterable[bytes]) -> Iterator[bytes]:
     """Requests as few frames, none above the limit but those of one request."""
     taken: list[bytes] = []
-    size = len(_ALONE)
+    size = len(_ONE_MESSAGE_PREFIX)
     for message in messages:
-        if taken and (size + len(message) > MAX_FRAME_BYTES or len(taken) == MAX_REQUESTS):
-            yield frame_of(taken)
-            taken, size = [], len(_ALONE)
+        if taken and (size + len(message) > MAX_FRAME_BYTES or len(taken) == MAX_MESSAGES_PER_FRAME):
+            yield build_frame(taken)
+            taken, size = [], len(_ONE_MESSAGE_PREFIX)
         taken.append(message)
         size += len(message)
     if taken:
-        yield frame_of(taken)
+        yield build_frame(taken)
 
 
-def encode_request(request: Request) -> bytes:
+def encode_client_message(request: ClientMessage) -> bytes:
     """A request as it stands in a frame. InputError for one that the scheduler would not take."""
     message = encode(request)
-    most = MAX_BYTES_OF.get(type(request).__name__.encode(), MAX_FRAME_BYTES - len(_ALONE))
+    most = MAX_LARGE_MESSAGE_BYTES.get(type(request).__name__.encode(), MAX_FRAME_BYTES - len(_ONE_MESSAGE_PREFIX))
     if len(message) > most:
         raise InputError(f"a message of {len(message)} bytes is above the limit of {most}")
     return message
 
 
-def decode_requests(frame: bytes) -> list[Request]:
+def decode_client_messages(frame: bytes) -> list[ClientMessage]:
     """The requests of a frame. msgspec.DecodeError for what is none, and, undecoded, for what is too large.
 
     Bytes bound the time: integers take the most, and lists of them are bounded by their number.
     """
-    _check_size(frame)
-    requests: list[Request] = _decode_requests(frame)
+    _check_frame_size(frame)
+    requests: list[ClientMessage] = _decode_client_messages(frame)
     return requests
 
 
 def split_frame(frame: bytes) -> list[bytes]:
-    """The requests of a frame, each as a frame of its own, not decoded. Raises as `decode_requests` does."""
-    _check_size(frame)
-    return [frame_of([bytes(message)]) for message in _split(frame)]
+    """The requests of a frame, each as a frame of its own, not decoded. Raises as `decode_client_messages` does."""
+    _check_frame_size(frame)
+    return [build_frame([bytes(message)]) for message in _split(frame)]
 
 
-def _check_size(frame: bytes) -> None:
+def _check_frame_size(frame: bytes) -> None:
     if len(frame) > MAX_FRAME_BYTES:
-        head = Head.of(frame)
-        most = 0 if head is None or not frame.startswith(_ALONE) else MAX_BYTES_OF.get(head.kind, 0) + len(_ALONE)
+        head = MessageHeader.parse(frame)
+        most = (
+            0
+            if head is None or not frame.startswith(_ONE_MESSAGE_PREFIX)
+            else MAX_LARGE_MESSAGE_BYTES.get(head.kind, 0) + len(_ONE_MESSAGE_PREFIX)
+        )
         if len(frame) > most:
             raise msgspec.DecodeError(f"a frame of {len(frame)} bytes is above the limit")
 
 
-class Head(NamedTuple):
+class MessageHeader(NamedTuple):
     """What the first request of a frame is, and the numbers of its session and its call, as far as it has them."""
 
     kind: bytes
-    numbers: list[int]
+    ids: list[int]
 
     @classmethod
-    def of(cls, frame: bytes) -> Head | None:
+    def parse(cls, frame: bytes) -> MessageHeader | None:
         """Read without the rest, which may be anything. None where nothing there looks like a request.
 
-        >>> Head.of(frame_of([encode(Select(7, 8, [[1]]))]))
+        >>> Head.of(build_frame([encode(Select(7, 8, [[1]]))]))
         Head(kind=b'Select', numbers=[7, 8])
         """
-        if len(frame) < 8 or not frame.startswith(_LIST_OF) or frame[5] & 0xF0 != 0x90 or frame[6] & 0xE0 != 0xA0:
+        if len(frame) < 8 or not frame.startswith(_ARRAY32) or frame[5] & 0xF0 != 0x90 or frame[6] & 0xE0 != 0xA0:
             return None
         at = 7 + (frame[6] & 0x1F)
         head = frame[7:at]
-        numbers: list[int] = []
-        while at < len(frame) and len(numbers) < 2:
-            first, size = frame[at], _SIZES.get(frame[at], 0)
+        ids: list[int] = []
+        while at < len(frame) and len(ids) < 2:
+            first, size = frame[at], _UINT_SIZES.get(frame[at], 0)
             if not size and first > 0x7F:
                 break
-            numbers.append(int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else first)
+            ids.append(int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else first)
             at += 1 + size
-        return cls(head, numbers)
+        return cls(head, ids)
 
 
-_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of MessagePack's unsigned integers behind their first byte
+_UINT_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of MessagePack's unsigned integers behind their first byte

@@ -1,4 +1,4 @@
-"""For all tests: OpenMP threads that wait must not spin against other processes (see launch.SPIN_COUNT), and
+"""For all tests: OpenMP threads that wait must not spin against other processes (see launch.GOMP_SPIN_COUNT), and
 Triton's kernels run in its interpreter where there is no GPU, which must be said before anything imports triton."""
 
 import os

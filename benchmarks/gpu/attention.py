@@ -25,8 +25,8 @@ import machine
 import torch
 from machine import DEVICE, DRY, DTYPE
 
-from plait.kernels import reference
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes
+from plait.kernels.reference import ops
 
 HEADS, KV_HEADS, DIM, LAYERS = (4, 1, 64, 1) if DRY else (32, 8, 128, 4)
 FP8 = torch.float8_e4m3fn
@@ -77,7 +77,7 @@ MORE = [
 ]
 
 
-def dried(case: Case) -> Case:
+def dry_run_case(case: Case) -> Case:
     """The case at a size that the interpreter can do."""
     size, shared = min(case.page_size, 16), min(case.shared, 128)
     q_len, kv_len = min(case.q_len, 20), shared + min(case.kv_len, 30)
@@ -96,9 +96,9 @@ def main() -> None:
     print(f"{machine.name()}: copies {bandwidth / 1e9:.0f} GB/s, bf16 products {rate / 1e12:.0f} TFLOP/s")
     results: list[Result] = []
     cases = MORE if arguments.more else CASES
-    for case in map(dried, cases) if DRY else cases:
+    for case in map(dry_run_case, cases) if DRY else cases:
         for blocks in [None, *(candidates(case) if arguments.sweep else [])]:
-            with forced(case, blocks):
+            with tile_forced(case, blocks):
                 results.append(measure(case, bandwidth, rate, str(blocks or "chosen")))
             show(results[-1])
             print(json.dumps(figure(results[-1])), flush=True)
@@ -141,7 +141,7 @@ def inputs_of(case: Case, pages: int) -> tuple[torch.Tensor, list[dict[str, Any]
         for name in ("k", "v"):
             x = torch.randn(pages * case.page_size, KV_HEADS, DIM, device=DEVICE, dtype=DTYPE)
             if case.cache.itemsize == 1:
-                x, layer[f"{name}_scale"] = reference.quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
+                x, layer[f"{name}_scale"] = ops.quantize_kv(x, case.cache, torch.tensor([0.02], device=DEVICE))
             layer[f"{name}_cache"] = x
         layers.append(layer)
     return q, layers
@@ -171,10 +171,10 @@ def measure(case: Case, bandwidth: float, rate: float, blocks: str) -> Result:
 
 def worst_error(case: Case, layout: AttentionLayout, q: torch.Tensor, layer: dict[str, Any]) -> float:
     """The largest difference from the reference; exits if rounding does not explain it."""
-    from plait.kernels.triton.attention import paged_attention
+    from plait.kernels.triton.attention.paged import paged_attention
 
     found = paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
-    wanted = reference.paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
+    wanted = ops.paged_attention(q=q, layout=layout, scale=DIM**-0.5, **layer)
     error = float((found.float() - wanted.float()).abs().max())
     if not error < 2e-2:
         sys.exit(f"{case.name}: the kernel is off by {error} from the reference; nothing was timed")
@@ -183,8 +183,8 @@ def worst_error(case: Case, layout: AttentionLayout, q: torch.Tensor, layer: dic
 
 def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: list[dict[str, Any]]) -> float:
     """Seconds of one layer's attention in a captured step."""
-    from plait.kernels.triton.attention import paged_attention
-    from plait.kernels.triton.attention_plan import allocate_plan, fill_plan
+    from plait.kernels.triton.attention.paged import paged_attention
+    from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 
     shape, out = AttentionShape(HEADS, KV_HEADS, DIM, case.cache), torch.empty_like(q)
     room = len(layout.shared.tokens) if layout.shared is not None else 0
@@ -204,22 +204,27 @@ def step_seconds(case: Case, layout: AttentionLayout, q: torch.Tensor, layers: l
 
 def candidates(case: Case) -> list[Any]:
     """Block shapes worth trying by hand."""
-    from plait.kernels.triton.attention_config import Blocks
+    from plait.kernels.triton.attention.tile_config import TileConfig
 
     if case.q_len > 1:
-        return [Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 4, 2), Blocks(64, 64, 4, 2)]
+        return [
+            TileConfig(128, 64, 8, 2),
+            TileConfig(128, 64, 8, 3),
+            TileConfig(128, 64, 4, 2),
+            TileConfig(64, 64, 4, 2),
+        ]
     shapes = [(32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3)]
-    return [Blocks(16, keys, warps, stages) for keys, stages in shapes for warps in (4, 8)]
+    return [TileConfig(16, keys, warps, stages) for keys, stages in shapes for warps in (4, 8)]
 
 
 @contextlib.contextmanager
-def forced(case: Case, blocks: Any) -> Iterator[None]:
+def tile_forced(case: Case, blocks: Any) -> Iterator[None]:
     """Puts one block shape in the place of what the rules choose."""
-    from plait.kernels.triton import attention, attention_decode, attention_plan
+    from plait.kernels.triton.attention import decode, paged, split_kv_plan
 
-    targets = [(attention, "extend_blocks")] if case.q_len > 1 else []
+    targets = [(paged, "prefill_tile_config")] if case.q_len > 1 else []
     if case.q_len == 1:
-        targets = [(attention_decode, "decode_blocks"), (attention_plan, "decode_blocks")]
+        targets = [(decode, "decode_tile_config"), (split_kv_plan, "decode_tile_config")]
     kept = [getattr(module, name) for module, name in targets]
     try:
         for module, name in targets if blocks is not None else []:

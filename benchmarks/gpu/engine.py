@@ -89,7 +89,7 @@ def decode(bench: Workbench, device: str) -> Iterator[Figure]:
     count, length = (60, 1000) if device != "cpu" else (4, 20)
     for rows, goal in ((64, 0.7), (1, 0.8), (16, None)) if device != "cpu" else ((1, 0.8), (3, 0.7)):
         seconds = step_seconds(bench, prompts([length] * rows, bench.runner.config.vocab_size, rows), count)
-        held = sum(len(row.seq) for row in bench.scheduler.policy.running)
+        held = sum(len(row.seq) for row in bench.engine_loop.batch_scheduler.running)
         roofline = (weight_bytes(bench) + held * bench.runner.page_bytes) / bandwidth
         name = f"decode, {rows} rows of {length}"
         yield figure(f"{name}: share of the memory roofline", roofline / seconds, "", goal, step_ms=seconds * 1e3)
@@ -117,18 +117,18 @@ def step_seconds(bench: Workbench, texts: list[list[int]], count: int) -> float:
 def shared(bench: Workbench, device: str) -> Iterator[Figure]:
     """Rows over one long prefix: with and without its being read once for all of them."""
     rows, prefix, count = (64, 8192, 40) if device != "cpu" else (3, 40, 3)
-    vocab, sharing = bench.runner.config.vocab_size, bench.runner.sharing
+    vocab, prefix_sharing = bench.runner.config.vocab_size, bench.runner.prefix_sharing
     [text] = prompts([prefix], vocab, 9)
     texts = [text + own for own in prompts([32] * rows, vocab, 3)]
     seconds = {}
-    for kind, used in (("once", sharing), ("by each row", None)):
-        bench.runner.sharing = used
+    for kind, used in (("once", prefix_sharing), ("by each row", None)):
+        bench.runner.prefix_sharing = used
         spared = bench.runner.num_spared_tokens
         seconds[kind] = step_seconds(bench, texts, count)
         name, spared = f"{rows} rows over a prefix of {prefix}, read {kind}", bench.runner.num_spared_tokens - spared
         bench.flush()
         yield figure(name, rows / seconds[kind], "tok/s", step_ms=seconds[kind] * 1e3, spared=spared)
-    bench.runner.sharing = sharing
+    bench.runner.prefix_sharing = prefix_sharing
     yield figure("a shared prefix read once over read by each row", seconds["by each row"] / seconds["once"], "x")
 
 
@@ -136,11 +136,13 @@ def replay_seconds(bench: Workbench, rows: int) -> float | None:
     """Seconds of the decode graph and its sampler with nothing between; None without graphs."""
     if bench.steps is None or bench.steps.graphs is None:
         return None
-    from plait.runtime.gpu.decode_graph import Size
+    from plait.runtime.executor.gpu.cuda_graphs import GraphKey
 
-    bench.scheduler.settle()  # else its sampler would draw over tokens that the next forward is to read
+    bench.engine_loop.commit_pending_step()  # else its sampler would draw over tokens that the next forward is to read
     graphs = bench.steps.graphs
-    graph = graphs.graphs[Size(next(size for size in graphs.sizes[1] if size >= rows), 1)]  # prompts share nothing
+    graph = graphs.graphs[
+        GraphKey(next(size for size in graphs.capture_sizes[1] if size >= rows), 1)
+    ]  # prompts share nothing
     begun = now(bench)
     for _ in range(20):
         graph.forward()
@@ -174,7 +176,7 @@ def constrained(bench: Workbench, device: str) -> Iterator[Figure]:
             texts = prompts([64] * rows, bench.runner.config.vocab_size, 5)
             numbers = [bench.call(p, most, spec, temperature=0.8, seed=i, ignore_eos=spec is None) for i, p in
                        enumerate(texts)]  # fmt: skip
-            while bench.scheduler.calls.num_compiling or bench.inbox.requests:
+            while bench.engine_loop.calls.num_compiling or bench.inbox.requests:
                 bench.step()
             begun = now(bench)
             bench.finish()
@@ -218,12 +220,12 @@ def offline(bench: Workbench, device: str) -> Iterator[Figure]:
 
 
 def counts(bench: Workbench) -> dict[str, int]:
-    replayed = bench.steps.num_replays if bench.steps else 0
-    ahead = bench.steps.num_followed if bench.steps else 0
-    return {"steps": bench.scheduler.num_steps, "replayed": replayed, "ahead": ahead}
+    replayed = bench.steps.num_graph_replays if bench.steps else 0
+    ahead = bench.steps.num_overlapped if bench.steps else 0
+    return {"steps": bench.engine_loop.num_steps, "replayed": replayed, "ahead": ahead}
 
 
-def beside_transformers(shape: str, device: str) -> Iterator[Figure]:
+def compare_with_transformers(shape: str, device: str) -> Iterator[Figure]:
     """64 streams, on prompts of their own and on prompts that share all but a few tokens."""
     rows, new, prefix = (64, 128, 2048) if device != "cpu" else (2, 3, 20)
     vocab = SHAPES[shape]["vocab_size"]
@@ -287,7 +289,7 @@ def transformers_speed(shape: str, device: str) -> Callable[[list[list[int]], in
     return speed
 
 
-def narrow(shape: str, device: str) -> Iterator[Figure]:
+def int4_weights(shape: str, device: str) -> Iterator[Figure]:
     """Decode and prompts with weights of 4 bits, on an engine of its own; the roofline is of the bytes it holds."""
     bench = workbench(shape, device, max_batch_rows=64 if device != "cpu" else 4, weights="int4")
     try:
@@ -301,7 +303,7 @@ def narrow(shape: str, device: str) -> Iterator[Figure]:
 PARTS = {"decode": decode, "json": constrained, "shared": shared, "prefill": prefill, "offline": offline}
 
 
-ALONE = {"transformers": beside_transformers, "int4": narrow}  # with engines of their own
+OWN_ENGINE_PARTS = {"transformers": compare_with_transformers, "int4": int4_weights}  # with engines of their own
 
 
 def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
@@ -309,11 +311,11 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
     bench = None
     for part in parts:
         try:
-            if part in ALONE:
+            if part in OWN_ENGINE_PARTS:
                 if bench is not None:
                     bench.close()
                     bench = None
-                yield from ALONE[part](shape, device)
+                yield from OWN_ENGINE_PARTS[part](shape, device)
             else:
                 bench = bench or workbench(shape, device, max_batch_rows=256 if device != "cpu" else 4)
                 yield from PARTS[part](bench, device)
@@ -328,7 +330,7 @@ def figures(parts: list[str], shape: str, device: str) -> Iterator[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="+", choices=[*PARTS, *ALONE])
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, *OWN_ENGINE_PARTS])
     parser.add_argument("--shape", default="llama-3-8b", choices=SHAPES)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, in a GPU's buffers")

@@ -22,8 +22,10 @@ import machine
 import torch
 from machine import DEVICE, DRY, DTYPE
 
-from plait.kernels import quantized, reference_fused, reference_matmul, reference_sampling
-from plait.kernels.sampling_inputs import LogitShaping, RowMasks, SamplingInputs
+from plait.kernels import quantized_weights
+from plait.kernels.reference import fused, matmul
+from plait.kernels.reference import sampler as reference_sampling
+from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 FLUSH_BYTES = 1 if DRY else 256 << 20  # several times an H200's L2
 
@@ -66,7 +68,7 @@ def row_cases() -> Iterator[Case]:
             f"residual + RMSNorm, {rows} x {width}",
             lambda x=x, r=residual, w=weight, o=out: norm.add_rms_norm(x, r, w, 1e-5, out=o),
             # the call has already added x to the residual
-            lambda r=residual, w=weight: reference_fused.rms_norm(r, w, 1e-5),
+            lambda r=residual, w=weight: fused.rms_norm(r, w, 1e-5),
             rows * width * 8,
             "B",
         )
@@ -75,7 +77,7 @@ def row_cases() -> Iterator[Case]:
         yield Case(
             f"SwiGLU, {rows} x {inner}",
             lambda g=gate_up, o=gated: activation.silu_and_multiply(g, o),
-            lambda g=gate_up: reference_fused.silu_and_multiply(g),
+            lambda g=gate_up: fused.silu_and_multiply(g),
             rows * inner * 6,
             "B",
         )
@@ -91,7 +93,7 @@ def sampling_rows(rows: int, **fields: float) -> SamplingInputs:
 
 
 def sampling_cases() -> Iterator[Case]:
-    from plait.kernels.triton import logprobs, sampling
+    from plait.kernels.triton.sampling import logprobs, sampler
 
     kinds: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},
@@ -103,14 +105,14 @@ def sampling_cases() -> Iterator[Case]:
     for vocab, rows in ((500, 2),) if DRY else ((128_256, 1), (128_256, 64), (128_256, 256), (262_144, 64)):
         logits = randn(rows, vocab) * 3
         words = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=DEVICE).int()
-        shaping = LogitShaping(RowMasks(words, torch.arange(rows, device=DEVICE).int()))
-        work = sampling.SamplingWorkspace.allocate(rows, vocab, logits.device)
+        adjustments = LogitAdjustments(RowMasks(words, torch.arange(rows, device=DEVICE).int()))
+        work = sampler.SamplingWorkspace.allocate(rows, vocab, logits.device)
         for kind, fields in kinds.items():
             inputs, out = sampling_rows(rows, **fields), torch.empty(rows, dtype=torch.int32, device=DEVICE)
             yield Case(
                 f"sampling, {kind}, masked, {rows} x {vocab}",
-                lambda g=logits, i=inputs, s=shaping, o=out, w=work: sampling.sample(g, i, s, o, w),
-                lambda g=logits, i=inputs, s=shaping: reference_sampling.sample(g, i, s),
+                lambda g=logits, i=inputs, s=adjustments, o=out, w=work: sampler.sample(g, i, s, o, w),
+                lambda g=logits, i=inputs, s=adjustments: reference_sampling.sample(g, i, s),
                 rows * vocab * 2.125,
                 "B",
                 tolerance=0.0,
@@ -126,12 +128,12 @@ def sampling_cases() -> Iterator[Case]:
 
 
 def quantized_cases() -> Iterator[Case]:
-    from plait.kernels.triton import quantized_matmul
+    from plait.kernels.triton.linear import quantized_matmul
 
     for outs, channels in ((64, 128),) if DRY else ((4096, 4096), (28672, 4096), (4096, 14336)):
         dense = randn(outs, channels, dtype=torch.float32)
-        four = {group: quantized.quantize_int4(dense, group) for group in (32, 128)}
-        eight = quantized.quantize_int8(dense)
+        four = {group: quantized_weights.quantize_int4(dense, group) for group in (32, 128)}
+        eight = quantized_weights.quantize_int8(dense)
         for rows in (1, 20) if DRY else (1, 16, 64, 4096):
             x = randn(rows, channels)
             small = rows <= 64
@@ -139,42 +141,42 @@ def quantized_cases() -> Iterator[Case]:
                 yield Case(
                     f"int4 group {group}, {rows} x {channels} -> {outs}",
                     lambda x=x, w=weight: quantized_matmul.int4_matmul(x, w),
-                    lambda x=x, w=weight: reference_matmul.int4_matmul(x, w),
+                    lambda x=x, w=weight: matmul.int4_matmul(x, w),
                     outs * channels * (0.5 + 2 / group) if small else 2.0 * rows * outs * channels,
                     "B" if small else "FLOP",
                 )
             yield Case(
                 f"int8, {rows} x {channels} -> {outs}",
                 lambda x=x, w=eight: quantized_matmul.int8_matmul(x, w),
-                lambda x=x, w=eight: reference_matmul.int8_matmul(x, w),
+                lambda x=x, w=eight: matmul.int8_matmul(x, w),
                 outs * channels if small else 2.0 * rows * outs * channels,
                 "B" if small else "FLOP",
             )
 
 
 def expert_cases() -> Iterator[Case]:
-    from plait.kernels.triton import grouped_matmul as grouped
+    from plait.kernels.triton.linear import grouped_matmul as grouped
 
     for experts, top_k, hidden, inner in ((4, 2, 64, 32),) if DRY else ((128, 8, 2048, 768), (8, 2, 4096, 14336)):
         weights = randn(experts, 2 * inner, hidden)
         for tokens in (1, 5) if DRY else (1, 64, 4096):
             ids = torch.rand(tokens, experts, device=DEVICE).topk(top_k).indices.int().contiguous()
-            block = grouped.routing_block(ids.numel(), experts)
+            block = grouped.routing_block_size(ids.numel(), experts)
             x = randn(tokens, hidden)
-            routing = grouped.route(ids, experts, block)
+            routing = grouped.sort_by_expert(ids, experts, block)
             used = len(set(ids.flatten().tolist()))
             few = tokens <= 64
             yield Case(
                 f"grouped product, {tokens} tokens, {top_k} of {experts} experts, {hidden} -> {2 * inner}",
                 lambda x=x, w=weights, r=routing, k=top_k: grouped.grouped_matmul(x, w, r, k),
-                lambda x=x, w=weights, r=routing, k=top_k: reference_matmul.grouped_matmul(x, w, r, k),
+                lambda x=x, w=weights, r=routing, k=top_k: matmul.grouped_matmul(x, w, r, k),
                 used * 4.0 * inner * hidden if few else 4.0 * ids.numel() * inner * hidden,
                 "B" if few else "FLOP",
             )
             yield Case(
                 f"routing, {tokens} tokens, {top_k} of {experts} experts",
-                lambda i=ids, e=experts, b=block: grouped.route(i, e, b).block_experts,
-                lambda i=ids, e=experts, b=block: reference_matmul.route(i, e, b).block_experts,
+                lambda i=ids, e=experts, b=block: grouped.sort_by_expert(i, e, b).block_experts,
+                lambda i=ids, e=experts, b=block: matmul.sort_by_expert(i, e, b).block_experts,
                 ids.numel() * 8,
                 "B",
                 tolerance=0.0,

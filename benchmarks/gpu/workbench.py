@@ -17,21 +17,21 @@ import torch
 from machine import DRY
 
 from plait.constrained import CompilePool, Vocabulary
-from plait.kernels.fused import REFERENCE
-from plait.kernels.layout import Sharing
-from plait.kernels.select import select_kernels
+from plait.kernels.kernel_selection import select_kernels
+from plait.kernels.layout import PrefixSharingCost
+from plait.kernels.operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
-from plait.runtime.gpu.logit_operations import TorchOperations
-from plait.runtime.gpu.steps import GpuSteps, gpu_steps
-from plait.runtime.gpu.stream import Direct
+from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher
+from plait.runtime.executor.gpu.stream import ImmediateStream
+from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Tokens, Welcome
-from plait.runtime.model_runner import ModelRunner
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.registry import from_hf
-from plait.runtime.sampler import Sampler
-from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler.scheduler import Scheduler
+from plait.runtime.models.registry import config_from_hf
+from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling.torch_ops import TorchLogitOperations
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.weights.checkpoint import expected_shapes
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "hidden_act": "silu"}
@@ -96,7 +96,7 @@ class Inbox:
             time.sleep(min(timeout_s, 0.001))
         return [(b"c", request) for request in taken]
 
-    def gone(self) -> list[bytes]:
+    def take_disconnected(self) -> list[bytes]:
         return []
 
     def send(self, client: bytes, reply: Any) -> None:
@@ -110,10 +110,10 @@ class Inbox:
 class Workbench:
     """`call` posts one; `step` until `idle`. Numbers of calls count up."""
 
-    runner: ModelRunner
-    scheduler: Scheduler
+    runner: TorchRunner
+    engine_loop: EngineLoop
     inbox: Inbox
-    steps: GpuSteps | None
+    steps: GpuStepLauncher | None
     num_calls: int = 0
     compiled: list[Any] = field(default_factory=list)
 
@@ -126,12 +126,12 @@ class Workbench:
         return number
 
     def step(self) -> None:
-        self.scheduler.step(timeout_s=0.001)
+        self.engine_loop.step(timeout_s=0.001)
 
     @property
     def idle(self) -> bool:
-        waiting = self.inbox.requests or self.scheduler.calls.num_compiling
-        return not (self.scheduler.has_work or waiting)
+        waiting = self.inbox.requests or self.engine_loop.calls.num_compiling
+        return not (self.engine_loop.has_work or waiting)
 
     def finish(self) -> None:
         """Steps until nothing is left, and raises for calls that failed."""
@@ -145,44 +145,46 @@ class Workbench:
         """Steps until every row brings one token."""
         while (
             self.inbox.requests
-            or self.scheduler.policy.waiting
-            or any(row.num_pending > 1 for row in self.scheduler.policy.running)
+            or self.engine_loop.batch_scheduler.waiting
+            or any(row.num_pending > 1 for row in self.engine_loop.batch_scheduler.running)
         ):
             self.step()
 
     def flush(self) -> None:
         """No prefix is cached after it."""
         self.finish()
-        self.scheduler.cache.flush()
+        self.engine_loop.cache.flush()
         self.inbox.ends.clear()
         self.inbox.num_tokens = 0
 
     def close(self) -> None:
-        self.scheduler.compiler.close()
+        self.engine_loop.compiler.close()
 
 
 def workbench(shape: str, device: str, **settings: Any) -> Workbench:
     """The engine of one of SHAPES in bfloat16 (on a CPU float32, unless its `weights` are narrow)."""
-    narrow = settings.get("weights", "bf16") != "bf16"
-    dtype = "float32" if device == "cpu" and not narrow else "bfloat16"
+    has_quantized_weights = settings.get("weights", "bf16") != "bf16"
+    dtype = "float32" if device == "cpu" and not has_quantized_weights else "bfloat16"
     config = engine_config(device=device, dtype=dtype, **settings)
-    model = from_hf(SHAPES[shape])
-    with mock.patch("plait.runtime.model_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
+    model = config_from_hf(SHAPES[shape])
+    with mock.patch("plait.runtime.executor.torch_runner.open_checkpoint", return_value=RandomCheckpoint(model)):
         torch.manual_seed(0)
-        fused = replace(REFERENCE, sharing=lambda shape, most: Sharing(1, 0, 1, most))
+        fused = replace(
+            REFERENCE_FUSED_OPERATORS, prefix_sharing_cost=lambda shape, most: PrefixSharingCost(1, 0, 1, most)
+        )
         plain = select_kernels(torch.device(device), torch.float32)
-        kernels = replace(plain, fused=fused, has_narrow=narrow) if DRY else None
-        runner = ModelRunner(config, Path("random weights"), kernels=kernels)
+        kernels = replace(plain, fused=fused, supports_quantized_weights=has_quantized_weights) if DRY else None
+        runner = TorchRunner(config, Path("random weights"), kernels=kernels)
     vocabulary = random_vocabulary(model.vocab_size)
     compiler = CompilePool(vocabulary, deadline_s=30.0)
     compiler.start()
-    inbox, steps = Inbox(), gpu_steps(config, runner)
+    inbox, steps = Inbox(), make_gpu_step_launcher(config, runner)
     if DRY:  # the steps of a GPU, in its buffers, as if it were quick
-        steps = GpuSteps(runner, config.max_batch_rows, Direct(runner.device))
-        steps.graphs.capture_decode() if steps.graphs is not None else None
+        steps = GpuStepLauncher(runner, config.max_batch_rows, ImmediateStream(runner.device))
+        steps.graphs.capture_decode_graphs() if steps.graphs is not None else None
     welcome = Welcome(PROTOCOL, "", model.vocab_size, runner.max_session_tokens, 0)
-    made = (Sampler(TorchOperations(runner.device)), vocabulary, compiler, inbox, steps)
-    return Workbench(runner, Scheduler(config, welcome, runner, *made), inbox, steps)
+    made = (Sampler(TorchLogitOperations(runner.device)), vocabulary, compiler, inbox, steps)
+    return Workbench(runner, EngineLoop(config, welcome, runner, *made), inbox, steps)
 
 
 def prompts(lengths: Iterable[int], vocab: int, seed: int = 0) -> list[list[int]]:

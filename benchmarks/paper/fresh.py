@@ -20,7 +20,7 @@ from plait.lang.backends.remote import RemoteClient, RemoteModel
 from plait.lang.backends.session import Part, RemoteCall
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 NOT_TAKEN = -100.0  # a log-likelihood

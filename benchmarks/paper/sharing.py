@@ -53,12 +53,12 @@ def cost_of_sharing_nothing(work: Work, rounds: int = 5) -> Cost:
     caching, paging, receiving = Clock(), Clock(), Clock()
     with plait.Engine() as engine:
         work(engine)
-        scheduler, cache = engine.scheduler, engine.scheduler.cache
+        engine_loop, cache = engine.engine_loop, engine.engine_loop.cache
         for clock, owner in ((caching, cache), (paging, cache.pool)):
             for name, method in vars(type(owner)).items():
                 if callable(method) and not name.startswith("_") and name not in NOT_COUNTED:
                     clock.wrap(owner, name)
-        receiving.wrap(scheduler, "receive")
+        receiving.wrap(engine_loop, "receive")
         costs = []
         for _ in range(rounds):
             engine.client.flush_cache()

@@ -15,19 +15,19 @@ from typing import Any
 from clock_runtime import build
 
 from plait.runtime.client.client import Client
-from plait.runtime.client.local_channel import LocalChannel
-from plait.runtime.engine import Engine
-from plait.runtime.link import LocalLink
-from plait.runtime.sampling import sampling_params
+from plait.runtime.process.engine import Engine
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.transport.local import LocalClientTransport
+from plait.runtime.transport.zmq_server import LocalServerTransport
 
 
 def client_of(step_s: float, rows: int, settings: dict[str, Any]) -> Client:
     """Of an engine with the clock where `step_s` says how long a step takes, else with the embedded model."""
     if not step_s:
         return Engine(prompt_lookup=False, **settings).client
-    link = LocalLink()
-    scheduler = build(link, step_s, rows)
-    return Client(LocalChannel(scheduler.welcome, link, scheduler.step))
+    transport = LocalServerTransport()
+    engine_loop = build(transport, step_s, rows)
+    return Client(LocalClientTransport(engine_loop.welcome, transport, engine_loop.step))
 
 
 async def read(client: Client, prompt: str, max_tokens: int, began_all: asyncio.Event | None = None) -> float:
@@ -37,7 +37,7 @@ async def read(client: Client, prompt: str, max_tokens: int, began_all: asyncio.
     session.append_tokens(client.tokenizer.encode_plain(prompt))
     call = session.generate(sampling_params(max_tokens=max_tokens, ignore_eos=True, temperature=0))
     try:
-        async for _ in call.apieces():
+        async for _ in call.aiter_text():
             if not first:
                 first = time.perf_counter() - began
                 if began_all is not None:

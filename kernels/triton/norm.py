@@ -16,7 +16,7 @@ import triton.language as tl
 MAX_CHANNELS = 16384
 
 
-class NormPlan(NamedTuple):
+class NormConfig(NamedTuple):
     """How rows are spread over programs."""
 
     block: int  # channels a program holds per row, a power of two
@@ -24,13 +24,13 @@ class NormPlan(NamedTuple):
     warps: int
 
 
-def norm_plan(channels: int) -> NormPlan:
+def norm_config(channels: int) -> NormConfig:
     """About 2,048 elements per program, at most 32 per thread. Raises ValueError beyond MAX_CHANNELS."""
     if not 1 <= channels <= MAX_CHANNELS:
         raise ValueError(f"RMSNorm takes 1 to {MAX_CHANNELS} channels, not {channels}")
     block = max(16, 1 << (channels - 1).bit_length())
     rows = max(1, 2048 // block)
-    return NormPlan(block, rows, min(16, max(4, block * rows // 512)))
+    return NormConfig(block, rows, min(16, max(4, block * rows // 512)))
 
 
 @triton.jit
@@ -128,10 +128,10 @@ def _launch(
 ) -> None:
     channels = x.shape[-1]
     num_rows = x.shape[0] * heads
-    plan = norm_plan(channels)
+    config = norm_config(channels)
     if not num_rows:
         return
-    _rms_norm[(triton.cdiv(num_rows, plan.rows),)](
+    _rms_norm[(triton.cdiv(num_rows, config.rows),)](
         x,
         residual,
         weight,
@@ -147,7 +147,7 @@ def _launch(
         eps,
         UNIT_OFFSET=unit_offset,
         ADD=residual is not None,
-        ROWS=plan.rows,
-        BLOCK=plan.block,
-        num_warps=plan.warps,
+        ROWS=config.rows,
+        BLOCK=config.block,
+        num_warps=config.warps,
     )

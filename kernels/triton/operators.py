@@ -11,53 +11,53 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from plait.kernels import reference
-from plait.kernels.fused import FusedOperators, Sample, head_weights
+from plait.kernels.kernel_selection import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
-from plait.kernels.select import Kernels
-from plait.kernels.triton import grouped_matmul as grouped
-from plait.kernels.triton import sampling
+from plait.kernels.operators import FusedOperators, SampleOp, qk_norm_weights
+from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply
-from plait.kernels.triton.attention import paged_attention, with_plans
-from plait.kernels.triton.attention_config import sharing
-from plait.kernels.triton.kv_write import rotary_write_kv
-from plait.kernels.triton.narrow_weights import linear, rows_of
+from plait.kernels.triton.attention.paged import paged_attention, with_plans
+from plait.kernels.triton.attention.tile_config import prefix_sharing_cost
+from plait.kernels.triton.linear import grouped_matmul as grouped
+from plait.kernels.triton.linear.quantized_linear import dequantize_rows, linear
 from plait.kernels.triton.norm import add_rms_norm, rms_norm
+from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
+from plait.kernels.triton.sampling import sampler
 
-WIDEST_NARROW = 64  # a batch whose rows all bring more new tokens needs no plan
+MAX_DECODE_Q_LEN = 64  # a batch whose rows all bring more new tokens needs no plan
 
 
 def triton_kernels(dtype: torch.dtype) -> Kernels:
     """All operators for weights of that dtype: bfloat16 or float16 (float32 for tests: experts are plain torch)."""
-    narrow = dtype in (torch.bfloat16, torch.float16)
+    is_16_bit = dtype in (torch.bfloat16, torch.float16)
     return Kernels(
         linear=linear,
-        rows_of=rows_of,
+        dequantize_rows=dequantize_rows,
         rms_norm=rms_norm,
-        head_norm=reference.head_norm,
-        rotary=reference.rotary,
-        write_kv=reference.write_kv,
+        head_norm=ops.head_norm,
+        rotary=ops.rotary,
+        write_kv=ops.write_kv,
         silu_and_multiply=silu_and_multiply,
         gelu_tanh_and_multiply=gelu_tanh_and_multiply,
-        experts=experts if narrow else partial(reference.experts_dense, linear=functional.linear),
+        experts=experts if is_16_bit else partial(ops.experts_dense, linear=functional.linear),
         paged_attention=paged_attention,
         names={
             "attention": "triton",
             "matrix products": "torch; triton where weights have 4 or 8 bits",
-            "experts": "triton" if narrow else "torch reference",
+            "experts": "triton" if is_16_bit else "torch reference",
             "norm, rotary, activation": "triton",
-            "sampling": "triton",
+            "sampler": "triton",
         },
         fused=FusedOperators(
             attend=attend,
-            add_norm=add_rms_norm,
-            with_plans=planned,
+            add_rms_norm=add_rms_norm,
+            with_plans=with_plans_for_decode,
             make_sampler=make_sampler,
             kv_dtypes=frozenset({"fp8", "int8"}),
-            sharing=sharing,
+            prefix_sharing_cost=prefix_sharing_cost,
         ),
-        has_narrow=narrow,
+        supports_quantized_weights=is_16_bit,
     )
 
 
@@ -73,8 +73,8 @@ def attend(
     eps: float,
 ) -> torch.Tensor:
     """See `fused.Attend`."""
-    q_norm, k_norm = head_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
-    q = rotary_write_kv(
+    q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
+    q = apply_rope_and_write_kv(
         qkv,
         cos,
         sin,
@@ -89,23 +89,23 @@ def attend(
     return paged_attention(q, *cache[:2], layout, scale, window, k_scale=cache.k_scale, v_scale=cache.v_scale)
 
 
-def planned(layout: AttentionLayout, shapes: tuple[AttentionShape, ...]) -> AttentionLayout:
+def with_plans_for_decode(layout: AttentionLayout, shapes: tuple[AttentionShape, ...]) -> AttentionLayout:
     """The layout with a plan for each kind of layer, where some row is narrow enough for one."""
-    return layout if layout.min_q_len > WIDEST_NARROW else with_plans(layout, *shapes)
+    return layout if layout.min_q_len > MAX_DECODE_Q_LEN else with_plans(layout, *shapes)
 
 
-def make_sampler(rows: int, vocab: int, device: torch.device) -> Sample:
-    """`sampling.sample` with its own memory for up to that many rows."""
-    workspace = sampling.SamplingWorkspace.allocate(rows, vocab, device)
-    return partial(sampling.sample, workspace=workspace)
+def make_sampler(rows: int, vocab: int, device: torch.device) -> SampleOp:
+    """`sampler.sample` with its own memory for up to that many rows."""
+    workspace = sampler.SamplingWorkspace.allocate(rows, vocab, device)
+    return partial(sampler.sample, workspace=workspace)
 
 
 def experts(
-    x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `reference.experts`, by two grouped products; no expert computes a token that did not choose it."""
-    ids = chosen.to(torch.int32).contiguous()  # [T, K]
-    routing = grouped.route(ids, len(down), grouped.routing_block(ids.numel(), len(down)))
+    """As `ops.experts`, by two grouped products; no expert computes a token that did not choose it."""
+    ids = expert_ids.to(torch.int32).contiguous()  # [T, K]
+    routing = grouped.sort_by_expert(ids, len(down), grouped.routing_block_size(ids.numel(), len(down)))
     inner = silu_and_multiply(grouped.grouped_matmul(x, gate_up, routing, ids.shape[1]))  # [T K, F]
-    answers = grouped.grouped_matmul(inner, down, routing, 1)  # [T K, C]
-    return grouped.combine_experts(answers, weights.float().contiguous(), ids)
+    expert_outs = grouped.grouped_matmul(inner, down, routing, 1)  # [T K, C]
+    return grouped.combine_experts(expert_outs, weights.float().contiguous(), ids)

@@ -17,7 +17,7 @@ from plait.lang.backends.remote import RemoteClient
 from plait.lang.backends.session import Part, RemoteCall
 from plait.runtime.errors import CallFailed, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams()
 _NOWHERE = {

@@ -21,9 +21,9 @@ from plait.lang.backends.scoring import scores_of
 from plait.lang.backends.session import Part, RemoteCall
 from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.joining import MAX_JOINED, joined, num_alike
+from plait.runtime.tokenizer.token_healing import MAX_HEALED_TOKENS, common_prefix_length, heal_choices
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # ours: theirs
@@ -210,7 +210,7 @@ class RuntimeEndpoint(RemoteClient):
         the choice's tokens."""
         if self._own is None:
             return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
-        ids, num_replaced, behind = joined(self._own, parts, choices)
+        ids, num_replaced, behind = heal_choices(self._own, parts, choices)
         ids = self._with_bos(ids[: len(ids) - num_replaced])
         answers = self._logprobs({"input_ids": [[*ids, *each] for each in behind]}, len(ids) - 1, timeout_s)
         each = zip(answers, behind, choices, strict=True)
@@ -225,10 +225,10 @@ class RuntimeEndpoint(RemoteClient):
         meta = self._http.post("/generate", {"text": text, "sampling_params": sampling}, timeout_s)["meta_info"]
         before = int(meta["prompt_tokens"])
         prompts = [text, *(text + choice for choice in choices)]
-        alone, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_JOINED, timeout_s)
+        alone, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_HEALED_TOKENS, timeout_s)
         known, *told = [answer["meta_info"]["input_token_logprobs"] for answer in (alone, *answers)]
         tokens = [[entry[1] for entry in each] for each in (known, *told)]
-        num_common = min(num_alike(tokens[0], each) for each in tokens[1:])
+        num_common = min(common_prefix_length(tokens[0], each) for each in tokens[1:])
         entries = [[entry for entry in each[num_common:] if entry[0] is not None] for each in told]
         for choice, each in zip(choices, entries, strict=True):
             _require(each, choice)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from plait.lang.meta import Logprob
-from plait.runtime.sampling import SamplingParams
-from plait.runtime.scheduler.stops import StopScanner
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.tokenizer.stop_strings import StopScanner
 
 
 class Given:

@@ -16,7 +16,7 @@ from plait.constrained.specs import Spec
 from plait.lang.backends.session import Part, RemoteCall, RemoteSession
 from plait.runtime.errors import InputError
 from plait.runtime.messages import SelectMethod
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
@@ -65,7 +65,7 @@ class RemoteClient(ABC):
         self.model = model
         self.tokenizer = RemoteTokenizer(template)
         self.pool = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"plait {type(self).__name__}")
-        self.is_gone = False
+        self.is_closed = False
         self._ids = itertools.count(1)
 
     def open_session(self, *, program: int | None = None) -> RemoteSession:
@@ -79,7 +79,7 @@ class RemoteClient(ABC):
 
     def close(self) -> None:
         """Ends the threads once their requests are done. Idempotent."""
-        self.is_gone = True
+        self.is_closed = True
         self.pool.shutdown(wait=False)
 
     shutdown = close

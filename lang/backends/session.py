@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
-from plait.runtime.messages import MAX_FORK, SelectMethod, Usage
-from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
+from plait.runtime.messages import MAX_FORK_CHILDREN, SelectMethod, Usage
+from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RemoteCall(Call):
     def _end(self) -> None:
         self.on_failed(Aborted("the call was aborted"))
 
-    def give_up(self) -> None:
+    def expire(self) -> None:
         self.on_failed(DeadlineExceeded("the call's timeout passed and the service did not answer"))
 
     def on_text(self, piece: str, num_tokens: int) -> None:
@@ -106,8 +106,8 @@ class RemoteSession:
         return self._begin(timeout_s, perform)
 
     def fork(self, size: int) -> list[RemoteSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
         self._require_open()
         children = [RemoteSession(self._client, waits=True) for _ in range(size)]
         for child in children:

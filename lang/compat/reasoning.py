@@ -104,7 +104,7 @@ class Half(Readable):
     def abort(self) -> None:
         self._whole.abort()
 
-    async def apieces(self) -> Any:
+    async def aiter_text(self) -> Any:
         await self._whole.arrive()
         yield self.text()
 

@@ -34,9 +34,11 @@ def _constraints(tape: Tape) -> Iterator[tuple[int, Problem]]:
         if spec is None or isinstance(spec, Choices):
             continue
         if spec not in known:
-            from plait.runtime.unusable import why_unusable  # grammar libraries, which few programs need here
+            from plait.runtime.client.constraint_compile import (
+                constraint_error,  # grammar libraries, which few programs need here
+            )
 
-            known[spec] = why_unusable(spec)
+            known[spec] = constraint_error(spec)
         why = known[spec]
         if why is not None:
             assert isinstance(node, Append)

@@ -69,7 +69,7 @@ class Later(Readable):
 
         return of(None) if self.n == 1 else [of(index) for index in range(self.n)]
 
-    def pieces(self) -> Iterator[str]:
+    def iter_text(self) -> Iterator[str]:
         yield self.text()
 
 

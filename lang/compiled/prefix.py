@@ -13,7 +13,7 @@ from plait.lang.interpreter import execute
 from plait.lang.options import Options
 from plait.lang.run import Run
 from plait.lang.strand import Strand
-from plait.runtime.sampling import sampling_params
+from plait.runtime.sampling_params import sampling_params
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client

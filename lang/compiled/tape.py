@@ -34,7 +34,7 @@ from plait.lang.strand import Strand
 from plait.lang.tools.generating import call_form
 from plait.lang.tools.wording import PLAIN
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_FORK
+from plait.runtime.messages import MAX_FORK_CHILDREN
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -204,8 +204,8 @@ class _NoSession:
         """The strand keeps it."""
 
     def fork(self, size: int) -> list[_NoSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
         return [_NoSession() for _ in range(size)]
 
     def abort(self) -> None:

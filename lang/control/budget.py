@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plait.runtime.client.following import Place
+from plait.runtime.client.stream import ReadPosition
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import Call
-    from plait.runtime.sampling import SamplingParams
+    from plait.runtime.sampling_params import SamplingParams
 
 
-_END = Place(1 << 62, 1 << 62, 1 << 62)
+_END = ReadPosition(1 << 62, 1 << 62, 1 << 62)
 
 
 class BudgetExceeded(PlaitError):
@@ -106,7 +106,7 @@ class Ledger:
             return
 
         def count() -> None:
-            num_tokens = call.news(_END)[1].num_tokens  # never while the lock is held: the call has a lock too
+            num_tokens = call.read_since(_END)[1].num_tokens  # never while the lock is held: the call has a lock too
             with self._lock:
                 before = self._tokens
                 self._tokens += max(0, num_tokens - self._by_call.get(call.call_id, 0))
@@ -116,7 +116,7 @@ class Ledger:
             if is_spent:
                 self._on_spent(self.exceeded())
 
-        call.listen(count)
+        call.add_listener(count)
         count()
 
     def exceeded(self) -> BudgetExceeded:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, overload
 from plait.lang.aio.group import AsyncStateGroup
 from plait.lang.control.ending import end_branch
 from plait.lang.group import Group, ProgramStateGroup
-from plait.runtime.client.bell import Bell, wait_for_event
 from plait.runtime.errors import InputError
+from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 
 if TYPE_CHECKING:
     from plait.runtime.client.call import Call
@@ -80,16 +80,16 @@ class _Field:
         changed = threading.Event()
         with self._listening(changed.set):
             while not self._is_over():
-                if not changed.wait(self._seconds_left()):
-                    self._give_up_late()
+                if not changed.wait(self._seconds_to_deadline()):
+                    self._expire_overdue()
                 changed.clear()
 
     async def wait_async(self) -> None:
-        changed, bell = asyncio.Event(), Bell.here()
-        with self._listening(lambda: bell.ring(changed)):
+        changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
+        with self._listening(lambda: notifier.notify(changed)):
             while not self._is_over():
-                if not await wait_for_event(changed, self._seconds_left()):
-                    self._give_up_late()
+                if not await wait_for_event(changed, self._seconds_to_deadline()):
+                    self._expire_overdue()
                 changed.clear()
 
     def decide(self) -> list[int] | None:
@@ -115,21 +115,21 @@ class _Field:
     def _listening(self, listener: Callable[[], None]) -> Iterator[None]:
         calls = self._open_calls()
         for call in calls:
-            call.listen(listener)
+            call.add_listener(listener)
         try:
             yield
         finally:
             for call in calls:
-                call.unlisten(listener)
+                call.remove_listener(listener)
 
     def _open_calls(self) -> list[Call]:
         return [each.call for answers in self._answers.values() for each in answers if not each.call.done()]
 
-    def _seconds_left(self) -> float | None:
-        limits = [call.give_up_at for call in self._open_calls() if call.give_up_at is not None]
+    def _seconds_to_deadline(self) -> float | None:
+        limits = [call.deadline for call in self._open_calls() if call.deadline is not None]
         return max(0.0, min(limits) - time.monotonic()) if limits else None
 
-    def _give_up_late(self) -> None:
+    def _expire_overdue(self) -> None:
         for call in self._open_calls():
-            if call.give_up_at is not None and call.give_up_at <= time.monotonic():
-                call.give_up()
+            if call.deadline is not None and call.deadline <= time.monotonic():
+                call.expire()

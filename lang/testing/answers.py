@@ -16,7 +16,7 @@ import msgspec
 from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
 from plait.lang.testing.client import Asked, Outcome, words
 from plait.lang.tools.wording import result_text
-from plait.runtime.client.fitting import why_not_fit
+from plait.runtime.client.constraint_match import constraint_mismatch
 from plait.runtime.errors import CallFailed, ConstraintFailed, PlaitError
 from plait.runtime.messages import FinishReason, Usage
 
@@ -77,8 +77,8 @@ def outcome_of(asked: Asked, given: Any) -> Outcome:
     if answer.tokens is not None:
         num_prompt = len(words(asked.prompt))
         usage = Usage(num_prompt, 0, num_prompt, 0, answer.tokens)
-    checked_by = asked.constraint if getattr(asked.constraint, "lenient", False) else None
-    return Outcome(text, answer.finish_reason, matched, usage, checked_by=checked_by)
+    lenient_constraint = asked.constraint if getattr(asked.constraint, "lenient", False) else None
+    return Outcome(text, answer.finish_reason, matched, usage, lenient_constraint=lenient_constraint)
 
 
 def _chosen(asked: Asked, value: Any) -> Outcome:
@@ -98,10 +98,14 @@ def _chosen(asked: Asked, value: Any) -> Outcome:
 
 def _text(asked: Asked, answer: Answer) -> str:
     candidates, why = _candidates(asked.constraint, answer.value), ""
-    whole = answer.finish_reason == "stop"
+    require_complete = answer.finish_reason == "stop"
     for text in candidates:
         try:
-            reason = None if asked.constraint is None else why_not_fit(asked.constraint, text, whole=whole)
+            reason = (
+                None
+                if asked.constraint is None
+                else constraint_mismatch(asked.constraint, text, require_complete=require_complete)
+            )
         except GrammarError as error:  # as on a runtime: the call fails
             raise ConstraintFailed(str(error)) from None
         if reason is None:

@@ -20,10 +20,10 @@ import tokenizers
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.errors import Aborted, CallFailed, InputError
-from plait.runtime.messages import MAX_FORK, PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
-from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
+from plait.runtime.messages import MAX_FORK_CHILDREN, PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
+from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.definition import AddedToken, Definition, byte_letters
+from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ class Outcome:
     usage: Usage | None = None
     token_ids: tuple[int, ...] | None = None
     said: dict[str, Any] | None = None
-    checked_by: Spec | None = None
+    lenient_constraint: Spec | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class TextCall(Call):
         """Ends the call with `outcome`."""
         ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
         result = TextResult(outcome.text, outcome.finish_reason, usage, outcome.matched, ids, said=outcome.said,
-                            checked_by=outcome.checked_by)  # fmt: skip
+                            lenient_constraint=outcome.lenient_constraint)  # fmt: skip
         with self._changed:
             self._pieces.extend(words(outcome.text))
             self._token_ids.extend(ids)
@@ -92,7 +92,7 @@ class TextClient(ABC):
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
         self.model = Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0)
         self.tokenizer = tokenizer
-        self.is_gone = False
+        self.is_closed = False
         self._ids = itertools.count(1)
 
     @abstractmethod
@@ -152,8 +152,8 @@ class TextSession:
         return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
 
     def fork(self, size: int) -> list[TextSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
         self._require_open()
         return [TextSession(self._client, self._text, self._seen, self._failed) for _ in range(size)]
 
@@ -208,15 +208,15 @@ def words(text: str) -> list[str]:
 
 def byte_tokenizer(template: ChatTemplate | None, control_texts: Iterable[str]) -> Tokenizer:
     """A tokenizer without a model: a token for each byte and for each of the template's control texts."""
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_letters(), merges=[]))
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=unicode_to_byte(), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     control = {text: 256 + index for index, text in enumerate(control_texts)}
     return Tokenizer(
-        Definition(
+        TokenizerDefinition(
             plain=backend,
             start=backend,
             prefix_after_control=False,
-            added={text: AddedToken(token) for text, token in control.items()},
+            added_tokens={text: AddedToken(token) for text, token in control.items()},
             control_ids=frozenset(control.values()),
             token_bytes=(*(bytes([byte]) for byte in range(256)), *[b""] * len(control)),
             eos_ids=(),

@@ -21,7 +21,7 @@ import msgspec
 from plait.lang.testing.client import Asked, Outcome
 from plait.runtime.errors import CallFailed, call_failed
 from plait.runtime.messages import Usage
-from plait.runtime.sampling import SamplingParams
+from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 VERSION = 1

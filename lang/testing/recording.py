@@ -21,7 +21,7 @@ from plait.lang.testing.lines import asked_line, failed_line, header, outcome_li
 from plait.runtime.client.call import Call
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling import SamplingParams, sampling_params
+from plait.runtime.sampling_params import SamplingParams, sampling_params
 
 _USAGE = Usage.__struct_fields__  # beside them in the meta information
 _Part = str | Call  # text, or the call whose text stands here
@@ -78,7 +78,7 @@ class Recording:
 
         with self._lock:
             self._calls.append(call)
-        call.listen(note)
+        call.add_listener(note)
         note()
 
     def _note(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
@@ -99,7 +99,7 @@ class Recording:
         if asked.choices is None:
             meta = generation_meta(result, tokenizer)
         else:
-            meta = choice_meta(result, call.scored, tokenizer)
+            meta = choice_meta(result, call.scored_choices, tokenizer)
         said = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
         ids = tuple(result.token_ids)
         return Outcome(result.text, result.finish_reason, result.matched, result.usage, ids, said or None)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.following import Place, Progress, follow
+from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import ChoiceScores, Finished, FinishReason, TokenLogprob, Usage
 from plait.runtime.tokenizer.detokenizer import Detokenizer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-GRACE_S = 1.0  # how long after a call's deadline the scheduler may still report it itself
+DEADLINE_GRACE_S = 1.0  # how long after a call's deadline the scheduler may still report it itself
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class CallResult:
     """What a finished call gives. `text` never holds the stop string that ended it.
 
     `token_ids` are the tokens that stand in the session's text; `logprobs` those that were sampled, which are
-    more where a stop string was cut off. `checked_by` is the lenient constraint that the value was sampled under.
-    `vector`: what an embedding is, float32, little-endian.
+    more where a stop string was cut off. `lenient_constraint` is the lenient constraint that the value was sampled under.
+    `embedding_bytes`: what an embedding is, float32, little-endian.
     """
 
     text: str
@@ -44,15 +44,15 @@ class CallResult:
     logprobs: list[TokenLogprob] | None = None
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    checked_by: Spec | None = None
-    vector: bytes | None = None
+    lenient_constraint: Spec | None = None
+    embedding_bytes: bytes | None = None
 
     @cached_property
     def embedding(self) -> npt.NDArray[np.float32]:
         """[dimensions] float32, read-only, of an embedding's call; empty for another."""
         import numpy as np
 
-        return np.frombuffer(self.vector or b"", dtype="<f4")
+        return np.frombuffer(self.embedding_bytes or b"", dtype="<f4")
 
     @cached_property
     def violation(self) -> str | None:
@@ -60,15 +60,15 @@ class CallResult:
 
         A full validator reads the text when this is first asked for.
         """
-        if self.checked_by is None:
+        if self.lenient_constraint is None:
             return None
-        from plait.constrained.full_check import why_not  # a validator that few programs need
+        from plait.constrained.full_validation import validation_error  # a validator that few programs need
 
-        return why_not(self.checked_by, self.text)
+        return validation_error(self.lenient_constraint, self.text)
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredChoices:
     """What a select chooses from: the texts, and the tokens of each, which may begin in the text before them."""
 
     choices: tuple[str, ...]
@@ -89,16 +89,16 @@ class Call:
         detokenizer: Detokenizer,
         cancel: Callable[[], None],
         timeout_s: float | None = None,
-        checked_by: Spec | None = None,
-        scored: Scored | None = None,
+        lenient_constraint: Spec | None = None,
+        scored_choices: ScoredChoices | None = None,
     ) -> None:
         self.call_id = call_id
         self.started = time.monotonic()
         self._detokenizer = detokenizer
         self._cancel = cancel
-        self._checked_by = checked_by
-        self.scored = scored
-        self.give_up_at = None if timeout_s is None else time.monotonic() + timeout_s + GRACE_S
+        self._lenient_constraint = lenient_constraint
+        self.scored_choices = scored_choices
+        self.deadline = None if timeout_s is None else time.monotonic() + timeout_s + DEADLINE_GRACE_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._pieces: list[str] = []
@@ -119,14 +119,14 @@ class Call:
                 self._logprobs = self._logprobs or []
                 self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
-            if piece and self.scored is None:  # a choice's text comes with its end
+            if piece and self.scored_choices is None:  # a choice's text comes with its end
                 self._pieces.append(piece)
             self._notify()
 
     def on_finished(self, message: Finished) -> None:
         with self._lock:
-            if self.scored is not None and message.choice is not None:
-                self._pieces.append(self.scored.choices[message.choice.index])
+            if self.scored_choices is not None and message.choice is not None:
+                self._pieces.append(self.scored_choices.choices[message.choice.index])
             self._result = CallResult(
                 text="".join(self._pieces),
                 finish_reason=message.reason,
@@ -136,8 +136,8 @@ class Call:
                 logprobs=self._logprobs,
                 choice=message.choice,
                 prompt_logprobs=message.prompt_logprobs,
-                checked_by=self._checked_by,
-                vector=message.embedding,
+                lenient_constraint=self._lenient_constraint,
+                embedding_bytes=message.embedding,
             )
             self._notify()
 
@@ -152,29 +152,29 @@ class Call:
         for listener in self._listeners:
             listener()
 
-    # -- what `follow` needs ----------------------------------------------------------------------
+    # -- what `stream_updates` needs ----------------------------------------------------------------------
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Has `listener` called, in the channel's thread, whenever something is new."""
         with self._lock:
             self._listeners.append(listener)
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
+    def remove_listener(self, listener: Callable[[], None]) -> None:
         with self._lock:
             self._listeners.remove(listener)
 
-    def raise_failure(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises the CallFailed of a call that failed; nothing for another."""
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def news(self, since: Place) -> tuple[Progress, Place]:
+    def read_since(self, since: ReadPosition) -> tuple[CallUpdate, ReadPosition]:
         """What came after `since`, and the place after it."""
         with self._lock:
             text, token_ids = "".join(self._pieces[since.num_pieces :]), self._token_ids[since.num_tokens :]
             logprobs = self._logprobs or []
-            here = Place(len(self._pieces), len(self._token_ids), len(logprobs))
-            return Progress(text, token_ids, logprobs[since.num_logprobs :], self.done()), here
+            here = ReadPosition(len(self._pieces), len(self._token_ids), len(logprobs))
+            return CallUpdate(text, token_ids, logprobs[since.num_logprobs :], self.done()), here
 
     # -- what a program calls ---------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Call:
         """Why the call failed; None while it runs and where it did not."""
         return self._error
 
-    def gaps(self) -> list[tuple[float, int]]:
+    def inter_token_gaps(self) -> list[tuple[float, int]]:
         """(seconds since the tokens before came, how many came together) for all that followed the first ones."""
         arrivals = self._arrivals[: len(self._arrivals)]
         return [(at - before, count) for (before, _), (at, count) in itertools.pairwise(arrivals) if count]
@@ -208,7 +208,7 @@ class Call:
             self._wait(self.done, timeout_s)
             return self._value()
 
-    def pieces(self, timeout_s: float | None = None) -> Iterator[str]:
+    def iter_text(self, timeout_s: float | None = None) -> Iterator[str]:
         """The text as it comes, in pieces of whole characters; raises at its end if the call failed."""
         at, until = 0, None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -225,17 +225,17 @@ class Call:
                 self._value()
                 return
 
-    async def apieces(self) -> AsyncIterator[str]:
-        """`pieces()` for an event loop: waits without holding a thread."""
-        async for batch in follow([self]):
-            for _, progress in batch:
-                if progress.text:
-                    yield progress.text
+    async def aiter_text(self) -> AsyncIterator[str]:
+        """`iter_text()` for an event loop: waits without holding a thread."""
+        async for batch in stream_updates([self]):
+            for _, update in batch:
+                if update.text:
+                    yield update.text
         self._value()
 
     async def aresult(self) -> CallResult:
         """`result()` for an event loop."""
-        async for _ in follow([self], only_ends=True):
+        async for _ in stream_updates([self], only_final=True):
             pass
         return self._value()
 
@@ -246,21 +246,21 @@ class Call:
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits, `_changed` held, for `ready()`, the caller's own `timeout_s`, or the call's deadline."""
-        own = None if self.give_up_at is None else self.give_up_at - time.monotonic()
-        limits = [max(0.0, limit) for limit in (own, timeout_s) if limit is not None]
+        remaining = None if self.deadline is None else self.deadline - time.monotonic()
+        limits = [max(0.0, limit) for limit in (remaining, timeout_s) if limit is not None]
         if self._changed.wait_for(ready, min(limits, default=None)):
             return
-        if own is not None and (timeout_s is None or own <= timeout_s):
-            self.give_up()
+        if remaining is not None and (timeout_s is None or remaining <= timeout_s):
+            self.expire()
         else:
             raise DeadlineExceeded("no answer in the time given to this read (the call goes on; abort() ends it)")
 
-    def give_up(self) -> None:
+    def expire(self) -> None:
         """The deadline is past and the scheduler, which should have said so, is silent."""
         self._cancel()
         self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))
 
     def _value(self) -> CallResult:
-        self.raise_failure()
+        self.raise_if_failed()
         assert self._result is not None
         return self._result

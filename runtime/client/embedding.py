@@ -16,7 +16,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 
-AT_ONCE = 256  # enough for the largest batches; what is beyond waits here, not in the scheduler
+MAX_CONCURRENT_TEXTS = 256  # enough for the largest batches; what is beyond waits here, not in the scheduler
 
 
 def embed_texts(
@@ -30,25 +30,25 @@ def embed_texts(
     """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InputError("embed takes a list of texts")
-    under_way: deque[tuple[Session, Call]] = deque()
+    pending: deque[tuple[Session, Call]] = deque()
     rows: list[npt.NDArray[np.float32]] = []
 
     def take() -> None:
-        session, call = under_way[0]
+        session, call = pending[0]
         rows.append(call.result().embedding)
         session.close()
-        under_way.popleft()
+        pending.popleft()
 
     try:
         for text in texts:
-            if len(under_way) == AT_ONCE:
+            if len(pending) == MAX_CONCURRENT_TEXTS:
                 take()
             session = client.open_session()
-            under_way.append((session, _start(client, session, text, dimensions, timeout_s)))
-        while under_way:
+            pending.append((session, _start(client, session, text, dimensions, timeout_s)))
+        while pending:
             take()
     finally:
-        for session, _ in under_way:
+        for session, _ in pending:
             session.abort()
     made = client.model.embeddings
     return np.stack(rows) if rows else np.empty((0, dimensions or (made.size if made else 0)), np.float32)
@@ -56,7 +56,7 @@ def embed_texts(
 
 def _start(client: Client, session: Session, text: str, dimensions: int | None, timeout_s: float | None) -> Call:
     try:
-        session.append_tokens(client.encode_to_embed(text))
+        session.append_tokens(client.encode_for_embedding(text))
         return session.embed(dimensions, timeout_s=timeout_s)
     except BaseException:
         session.abort()

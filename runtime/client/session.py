@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, get_args
 
 from plait.constrained.specs import Spec
-from plait.runtime.client.call import Call, Scored
+from plait.runtime.client.call import Call, ScoredChoices
 from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
     MAX_CHOICES,
-    MAX_FORK,
+    MAX_FORK_CHILDREN,
     Abort,
     Append,
     Close,
@@ -27,8 +27,8 @@ from plait.runtime.messages import (
     Select,
     SelectMethod,
 )
-from plait.runtime.sampling import SamplingParams, check_sampling, sampling_params
-from plait.runtime.tokenizer.joining import UNKNOWN_END, TextEnd, joined
+from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
+from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -44,7 +44,7 @@ class Session:
     """
 
     def __init__(
-        self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0, sent: TextEnd = UNKNOWN_END
+        self, client: Client, session_id: int, is_empty: bool = True, num_sent: int = 0, sent: TextTail = UNKNOWN_TAIL
     ) -> None:
         self.session_id = session_id
         self._client = client
@@ -69,7 +69,7 @@ class Session:
         is_wrong = not {int}.issuperset(map(type, token_ids))  # bool is another type
         if is_wrong or (token_ids and not 0 <= min(token_ids) <= max(token_ids) < width):
             raise InputError(f"token ids are integers from 0 to {width - 1}")
-        self._sent = UNKNOWN_END
+        self._sent = UNKNOWN_TAIL
         self._send_ids(token_ids)
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
@@ -77,14 +77,14 @@ class Session:
 
         What a lenient constraint leaves open is checked when the result is read: `result().violation`.
         """
-        self._require_head()
+        self._require_lm_head()
         check_sampling(params, vocab_size=self._client.model.vocab_size)
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint: only that says when a value is whole")
         self._flush("gen")
-        self._sent = UNKNOWN_END
+        self._sent = UNKNOWN_TAIL
         return self._client.start_call(
             self.session_id,
             lambda call: Generate(self.session_id, call, params, constraint),
@@ -100,38 +100,38 @@ class Session:
     ) -> Call:
         """Scores the choices after the text so far and appends the best; `result().choice` has the scores.
 
-        What was appended since the last call is tokenized as one with them (`plait.runtime.tokenizer.joining`), sent or
+        What was appended since the last call is tokenized as one with them (`plait.runtime.tokenizer.token_healing`), sent or
         not. What a call wrote is not: its tokens are not known yet, and stay as they were chosen.
-        `scored` of the call: the ids whose logprobs `result().choice` holds.
+        `scored_choices` of the call: the ids whose logprobs `result().choice` holds.
         """
-        self._require_head()
+        self._require_lm_head()
         self._check_choices(choices)
         if method not in get_args(SelectMethod):
             raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
         if timeout_s is not None:
             sampling_params(timeout_s=timeout_s)  # the one validator of timeouts
         self._require_open()
-        made = joined(self._client.tokenizer, self._parts, choices, num_sent=self._num_sent, sent=self._sent)
+        made = heal_choices(self._client.tokenizer, self._parts, choices, num_sent=self._num_sent, sent=self._sent)
         token_ids, num_replaced = made.choices, made.num_replaced
         self._parts.clear()
-        self._send_ids(self._behind_bos(made.ids))
+        self._send_ids(self._prepend_bos(made.ids))
         self._require_text("select")
-        self._sent = UNKNOWN_END
+        self._sent = UNKNOWN_TAIL
         self._num_sent -= num_replaced  # at least so many stay, whichever choice wins
         return self._client.start_call(
             self.session_id,
             lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),
             timeout_s,
-            scored=Scored(tuple(choices), token_ids),
+            scored_choices=ScoredChoices(tuple(choices), token_ids),
         )
 
     def score_tokens(self, token_ids: Sequence[int], top_logprobs: int = 0, timeout_s: float | None = None) -> Call:
         """Appends the tokens; `result().choice` has the logprob of each after what stands before it, and the likeliest
         tokens there. The text so far must not be empty."""
-        self._require_head()
+        self._require_lm_head()
         sampling_params(timeout_s=timeout_s, logprobs=True, top_logprobs=top_logprobs)  # the one validator
         self._flush("a score")
-        self._sent = UNKNOWN_END
+        self._sent = UNKNOWN_TAIL
         choices = [list(token_ids)]
         return self._client.start_call(
             self.session_id,
@@ -146,12 +146,12 @@ class Session:
 
         `dimensions`: only so many of its first numbers (all that a model trained for it needs: Matryoshka, see
         arXiv:2205.13147). `normalize`: whether its length is then made 1; None: where the model's files say so.
-        Nothing is put around the text; `client.encode_to_embed` does that. UnsupportedModel where the files name no
+        Nothing is put around the text; `client.encode_for_embedding` does that. UnsupportedModel where the files name no
         pooling.
         """
         made = self._client.model.embeddings
         if made is None:
-            why = self._client.model.no_embeddings
+            why = self._client.model.no_embeddings_reason
             raise UnsupportedModel(f"this model has no pooling, so it gives no embeddings: {why}")
         if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= made.size):
             raise InputError(f"dimensions must be an integer from 1 to {made.size}, not {dimensions!r:.40}")
@@ -168,8 +168,8 @@ class Session:
 
     def fork(self, size: int) -> list[Session]:
         """`size` sessions that begin with this one's text as it stands here in the program."""
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK}, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
         self._flush(None)
         children = [
             Session(self._client, self._client.next_id(), self._is_empty, self._num_sent, self._sent)
@@ -182,22 +182,22 @@ class Session:
         """Ends the session and its calls at once."""
         if not self._closed:
             self._closed = True
-            self._client.send_if_alive(Abort(self.session_id))
+            self._client.send_if_open(Abort(self.session_id))
 
     def close(self) -> None:
         """Lets the session go once its calls are done. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._client.send_if_alive(Close(self.session_id))
+            self._client.send_if_open(Close(self.session_id))
 
     def _flush(self, needed_by: str | None) -> None:
         """Sends the text kept back. A call (not a fork) needs at least one token before it."""
         self._require_open()
         if self._parts:
             token_ids = self._client.tokenizer.encode(self._parts, at_start=self._is_empty)
-            self._sent = self._sent.behind(self._parts, token_ids)
+            self._sent = self._sent.extend(self._parts, token_ids)
             self._parts.clear()
-            self._send_ids(self._behind_bos(token_ids))
+            self._send_ids(self._prepend_bos(token_ids))
         if needed_by:
             self._require_text(needed_by)
 
@@ -205,7 +205,7 @@ class Session:
         if self._is_empty:
             raise InputError(f"the prompt is empty: add text before {needed_by}")
 
-    def _behind_bos(self, token_ids: list[int]) -> list[int]:
+    def _prepend_bos(self, token_ids: list[int]) -> list[int]:
         """The ids of text, the first of a session behind the tokenizer's BOS."""
         tokenizer = self._client.tokenizer
         bos = tokenizer.bos_id if self._is_empty and tokenizer.add_bos else None
@@ -231,8 +231,8 @@ class Session:
             twice = next(c for i, c in enumerate(choices) if c in choices[:i])
             raise InputError(f"the choice {twice!r:.80} is given twice")
 
-    def _require_head(self) -> None:
-        if not self._client.model.generates:
+    def _require_lm_head(self) -> None:
+        if not self._client.model.can_generate:
             raise UnsupportedModel("this model has no output head: it gives embeddings, and generates no text")
 
     def _require_open(self) -> None:

@@ -8,22 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plait.runtime.errors import CorruptModel
-from plait.runtime.models.checks import MOST, flag, real, whole
-from plait.runtime.models.rope import RopeScaling, check_scaling, frequencies
+from plait.runtime.models.rope import RopeScaling, check_rope_scaling, rope_inverse_frequencies
+from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
 
 
 @dataclass(frozen=True)
-class ExpertsConfig:
-    """A mixture of experts: each token goes through the `per_token` experts of `count` that a router ranks highest.
+class MoEConfig:
+    """A mixture of experts: each token goes through the `experts_per_token` experts of `num_experts` that a router ranks highest.
 
-    `normalize`: the weights of those chosen are scaled to add up to 1. `layers`: which layers have experts;
+    `normalize_topk`: the weights of those chosen are scaled to add up to 1. `layers`: which layers have experts;
     the others have one MLP of the model's `intermediate_size`.
     """
 
-    count: int
-    per_token: int
+    num_experts: int
+    experts_per_token: int
     intermediate_size: int
-    normalize: bool
+    normalize_topk: bool
     layers: tuple[bool, ...]
 
 
@@ -33,9 +33,9 @@ class ModelConfig:
 
     `attention_bias`: q, k and v have a bias each; `output_bias`: o has; `mlp_bias`: gate, up and down have.
     `sliding_window`: the number of latest positions a query sees, None for all; it holds in the layers that
-    `sliding_layers` marks, in all of them if that is empty. `local_rope_theta`: the rotary base of those layers,
+    `sliding_layers` marks, in all of them if that is empty. `sliding_rope_theta`: the rotary base of those layers,
     where it is another. `rotary_dim`: leading dimensions of a head that rotate, 0 for all. `attention_scale`: what
-    scores are multiplied by, 0 for 1 / sqrt(head_dim). `has_head`: False where the files hold no output head: the
+    scores are multiplied by, 0 for 1 / sqrt(head_dim). `has_lm_head`: False where the files hold no output head: the
     embedding stands in its place, and no text can be generated. Raises CorruptModel where numbers contradict.
     """
 
@@ -57,72 +57,74 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_window: int | None = None
     sliding_layers: tuple[bool, ...] = ()
-    local_rope_theta: float | None = None
+    sliding_rope_theta: float | None = None
     rotary_dim: int = 0
     attention_scale: float = 0.0
-    experts: ExpertsConfig | None = None
-    has_head: bool = True
+    experts: MoEConfig | None = None
+    has_lm_head: bool = True
 
     def __post_init__(self) -> None:
-        for name, most in MOST.items():
+        for name, most in MAX_VALUES.items():
             if name != "num_experts":
-                whole(name, getattr(self, name), most)
+                checked_int(name, getattr(self, name), most)
         if self.sliding_window is not None:
-            whole("sliding_window", self.sliding_window, MOST["context_length"])
-        real("rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)
+            checked_int("sliding_window", self.sliding_window, MAX_VALUES["context_length"])
+        checked_float("rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)
         if self.num_heads % self.num_kv_heads:
             raise CorruptModel(f"{self.num_heads} heads are no multiple of {self.num_kv_heads} KV heads")
         if len(self.sliding_layers) not in (0, self.num_layers):
             raise CorruptModel(f"{len(self.sliding_layers)} attention types for {self.num_layers} layers")
         if self.attention_scale:
-            real("attention scale", self.attention_scale, 0.0, 1e6)
+            checked_float("attention scale", self.attention_scale, 0.0, 1e6)
         self._check_rotary()
         if self.experts is not None:
             _check_experts(self.experts, self.num_layers)
 
     def _check_rotary(self) -> None:
-        real("rope_theta", self.rope_theta, 1.0, 1e15)
-        if self.local_rope_theta is not None:
-            real("rope theta of local layers", self.local_rope_theta, 1.0, 1e15)
-        if self.head_dim % 2 or self.num_rotary % 2:
+        checked_float("rope_theta", self.rope_theta, 1.0, 1e15)
+        if self.sliding_rope_theta is not None:
+            checked_float("rope theta of local layers", self.sliding_rope_theta, 1.0, 1e15)
+        if self.head_dim % 2 or self.effective_rotary_dim % 2:
             raise CorruptModel(f"head_dim {self.head_dim} is odd; rotary embeddings need pairs")
-        if self.num_rotary > self.head_dim:
-            raise CorruptModel(f"{self.num_rotary} rotary dimensions in heads of {self.head_dim}")
+        if self.effective_rotary_dim > self.head_dim:
+            raise CorruptModel(f"{self.effective_rotary_dim} rotary dimensions in heads of {self.head_dim}")
         if self.rope_scaling is not None:
-            check_scaling(self.rope_scaling, self.num_rotary)
+            check_rope_scaling(self.rope_scaling, self.effective_rotary_dim)
 
     @property
-    def num_rotary(self) -> int:
+    def effective_rotary_dim(self) -> int:
         """Dimensions of a head that rotate."""
-        return whole("rotary dimensions", self.rotary_dim or self.head_dim, MOST["head_dim"])
+        return checked_int("rotary dimensions", self.rotary_dim or self.head_dim, MAX_VALUES["head_dim"])
 
     @property
-    def score_scale(self) -> float:
+    def softmax_scale(self) -> float:
         """What attention scores are multiplied by."""
         return self.attention_scale or self.head_dim**-0.5
 
-    def is_local(self, layer: int) -> bool:
+    def is_sliding(self, layer: int) -> bool:
         """Whether the sliding window holds in this layer."""
         return self.sliding_window is not None and (not self.sliding_layers or self.sliding_layers[layer])
 
     def window(self, layer: int) -> int | None:
         """The number of latest positions a query of this layer sees, None for all."""
-        return self.sliding_window if self.is_local(layer) else None
+        return self.sliding_window if self.is_sliding(layer) else None
 
     def inverse_frequencies(self) -> tuple[float, ...]:
-        """Radians per position of each rotary pair, [num_rotary / 2], scaling included."""
-        return frequencies(self.rope_theta, self.num_rotary, self.rope_scaling, self.context_length)
+        """Radians per position of each rotary pair, [effective_rotary_dim / 2], scaling included."""
+        return rope_inverse_frequencies(
+            self.rope_theta, self.effective_rotary_dim, self.rope_scaling, self.context_length
+        )
 
-    def local_frequencies(self) -> tuple[float, ...]:
+    def sliding_inverse_frequencies(self) -> tuple[float, ...]:
         """The same of the local layers, where they have a base of their own; never scaled (Gemma 3)."""
-        theta = self.rope_theta if self.local_rope_theta is None else self.local_rope_theta
-        return frequencies(theta, self.num_rotary, None, self.context_length)
+        theta = self.rope_theta if self.sliding_rope_theta is None else self.sliding_rope_theta
+        return rope_inverse_frequencies(theta, self.effective_rotary_dim, None, self.context_length)
 
 
-def _check_experts(experts: ExpertsConfig, num_layers: int) -> None:
-    whole("number of experts", experts.count, MOST["num_experts"])
-    whole("experts per token", experts.per_token, experts.count)
-    whole("experts' intermediate_size", experts.intermediate_size, MOST["intermediate_size"])
-    flag("norm_topk_prob", experts.normalize)
+def _check_experts(experts: MoEConfig, num_layers: int) -> None:
+    checked_int("number of experts", experts.num_experts, MAX_VALUES["num_experts"])
+    checked_int("experts per token", experts.experts_per_token, experts.num_experts)
+    checked_int("experts' intermediate_size", experts.intermediate_size, MAX_VALUES["intermediate_size"])
+    checked_bool("norm_topk_prob", experts.normalize_topk)
     if len(experts.layers) != num_layers or not any(experts.layers):
         raise CorruptModel("the layers that have experts are not named, or there are none")

@@ -10,27 +10,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.gguf_config import Keys, TensorFacts
-from plait.runtime.models.shapes import LayerShapes
+from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
+from plait.runtime.models.weight_shapes import LayerShapes
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """`name` is also what ModelConfig.architecture says.
 
-    `hf` and `gguf`: what the two kinds of files call it; `hf_base` where the model without an output head is not called
-    as the others are. `gguf_names`: modules of a layer that GGUF calls otherwise
-    than in Llama. `gguf_interleaved`: llama.cpp stores the rows of q and k with rotary pairs side by side.
+    `hf` and `gguf_architecture`: what the two kinds of files call it; `hf_base` where the model without an output head is not called
+    as the others are. `gguf_layer_names`: modules of a layer that GGUF calls otherwise
+    than in Llama. `gguf_permuted_qk`: llama.cpp stores the rows of q and k with rotary pairs side by side.
     """
 
     name: str
     hf: str
-    gguf: str | None
-    read_hf: Callable[[Mapping[str, Any]], ModelConfig]
-    read_gguf: Callable[[Keys, TensorFacts], ModelConfig] | None
+    gguf_architecture: str | None
+    read_hf_config: Callable[[Mapping[str, Any]], ModelConfig]
+    read_gguf_config: Callable[[GGUFKeys, TensorDerivedFields], ModelConfig] | None
     layer_shapes: LayerShapes
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
-    gguf_interleaved: bool = False
+    gguf_layer_names: Mapping[str, str] = field(default_factory=dict)
+    gguf_permuted_qk: bool = False
     hf_base: str | None = None
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plait.runtime.errors import CorruptModel
-from plait.runtime.models.checks import MOST, real, whole
+from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RopeScaling:
     rotary pair, as GGUF stores llama3. `yarn` (arXiv:2309.00071): pairs that turn more than `beta_fast` times
     over the original context are kept, those that turn less than `beta_slow` times divided by `factor`, a ramp
     between. `longrope` (arXiv:2402.13753): divided by `divisors`, or by `long_divisors` where the context is
-    longer than the original one. `magnitude` multiplies cosine and sine (YaRN, LongRoPE).
+    longer than the original one. `attention_factor` multiplies cosine and sine (YaRN, LongRoPE).
     """
 
     kind: Literal["linear", "llama3", "divisors", "yarn", "longrope"]
@@ -35,10 +35,12 @@ class RopeScaling:
     long_divisors: tuple[float, ...] = ()
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    magnitude: float = 1.0
+    attention_factor: float = 1.0
 
 
-def frequencies(theta: float, dims: int, scaling: RopeScaling | None, context_length: int) -> tuple[float, ...]:
+def rope_inverse_frequencies(
+    theta: float, dims: int, scaling: RopeScaling | None, context_length: int
+) -> tuple[float, ...]:
     """Radians per position of each rotary pair, [dims / 2].
 
     LongRoPE has two sets. Which one holds is settled once, by `context_length`, the longest text that will be
@@ -58,36 +60,36 @@ def frequencies(theta: float, dims: int, scaling: RopeScaling | None, context_le
     return tuple(frequency / by for frequency, by in zip(plain, divisors, strict=True))
 
 
-def yarn_magnitude(factor: float) -> float:
+def yarn_attention_factor(factor: float) -> float:
     """What YaRN multiplies cosine and sine by, arXiv:2309.00071 section 3.4."""
     return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
 
 
-def longrope_magnitude(factor: float, original_context_length: int) -> float:
+def longrope_attention_factor(factor: float, original_context_length: int) -> float:
     """The same of LongRoPE, with `factor` the new context over the original one."""
     if factor <= 1 or original_context_length <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original_context_length))
 
 
-def check_scaling(scaling: RopeScaling, dims: int) -> None:
+def check_rope_scaling(scaling: RopeScaling, dims: int) -> None:
     """Raises CorruptModel for numbers that no model can have."""
-    real("rope scaling factor", scaling.factor, 0.0, 1e6)
-    real("rope scaling magnitude", scaling.magnitude, 0.0, 1e6)
+    checked_float("rope scaling factor", scaling.factor, 0.0, 1e6)
+    checked_float("rope scaling magnitude", scaling.attention_factor, 0.0, 1e6)
     if scaling.kind in ("llama3", "yarn", "longrope"):
-        whole("original_context_length", scaling.original_context_length, MOST["context_length"])
+        checked_int("original_context_length", scaling.original_context_length, MAX_VALUES["context_length"])
     if scaling.kind == "llama3":
-        _in_order("low_freq_factor", scaling.low_freq_factor, scaling.high_freq_factor)
+        _check_below("low_freq_factor", scaling.low_freq_factor, scaling.high_freq_factor)
     if scaling.kind == "yarn":
-        _in_order("beta_slow", scaling.beta_slow, scaling.beta_fast)
+        _check_below("beta_slow", scaling.beta_slow, scaling.beta_fast)
     if scaling.kind in ("divisors", "longrope"):
         _check_divisors(scaling.divisors, dims)
     if scaling.kind == "longrope":
         _check_divisors(scaling.long_divisors, dims)
 
 
-def _in_order(name: str, low: float, high: float) -> None:
-    if not real(name, low, 0.0, 1e6) < real("its upper bound", high, 0.0, 1e6):
+def _check_below(name: str, low: float, high: float) -> None:
+    if not checked_float(name, low, 0.0, 1e6) < checked_float("its upper bound", high, 0.0, 1e6):
         raise CorruptModel(f"rope scaling: {name} {low:g} is not below {high:g}, the high one")
 
 
@@ -95,7 +97,7 @@ def _check_divisors(divisors: Sequence[float], dims: int) -> None:
     if len(divisors) != dims // 2:
         raise CorruptModel(f"{len(divisors)} rope divisors for {dims} rotary dimensions")
     for divisor in divisors:
-        real("rope divisor", divisor, 0.0, 1e6)
+        checked_float("rope divisor", divisor, 0.0, 1e6)
 
 
 def _llama3(frequency: float, scaling: RopeScaling) -> float:

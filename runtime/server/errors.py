@@ -12,8 +12,8 @@ import logging
 from typing import Any
 
 from plait.runtime import errors
-from plait.runtime.sampling import SamplingParams
-from plait.runtime.server.in_flight import current
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.in_flight import current_request
 
 log = logging.getLogger("plait.server")
 
@@ -54,13 +54,13 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"'{param}' {why}", param=param, code="unsupported_parameter")
 
 
-def longest_context(num_tokens: int) -> str:
+def context_limit_message(num_tokens: int) -> str:
     """The words by which clients such as litellm know that a prompt is too long; they do not read the code."""
     return f"This model's maximum context length is {num_tokens} tokens"
 
 
 # how the runtime's own names of sampling parameters are spelled in HTTP
-_SAID = {"timeout_s": "timeout"}
+_PROTOCOL_NAMES = {"timeout_s": "timeout"}
 
 
 def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
@@ -85,7 +85,7 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return invalid(str(error), _param_of(str(error)))
     if isinstance(error, errors.UnsupportedModel):
         return invalid(str(error), code="unsupported_by_model")
-    record = current()
+    record = current_request()
     log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
 
@@ -97,4 +97,4 @@ def _param_of(sentence: str) -> str | None:
     if sentence.startswith("tenant and cache_salt"):
         return "cache_salt"  # of a client's words; the tenant is the server's
     first = sentence.partition(" ")[0]
-    return _SAID.get(first, first) if first in SamplingParams.__struct_fields__ else None
+    return _PROTOCOL_NAMES.get(first, first) if first in SamplingParams.__struct_fields__ else None

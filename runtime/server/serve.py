@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from plait.runtime.errors import InputError
-from plait.runtime.server.request_log import LogFormat, set_up_log
-from plait.runtime.server.restarting import RestartingRuntime
+from plait.runtime.server.ops.request_log import LogFormat, set_up_log
+from plait.runtime.server.ops.tracing import export_spans
+from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
-from plait.runtime.server.tracing import export_spans
 
 log = logging.getLogger("plait.server")
 
@@ -40,7 +40,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
     with listener:
         runtime = RestartingRuntime(model, meanwhile=_import_server, **engine)
         try:
-            from plait.runtime.server.listening import run
+            from plait.runtime.server.uvicorn_server import run
 
             return run(runtime, settings, listener, _address(settings, listener))
         finally:
@@ -48,7 +48,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
 
 
 def _import_server() -> None:
-    import plait.runtime.server.listening  # noqa: F401
+    import plait.runtime.server.uvicorn_server  # noqa: F401
 
 
 def _bind(settings: ServerSettings) -> socket.socket:

@@ -22,9 +22,9 @@ from plait.runtime.errors import InputError, UnsupportedModel
 from plait.runtime.tokenizer.template_sandbox import (
     BoundedEnvironment,
     LimitReached,
-    Refused,
-    limited_time,
-    weigh,
+    RaisedByTemplate,
+    check_size,
+    execution_limits,
 )
 
 MAX_SOURCE = 128 * 1024  # characters
@@ -66,11 +66,11 @@ class ChatTemplate:
         """
         template = self._compiled
         try:
-            weigh((messages, tools))
+            check_size((messages, tools))
         except LimitReached as error:
             raise InputError("the messages are too long for one conversation") from error
         try:
-            with limited_time():
+            with execution_limits():
                 return template.render(
                     messages=messages,
                     tools=tools,
@@ -79,7 +79,7 @@ class ChatTemplate:
                     bos_token=self.bos_token,
                     eos_token=self.eos_token,
                 )
-        except Refused as error:
+        except RaisedByTemplate as error:
             raise InputError(f"the chat template refuses these messages: {error}") from error
         except (LimitReached, SecurityError, MemoryError) as error:
             raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
@@ -154,26 +154,26 @@ class ChatTemplate:
         if known:
             text = self._layouts[roles[:known], today]
         for count in range(known + 1, len(roles) + 1):
-            text = self._extended(text, roles[:count])
+            text = self._extend_layout(text, roles[:count])
             self._layouts[roles[:count], today] = text
             if len(self._layouts) > _MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
         return text
 
-    def _extended(self, before: str, roles: Roles) -> str:
+    def _extend_layout(self, before: str, roles: Roles) -> str:
         """The layout of `roles`, given that of all but the last of them."""
         own = _placeholder(len(roles) - 1)
-        whole, refusal = self._rendered(roles)
+        whole, refusal = self._try_render(roles)
         if whole is not None and whole.startswith(before) and whole.count(own) == 1:
             return whole
         # The turn cannot stand last: see it with another behind it, and leave its end to that one's prefix.
         for follower in ("user", "assistant"):
-            longer, _ = self._rendered((*roles, follower))
+            longer, _ = self._try_render((*roles, follower))
             if longer is not None and longer.startswith(before) and longer.count(own) == 1:
                 return longer[: longer.index(own) + len(own)]
         # Not shown at all, but the template says how its turn would begin.
         if roles[-1] == "assistant":
-            prompt, _ = self._rendered(roles[:-1], add_generation_prompt=True)
+            prompt, _ = self._try_render(roles[:-1], add_generation_prompt=True)
             if prompt is not None and prompt.startswith(before):
                 return prompt + own
         raise InputError(
@@ -181,7 +181,7 @@ class ChatTemplate:
             + (str(refusal) if refusal else "it rewrites the turns before it, or the turn's content")
         )
 
-    def _rendered(self, roles: Roles, add_generation_prompt: bool = False) -> tuple[str | None, str]:
+    def _try_render(self, roles: Roles, add_generation_prompt: bool = False) -> tuple[str | None, str]:
         """(text, "") or (None, why not)"""
         messages = [{"role": role, "content": _placeholder(i)} for i, role in enumerate(roles)]
         if any(message["content"] in self.source for message in messages):

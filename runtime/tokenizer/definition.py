@@ -14,7 +14,7 @@ import tokenizers
 
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-SPACE_LETTER = "\u2581"  # SentencePiece writes it for a space
+SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece writes it for a space
 
 
 @dataclass(frozen=True)
@@ -30,32 +30,32 @@ class AddedToken:
 
 
 @dataclass(frozen=True)
-class Definition:
+class TokenizerDefinition:
     """Everything a Tokenizer needs. Both backends tokenize plain text and know no added token.
 
     `plain` continues a text, `start` begins one (SentencePiece puts a space before the first word);
-    `prefix_after_control`: text after a control token begins like a new one. `ending`: what the file's own tokenizer
+    `prefix_after_control`: text after a control token begins like a new one. `suffix_ids`: what the file's own tokenizer
     puts behind a whole text (models that embed texts are trained with an end token there).
     """
 
     plain: tokenizers.Tokenizer
     start: tokenizers.Tokenizer
     prefix_after_control: bool
-    added: Mapping[str, AddedToken]
+    added_tokens: Mapping[str, AddedToken]
     control_ids: frozenset[int]
     token_bytes: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
     bos_id: int | None
     add_bos: bool
     chat_template: ChatTemplate | None
-    ending: tuple[int, ...] = ()
+    suffix_ids: tuple[int, ...] = ()
 
 
 _TAGS = (
     "a|b|bbox|blockquote|body|caption|code|div|em|footer|h1|h2|h3|h4|h5|h6|html|i|iframe|img|li|s|span|strong|sub|sup"
     "|table|tbody|td|tfoot|th|thead|tr|u|ul"
 )
-_TEXT_TOKEN = re.compile(rf"\s+|{SPACE_LETTER}+|</?(?:{_TAGS})>")
+_TEXT_TOKEN = re.compile(rf"\s+|{SENTENCEPIECE_SPACE}+|</?(?:{_TAGS})>")
 
 
 def is_text_token(text: str) -> bool:
@@ -71,7 +71,7 @@ def is_text_token(text: str) -> bool:
 
 
 @cache
-def byte_letters() -> dict[str, int]:
+def unicode_to_byte() -> dict[str, int]:
     """GPT-2's alphabet: a printable letter for each of the 256 bytes.
 
     The printable bytes of Latin-1 stand for themselves, the others for U+0100 on, in order.
@@ -81,13 +81,13 @@ def byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def byte_level_bytes(token: str) -> bytes:
+def byte_level_token_bytes(token: str) -> bytes:
     """The bytes of a token written in GPT-2's alphabet, or in plain letters if it is not.
 
-    >>> byte_level_bytes("\u0120the")
+    >>> byte_level_token_bytes("\u0120the")
     b' the'
     """
-    letters = byte_letters()
+    letters = unicode_to_byte()
     try:
         return bytes([letters[letter] for letter in token])
     except KeyError:
@@ -97,12 +97,12 @@ def byte_level_bytes(token: str) -> bytes:
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
-def sentencepiece_bytes(token: str) -> bytes:
+def sentencepiece_token_bytes(token: str) -> bytes:
     """The bytes of a SentencePiece token: `<0x0A>` is one byte, the low block letter a space.
 
-    >>> sentencepiece_bytes("\u2581the"), sentencepiece_bytes("<0x0A>")
+    >>> sentencepiece_token_bytes("\u2581the"), sentencepiece_token_bytes("<0x0A>")
     (b' the', b'\\n')
     """
     if match := _BYTE_TOKEN.fullmatch(token):
         return bytes([int(match[1], 16)])
-    return token.replace(SPACE_LETTER, " ").encode("utf-8", "replace")
+    return token.replace(SENTENCEPIECE_SPACE, " ").encode("utf-8", "replace")

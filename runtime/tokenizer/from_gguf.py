@@ -14,12 +14,12 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import (
-    SPACE_LETTER,
+    SENTENCEPIECE_SPACE,
     AddedToken,
-    Definition,
-    byte_level_bytes,
+    TokenizerDefinition,
+    byte_level_token_bytes,
     is_text_token,
-    sentencepiece_bytes,
+    sentencepiece_token_bytes,
 )
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
@@ -30,14 +30,14 @@ _GPT2 = ("gpt-2", "gpt2", "default")
 _SINGLE_DIGITS = ("smollm", "starcoder")
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 _QWEN2 = ("qwen2", "deepseek-r1-qwen")
-_WORDS = (
+_WORD_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) -> Definition:
-    """The tokenizer in the metadata; `width` is the number of logits where it is known.
+def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = None) -> TokenizerDefinition:
+    """The tokenizer in the metadata; `vocab_size` is the number of logits where it is known.
 
     Raises UnsupportedModel for another kind of tokenizer, CorruptModel where the lists contradict.
     """
@@ -50,39 +50,43 @@ def definition_from_gguf(metadata: Mapping[str, Any], width: int | None = None) 
     pre = _name(metadata, "pre", "default")
     bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     eos_ids = _eos_ids(metadata, len(tokens), 2 if sentencepiece else None)
-    silent = {i for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _UNUSED)} | set(eos_ids)
-    silent |= set() if bos is None else {bos}
-    written = _written_ids(metadata, tokens, types, silent) if sentencepiece else set()
+    control_ids = {i for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _UNUSED)} | set(eos_ids)
+    control_ids |= set() if bos is None else {bos}
+    plain_text_ids = _plain_text_user_defined_ids(metadata, tokens, types, control_ids) if sentencepiece else set()
     try:
         plain, start = (
-            _sentencepiece(metadata, tokens, types, written) if sentencepiece else _byte_level(metadata, tokens, types)
+            _sentencepiece(metadata, tokens, types, plain_text_ids)
+            if sentencepiece
+            else _byte_level(metadata, tokens, types)
         )
     except (UnsupportedModel, CorruptModel):
         raise
     except Exception as error:  # `tokenizers` raises nothing narrower for lists that contradict
         raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
-    spelled = sentencepiece_bytes if sentencepiece else byte_level_bytes
-    return Definition(
+    to_bytes = sentencepiece_token_bytes if sentencepiece else byte_level_token_bytes
+    return TokenizerDefinition(
         plain=plain,
         start=start,
         prefix_after_control=start is not plain,
-        added={
+        added_tokens={
             text: AddedToken(i)
             for i, text in enumerate(tokens)
-            if text and i not in written and (types[i] in (_CONTROL, _USER_DEFINED) or i == bos or i in eos_ids)
+            if text and i not in plain_text_ids and (types[i] in (_CONTROL, _USER_DEFINED) or i == bos or i in eos_ids)
         },
-        control_ids=frozenset(silent),
-        token_bytes=_all_bytes(tokens, types, silent, spelled, _width(metadata, width, len(tokens))),
+        control_ids=frozenset(control_ids),
+        token_bytes=_all_bytes(
+            tokens, types, control_ids, to_bytes, _checked_vocab_size(metadata, vocab_size, len(tokens))
+        ),
         eos_ids=eos_ids,
         bos_id=bos,
         add_bos=_flag(metadata, "add_bos_token", sentencepiece or pre in _LLAMA3),
         chat_template=_template(metadata, tokens, bos, eos_ids[0]),
-        ending=eos_ids[:1] if _flag(metadata, "add_eos_token", False) else (),
+        suffix_ids=eos_ids[:1] if _flag(metadata, "add_eos_token", False) else (),
     )
 
 
-def _written_ids(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], silent: set[int]
+def _plain_text_user_defined_ids(
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], control_ids: set[int]
 ) -> set[int]:
     """User-defined tokens that SentencePiece finds in any text before it merges letters, the longest first.
 
@@ -91,7 +95,7 @@ def _written_ids(
     if _flag(metadata, "add_space_prefix", True):
         return set()
     found = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
-    return {i for i in found if i not in silent and is_text_token(tokens[i])}
+    return {i for i in found if i not in control_ids and is_text_token(tokens[i])}
 
 
 def _name(metadata: Mapping[str, Any], key: str, default: str = "") -> str:
@@ -148,22 +152,22 @@ def _eos_ids(metadata: Mapping[str, Any], count: int, default: int | None) -> tu
     return found
 
 
-def _width(metadata: Mapping[str, Any], width: int | None, count: int) -> int:
-    if width is None:
+def _checked_vocab_size(metadata: Mapping[str, Any], vocab_size: int | None, count: int) -> int:
+    if vocab_size is None:
         known = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", count)
-        width = known if type(known) is int else count
-    if not count <= width <= 2**24:
-        raise CorruptModel(f"the tokenizer has {count} tokens and the model {width} rows for them")
-    return width
+        vocab_size = known if type(known) is int else count
+    if not count <= vocab_size <= 2**24:
+        raise CorruptModel(f"the tokenizer has {count} tokens and the model {vocab_size} rows for them")
+    return vocab_size
 
 
 def _all_bytes(
-    tokens: Sequence[str], types: Sequence[int], silent: Iterable[int], spelled: Any, width: int
+    tokens: Sequence[str], types: Sequence[int], control_ids: Iterable[int], to_bytes: Any, vocab_size: int
 ) -> tuple[bytes, ...]:
-    found = [text.encode() if types[i] == _USER_DEFINED else spelled(text) for i, text in enumerate(tokens)] + [b""] * (
-        width - len(tokens)
-    )
-    for i in silent:
+    found = [text.encode() if types[i] == _USER_DEFINED else to_bytes(text) for i, text in enumerate(tokens)] + [
+        b""
+    ] * (vocab_size - len(tokens))
+    for i in control_ids:
         found[i] = b""
     return tuple(found)
 
@@ -177,16 +181,16 @@ def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | Non
     return ChatTemplate(source, "" if bos is None else tokens[bos], tokens[eos])
 
 
-Backends = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
+BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Backends:
+def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> BackendPair:
     pre = _name(metadata, "pre", "default")
     # Only what BPE may produce goes in: text never becomes a control token.
     vocab = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
     merges = [merge for text in _strings(metadata, "merges") if (merge := _merge(text, vocab))]
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3))
-    backend.pre_tokenizer = _words(pre, _flag(metadata, "add_space_prefix", False))
+    backend.pre_tokenizer = _pre_tokenizer(pre, _flag(metadata, "add_space_prefix", False))
     if pre in _QWEN2:
         backend.normalizer = normalizers.NFC()
     return backend, backend
@@ -201,35 +205,35 @@ def _merge(text: str, vocab: Mapping[str, int]) -> tuple[str, str] | None:
     return (left, right) if left + right in vocab and left in vocab and right in vocab else None
 
 
-def _words(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
+def _pre_tokenizer(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
     if pre in _GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
     if pre in _SINGLE_DIGITS:
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+        decode_byte_level_token = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), decode_byte_level_token])
     if pre not in _LLAMA3 + _QWEN2:
         known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
         raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; there are {known}")
-    pattern = Regex(_WORDS % ("{1,3}" if pre in _LLAMA3 else ""))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
+    pattern = Regex(_WORD_PATTERN % ("{1,3}" if pre in _LLAMA3 else ""))
+    decode_byte_level_token = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), decode_byte_level_token])
 
 
 def _sentencepiece(
-    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], written: set[int]
-) -> Backends:
+    metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], plain_text_ids: set[int]
+) -> BackendPair:
     scores = _numbers(metadata, "scores", len(tokens), 0.0)
     unknown = _special_id(metadata, "unknown_token_id", len(tokens), 0)
     vocab = {text: i for i, text in enumerate(tokens) if types[i] not in (_CONTROL, _USER_DEFINED, _UNUSED)}
-    vocab |= {tokens[i]: i for i in written}
+    vocab |= {tokens[i]: i for i in plain_text_ids}
     unknown_text = tokens[unknown] if unknown is not None and tokens[unknown] in vocab else None
     merges = _merges_by_score(tokens, types, scores, vocab)
     model = models.BPE(vocab, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
     plain, start = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
-    spaces = normalizers.Replace(" ", SPACE_LETTER)
+    spaces = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
     plain.normalizer = spaces
-    start.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_LETTER), spaces])
-    plain.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(written)])
+    start.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
+    plain.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
     return plain, start if _flag(metadata, "add_space_prefix", True) else plain
 
 

@@ -27,9 +27,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
 
-MAX_WEIGHT = 4 * 2**20  # of one value: a character weighs 1, an item _ITEM
-_ITEM = 8
-MAX_LINES = 2_000_000  # executed, in one rendering
+MAX_VALUE_SIZE = 4 * 2**20  # of one value: a character weighs 1, an item _ITEM
+_ITEM_SIZE = 8
+MAX_EXECUTED_LINES = 2_000_000  # executed, in one rendering
 MAX_SECONDS = 2.0
 _MAX_INTEGER = 100_000  # as an argument
 
@@ -38,16 +38,16 @@ class LimitReached(Exception):
     """The template does more than a chat template has any reason to."""
 
 
-class Refused(Exception):
+class RaisedByTemplate(Exception):
     """The template itself called raise_exception."""
 
 
-def weigh(value: Any, times: int = 1) -> Any:
-    """The value, if all it holds, written out `times` times, stays under MAX_WEIGHT; else LimitReached.
+def check_size(value: Any, times: int = 1) -> Any:
+    """The value, if all it holds, written out `times` times, stays under MAX_VALUE_SIZE; else LimitReached.
 
     What is held twice counts twice, as it would in a text.
     """
-    left = MAX_WEIGHT // max(times, 1)
+    left = MAX_VALUE_SIZE // max(times, 1)
     if type(value) is str and len(value) < left:  # nearly all of them
         return value
     stack = [value]
@@ -58,11 +58,11 @@ def weigh(value: Any, times: int = 1) -> Any:
         if isinstance(item, str | bytes):
             left -= len(item)
         elif isinstance(item, Mapping):
-            left -= len(item) * _ITEM
+            left -= len(item) * _ITEM_SIZE
             if left >= 0:
                 stack += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set | frozenset | deque):
-            left -= len(item) * _ITEM
+            left -= len(item) * _ITEM_SIZE
             if left >= 0:
                 stack += item
         left -= 1
@@ -72,7 +72,7 @@ def weigh(value: Any, times: int = 1) -> Any:
 
 
 @contextmanager
-def limited_time(seconds: float = MAX_SECONDS, lines: int = MAX_LINES) -> Iterator[None]:
+def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LINES) -> Iterator[None]:
     """Within it, LimitReached is raised in template code of this thread that runs longer or further."""
     previous, end, left = sys.gettrace(), time.monotonic() + seconds, lines
 
@@ -90,26 +90,26 @@ def limited_time(seconds: float = MAX_SECONDS, lines: int = MAX_LINES) -> Iterat
         sys.settrace(previous)
 
 
-class _Weighed(NodeTransformer):
+class _SizeCheckTransformer(NodeTransformer):
     """Sends every `a ~ b`, list, tuple and dict that the template writes through a filter that weighs."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes), "plait_concat", node.lineno)
+        return _wrap_in_filter(nodes.List(node.nodes), "plait_concat", node.lineno)
 
     def _container(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         stored = getattr(node, "ctx", "load") != "load"  # `for a, b in ...` names, it does not build
-        return node if stored else _filtered(node, "plait_weigh", node.lineno)
+        return node if stored else _wrap_in_filter(node, "plait_weigh", node.lineno)
 
     visit_List = visit_Tuple = visit_Dict = _container
 
 
-def _filtered(node: nodes.Expr, name: str, line: int) -> nodes.Filter:
+def _wrap_in_filter(node: nodes.Expr, name: str, line: int) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=line)
 
 
-class _Generation(Extension):
+class _GenerationExtension(Extension):
     """`{% generation %}...{% endgeneration %}` marks what a model writes; for rendering it is its content."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -126,7 +126,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         # Without the optimizer nothing is computed while the template is compiled.
-        extensions = [loopcontrols, _Generation]
+        extensions = [loopcontrols, _GenerationExtension]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
         self.filters = _filters(self.filters)
         self.globals = {
@@ -139,7 +139,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        _Weighed().visit(tree)
+        _SizeCheckTransformer().visit(tree)
         return tree
 
     @staticmethod
@@ -149,14 +149,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
-            _small_power(left, right)
+            _check_power(left, right)
         elif operator == "%" and isinstance(left, str | bytes):
-            _plain_format(left)
+            _check_format(left)
         elif operator == "*":
-            _small_product(left, right)
+            _check_product(left, right)
         elif operator == "+":
-            weigh((left, right))
-        return weigh(super().call_binop(context, operator, left, right))
+            check_size((left, right))
+        return check_size(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         for argument in (*args, *kwargs.values()):
@@ -165,23 +165,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str | bytes):
             if name == "replace":
-                _replaceable(owner, *args[:2])
+                _check_replace(owner, *args[:2])
             elif name == "join" and args:
-                args = ([*weigh(list(args[0]))], *args[1:])
-                weigh(owner, len(args[0]))
+                args = ([*check_size(list(args[0]))], *args[1:])
+                check_size(owner, len(args[0]))
             elif name in ("translate", "expandtabs"):
                 raise LimitReached(f"it calls {name}")
-        return weigh(super().call(context, obj, *args, **kwargs))
+        return check_size(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
-            _plain_format(value.__self__)
+            _check_format(value.__self__)
         return wrapped
 
 
 def _raise_exception(message: Any) -> NoReturn:
-    raise Refused(str(message)[:300])
+    raise RaisedByTemplate(str(message)[:300])
 
 
 def _strftime_now(layout: str) -> str:
@@ -191,7 +191,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _join(parts: Iterable[Any], separator: str = "") -> str:
-    left, texts = MAX_WEIGHT, []
+    left, texts = MAX_VALUE_SIZE, []
     for part in parts:
         texts.append(str(part))
         left -= len(texts[-1]) + len(separator)
@@ -200,39 +200,39 @@ def _join(parts: Iterable[Any], separator: str = "") -> str:
     return separator.join(texts)
 
 
-def _replaceable(text: str | bytes, old: Any, new: Any) -> None:
+def _check_replace(text: str | bytes, old: Any, new: Any) -> None:
     if isinstance(old, type(text)) and isinstance(new, type(text)):
         count = text.count(old)  # type: ignore[arg-type]
-        if count * len(new) + len(text) > MAX_WEIGHT:
+        if count * len(new) + len(text) > MAX_VALUE_SIZE:
             raise LimitReached("it replaces too much")
 
 
-def _plain_format(layout: str | bytes) -> None:
+def _check_format(layout: str | bytes) -> None:
     """Refuses widths of four digits and more, and widths that come from an argument."""
     text = layout if isinstance(layout, str) else layout.decode("latin-1")
     if len(text) > 65_536 or re.search(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]*\{", text):
         raise LimitReached("it formats with a width that is too large")
 
 
-def _small_power(base: Any, exponent: Any) -> None:
+def _check_power(base: Any, exponent: Any) -> None:
     if not (isinstance(base, int | float) and isinstance(exponent, int | float)):
         raise LimitReached("it raises what is no number to a power")
     if abs(base) > 10_000 or abs(exponent) > 16:
         raise LimitReached("it computes a power that is too large")
 
 
-def _small_product(left: Any, right: Any) -> None:
+def _check_product(left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         if left.bit_length() + right.bit_length() > 256:
             raise LimitReached("it computes a number that is too large")
         return
     for repeated, times in ((left, right), (right, left)):
         if isinstance(times, int):
-            weigh(repeated, times + 1 if times > 0 else 1)
+            check_size(repeated, times + 1 if times > 0 else 1)
 
 
 # The filters that Jinja's own code bounds by the size of what goes in.
-_AS_THEY_ARE = (
+_UNCHANGED_FILTERS = (
     "abs",
     "capitalize",
     "count",
@@ -268,9 +268,9 @@ _AS_THEY_ARE = (
 
 
 def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    return {name: theirs[name] for name in _AS_THEY_ARE} | {
+    return {name: theirs[name] for name in _UNCHANGED_FILTERS} | {
         "plait_concat": _join,
-        "plait_weigh": weigh,
+        "plait_weigh": check_size,
         "format": _filter_format,
         "indent": _filter_indent,
         "join": _filter_join,
@@ -284,15 +284,15 @@ def _filters(theirs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[...
 def _filter_format(value: Any, *args: Any, **kwargs: Any) -> str:
     if args and kwargs:
         raise TypeError("format takes either positional or named values")
-    _plain_format(str(value))
-    return str(weigh(str(value) % (kwargs or args)))
+    _check_format(str(value))
+    return str(check_size(str(value) % (kwargs or args)))
 
 
 def _filter_indent(value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     step = len(width) if isinstance(width, str) else width
     if not 0 <= step <= 64:
         raise LimitReached("it indents too far")
-    weigh(value, 1 + step)
+    check_size(value, 1 + step)
     return filters.do_indent(value, width, first, blank)
 
 
@@ -305,7 +305,7 @@ def _filter_join(environment: Any, value: Iterable[Any], d: str = "", attribute:
 
 def _filter_replace(value: Any, old: Any, new: Any, count: int = -1) -> str:
     text, before, after = str(value), str(old), str(new)
-    _replaceable(text, before, after)
+    _check_replace(text, before, after)
     return text.replace(before, after, -1 if count is None else count)
 
 
@@ -325,5 +325,5 @@ def _filter_tojson(
     """JSON as it is: Jinja's own would escape it for HTML."""
     if indent is not None and not 0 <= (len(indent) if isinstance(indent, str) else indent) <= 16:
         raise LimitReached("it indents too far")
-    weigh(separators)
+    check_size(separators)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -14,21 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.model_files.gguf import GGUFFile, open_gguf
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.gguf_config import TensorFacts
-from plait.runtime.models.registry import BY_NAME, from_gguf
-from plait.runtime.weights.expected import check_shape, expected_shapes, known
-from plait.runtime.weights.gguf import GGUFFile, open_gguf
+from plait.runtime.models.loading.gguf_config import TensorDerivedFields
+from plait.runtime.models.registry import FAMILIES_BY_NAME, config_from_gguf
+from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
     import torch
 
-_GLOBAL = {
+_MODEL_TENSOR_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
 }
-_LAYER = {
+_LAYER_TENSOR_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -43,16 +43,16 @@ _LAYER = {
 }
 
 
-_PLAIN = {"F32": "<f4", "F16": "<f2"}
+_FLOAT_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
     """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`; `names` are the family's own modules."""
     module, _, kind = name.rpartition(".")
-    if module in _GLOBAL:
-        return f"{_GLOBAL[module]}.{kind}"
+    if module in _MODEL_TENSOR_NAMES:
+        return f"{_MODEL_TENSOR_NAMES[module]}.{kind}"
     layer, _, inner = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{names.get(inner) or _LAYER[inner]}.{kind}"
+    return f"blk.{layer}.{names.get(inner) or _LAYER_TENSOR_NAMES[inner]}.{kind}"
 
 
 class GGUFCheckpoint:
@@ -64,62 +64,64 @@ class GGUFCheckpoint:
         self.file = open_gguf(path)
         self.config = gguf_model_config(self.file)
         self.shapes = expected_shapes(self.config)
-        self._family = BY_NAME[self.config.architecture]
+        self._family = FAMILIES_BY_NAME[self.config.architecture]
         for name, shape in self.shapes.items():
-            info = self.file.tensors.get(self._stored(name))
+            info = self.file.tensors.get(self._gguf_name(name))
             check_shape(name, info.shape if info else None, shape)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
-    def stored_as(self, name: str) -> str:
-        known(name, self.shapes)
-        return self.file.tensors[self._stored(name)].quantization
+    def stored_type(self, name: str) -> str:
+        shape_of(name, self.shapes)
+        return self.file.tensors[self._gguf_name(name)].quantization
 
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        shape = known(name, self.shapes)
-        info = self.file.tensors[self._stored(name)]
+        shape = shape_of(name, self.shapes)
+        info = self.file.tensors[self._gguf_name(name)]
         rows = self.file.raw(info.name).reshape(math.prod(shape[:-1]), -1)  # [1, bytes] of a vector
-        heads = self._interleaved_heads(name)
+        heads = self._num_permuted_heads(name)
         if heads:
             # llama.cpp keeps the two halves of each head's rotary pairs interleaved: a permutation of whole rows,
             # so the stored blocks can be put in order as they are.
-            rows = _half_rotation(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
+            rows = _unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
         return info.quantization, rows, shape
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
 
-        from plait.kernels.dequantize import BLOCK, dequantize
+        from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES, dequantize
 
         quantization, rows, shape = self.raw(name)
-        if quantization not in BLOCK:
-            raise UnsupportedModel(f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}")
+        if quantization not in GGUF_BLOCK_SHAPES:
+            raise UnsupportedModel(
+                f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
+            )
         blocks = torch.from_numpy(rows).to(device)  # the packed form crosses to the device, not the wide one
         return dequantize(blocks, quantization, shape).to(dtype)
 
-    def floats(self, name: str) -> npt.NDArray[np.float32]:
+    def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         quantization, rows, shape = self.raw(name)
-        if quantization in _PLAIN:
-            return np.ascontiguousarray(rows).view(_PLAIN[quantization]).astype(np.float32).reshape(shape)
+        if quantization in _FLOAT_DTYPES:
+            return np.ascontiguousarray(rows).view(_FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
         import torch
 
         found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
         return found
 
-    def _stored(self, name: str) -> str:
-        return gguf_name(name, self._family.gguf_names)
+    def _gguf_name(self, name: str) -> str:
+        return gguf_name(name, self._family.gguf_layer_names)
 
-    def _interleaved_heads(self, name: str) -> int:
+    def _num_permuted_heads(self, name: str) -> int:
         """How many heads the tensor's rows are, if they are stored interleaved; else 0."""
-        if self._family.gguf_interleaved and "self_attn.q_proj" in name:
+        if self._family.gguf_permuted_qk and "self_attn.q_proj" in name:
             return self.config.num_heads
-        if self._family.gguf_interleaved and "self_attn.k_proj" in name:
+        if self._family.gguf_permuted_qk and "self_attn.k_proj" in name:
             return self.config.num_kv_heads
         return 0
 
 
-def _half_rotation(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
+def _unpermute_qk(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
     """Rows (head, i, half) to rows (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
     split = rows.reshape(heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
@@ -127,21 +129,21 @@ def _half_rotation(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.ui
 
 def gguf_model_config(file: GGUFFile) -> ModelConfig:
     """The config in the metadata, with what only the tensors tell. Raises CorruptModel or UnsupportedModel."""
-    return from_gguf(
+    return config_from_gguf(
         file.metadata,
-        TensorFacts(
+        TensorDerivedFields(
             tie_word_embeddings="output.weight" not in file.tensors,
             attention_bias="blk.0.attn_q.bias" in file.tensors,
             output_bias="blk.0.attn_output.bias" in file.tensors,
             mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-            rope_divisors=_numbers(file, "rope_freqs.weight"),
-            rope_short=_numbers(file, "rope_factors_short.weight"),
-            rope_long=_numbers(file, "rope_factors_long.weight"),
+            rope_divisors=_float_vector(file, "rope_freqs.weight"),
+            rope_short=_float_vector(file, "rope_factors_short.weight"),
+            rope_long=_float_vector(file, "rope_factors_long.weight"),
         ),
     )
 
 
-def _numbers(file: GGUFFile, name: str) -> tuple[float, ...] | None:
+def _float_vector(file: GGUFFile, name: str) -> tuple[float, ...] | None:
     info = file.tensors.get(name)
     if info is None:
         return None

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from plait.runtime.errors import CorruptModel, InputError, ModelNotFound, UnsupportedModel
-from plait.runtime.models.json_file import read_json_object
-from plait.runtime.models.registry import from_hf
-from plait.runtime.weights.expected import check_shape, expected_shapes, known
+from plait.runtime.model_files.json_file import read_json_object
+from plait.runtime.models.registry import config_from_hf
+from plait.runtime.weights.shape_check import check_shape, expected_shapes, shape_of
 
 if TYPE_CHECKING:
     import torch
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_STACK = ".experts."
+_EXPERTS_INFIX = ".experts."
 
 
 class SafetensorsCheckpoint:
@@ -32,31 +32,35 @@ class SafetensorsCheckpoint:
 
     What the model calls `mlp.experts.up_proj.weight` [E, F, C] is stored as `mlp.experts.0.up_proj.weight` [F, C]
     and so on. A model that was saved without an output head, as those that embed texts are, has no `model.` before its
-    names; where the config does not tie the head to the embedding either, there is none: `config.has_head` is False.
+    names; where the config does not tie the head to the embedding either, there is none: `config.has_lm_head` is False.
     """
 
     container: Final = "safetensors"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = from_hf(read_json_object(folder / "config.json"))
-        self.opened: dict[tuple[str, str], Any] = {}
-        self.file_of = self._locate()
-        self._is_bare = "norm.weight" in self.file_of
-        if self._is_bare and not self.config.tie_word_embeddings and "lm_head.weight" not in self.file_of:
-            self.config = replace(self.config, tie_word_embeddings=True, has_head=False)
+        self.config = config_from_hf(read_json_object(folder / "config.json"))
+        self.handles: dict[tuple[str, str], Any] = {}
+        self.file_by_tensor = self._map_tensors_to_files()
+        self._lacks_model_prefix = "norm.weight" in self.file_by_tensor
+        if (
+            self._lacks_model_prefix
+            and not self.config.tie_word_embeddings
+            and "lm_head.weight" not in self.file_by_tensor
+        ):
+            self.config = replace(self.config, tie_word_embeddings=True, has_lm_head=False)
         self.shapes = expected_shapes(self.config)
         for name, shape in self.shapes.items():
-            for part, expected in self._parts(name, shape):
-                file = self.file_of.get(part)
+            for part, expected in self._stored_parts(name, shape):
+                file = self.file_by_tensor.get(part)
                 check_shape(part, self._stored_shape(file, part) if file else None, expected)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self.shapes)
 
-    def stored_as(self, name: str) -> str:
-        part, _ = self._parts(name, known(name, self.shapes))[0]
-        kind: str = self._open(self.file_of[part], "cpu").get_slice(part).get_dtype()
+    def stored_type(self, name: str) -> str:
+        part, _ = self._stored_parts(name, shape_of(name, self.shapes))[0]
+        kind: str = self._open(self.file_by_tensor[part], "cpu").get_slice(part).get_dtype()
         return kind
 
     def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
@@ -65,11 +69,11 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
 
-        shape = known(name, self.shapes)
-        parts = [self._read(part, device) for part, _ in self._parts(name, shape)]
+        shape = shape_of(name, self.shapes)
+        parts = [self._read(part, device) for part, _ in self._stored_parts(name, shape)]
         return parts[0].to(dtype) if len(shape) < 3 else torch.stack([part.to(dtype) for part in parts])
 
-    def floats(self, name: str) -> npt.NDArray[np.float32]:
+    def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         import torch
 
         found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
@@ -78,45 +82,45 @@ class SafetensorsCheckpoint:
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
         import torch
 
-        file = self.file_of[name]
+        file = self.file_by_tensor[name]
         try:
             stored: torch.Tensor = self._open(file, str(device)).get_tensor(name)
         except SafetensorError as error:
-            raise _damaged(file) from error
+            raise _corrupt_file(file) from error
         if stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModel(f"tensor {name!r} is stored as {stored.dtype}; plait reads 32 and 16 bits")
         return stored
 
-    def _parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    def _stored_parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
         """(stored name, its shape) of what makes up a tensor."""
-        stored = name.removeprefix("model.") if self._is_bare else name
+        stored = name.removeprefix("model.") if self._lacks_model_prefix else name
         if len(shape) < 3:
             return [(stored, shape)]
-        before, after = stored.split(_STACK)
-        return [(f"{before}{_STACK}{i}.{after}", shape[1:]) for i in range(shape[0])]
+        before, after = stored.split(_EXPERTS_INFIX)
+        return [(f"{before}{_EXPERTS_INFIX}{i}.{after}", shape[1:]) for i in range(shape[0])]
 
-    def _locate(self) -> dict[str, str]:
+    def _map_tensors_to_files(self) -> dict[str, str]:
         """Tensor name -> file name, from the index or from the single file."""
         if not (self.folder / _INDEX).exists():
             return dict.fromkeys(self._open(_SINGLE, "cpu").keys(), _SINGLE)
-        file_of = read_json_object(self.folder / _INDEX).get("weight_map")
-        if not isinstance(file_of, dict):
+        file_by_tensor = read_json_object(self.folder / _INDEX).get("weight_map")
+        if not isinstance(file_by_tensor, dict):
             raise CorruptModel(f"{_INDEX} has no weight_map")
-        for file in file_of.values():
+        for file in file_by_tensor.values():
             if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
                 raise CorruptModel(f"{_INDEX} names {file!r:.80}, no safetensors file of its folder")
-        return file_of
+        return file_by_tensor
 
     def _open(self, file: str, device: str) -> Any:
-        handle = self.opened.get((file, device))
+        handle = self.handles.get((file, device))
         if handle is None:
             try:
                 handle = safe_open(str(self.folder / file), framework="pt", device=device)
             except FileNotFoundError as error:
                 raise ModelNotFound(f"{self.folder} has no {file}") from error
             except (SafetensorError, OSError) as error:
-                raise _damaged(file) from error
-            self.opened[file, device] = handle
+                raise _corrupt_file(file) from error
+            self.handles[file, device] = handle
         return handle
 
     def _stored_shape(self, file: str, name: str) -> list[int] | None:
@@ -127,5 +131,5 @@ class SafetensorsCheckpoint:
         return shape
 
 
-def _damaged(file: str) -> CorruptModel:
+def _corrupt_file(file: str) -> CorruptModel:
     return CorruptModel(f"{file} is truncated or damaged; download it again")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from gguf_reader import Reader
+from fast_gguf_reader import Reader
 
-from plait.constrained.tokenizer_file import byte_level
+from plait.constrained.tokenizer_file import decode_byte_level_token
 from plait.constrained.vocabulary import Vocabulary
 
 END, SECOND_END, CONTROL = 0, 300, 1
@@ -66,5 +66,7 @@ def smollm() -> Vocabulary:
     def encode(text: str) -> Sequence[int]:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
-    token_bytes = tuple(b"" if kind == 3 else byte_level(text) for text, kind in zip(texts, types, strict=True))
+    token_bytes = tuple(
+        b"" if kind == 3 else decode_byte_level_token(text) for text, kind in zip(texts, types, strict=True)
+    )
     return Vocabulary(token_bytes, (2,), encode)

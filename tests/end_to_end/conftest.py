@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plait.runtime.engine import Engine
-from plait.runtime.launch import Runtime
-from plait.runtime.models.locate import locate_model
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.engine import Engine
+from plait.runtime.process.runtime import Runtime
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ BATCHES = {
 
 
 def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Tensor:
-    from plait.kernels.triton.attention import paged_attention
+    from plait.kernels.triton.attention.paged import paged_attention
 
     names = ("q", "k_cache", "v_cache")
     return paged_attention(
@@ -77,7 +77,7 @@ def test_shared_prefixes_equal_the_reference(name: str, page_size: int) -> None:
 @pytest.mark.parametrize("name", ["Llama 3", "Gemma 2", "fp8"])
 def test_a_captured_step_follows_the_lengths(name: str) -> None:
     """One graph of four rows, replayed for batches of other lengths, the last of them with a padding row."""
-    from plait.kernels.triton.attention_plan import allocate_plan, fill_plan
+    from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 
     layer, page_size, size = LAYERS[name], 16, 4
     shape = AttentionShape(layer.group * layer.kv_heads, layer.kv_heads, layer.dim, layer.cache or layer.dtype)

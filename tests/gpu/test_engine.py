@@ -7,10 +7,10 @@ import gc
 import pytest
 import torch
 
-from plait.runtime.engine import Engine
-from plait.runtime.gpu.steps import GpuSteps
-from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler.under_way import Foresight
+from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
+from plait.runtime.process.engine import Engine
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.overlap import OverlapController
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
 
@@ -48,18 +48,18 @@ def test_running_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None
 
     def run() -> tuple[list[list[int]], int]:
         with Engine(device="cuda", max_pages=4000, check_integrity=True) as engine:
-            steps, found = engine.scheduler.launcher._device_steps, []
-            assert isinstance(steps, GpuSteps)
+            steps, found = engine.engine_loop.step_executor._async_launcher, []
+            assert isinstance(steps, GpuStepLauncher)
             for seed, prompt in enumerate(PROMPTS):
                 session = engine.client.open_session()
                 session.append(prompt)
                 params = sampling_params(max_tokens=80, temperature=0.9, seed=seed, ignore_eos=True)
                 found.append(session.generate(params).result().token_ids)
-            return found, steps.num_followed
+            return found, steps.num_overlapped
 
-    ahead, num_followed = run()
-    assert num_followed > 200
-    monkeypatch.setattr(Foresight, "pays", property(lambda self: False))
+    ahead, num_overlapped = run()
+    assert num_overlapped > 200
+    monkeypatch.setattr(OverlapController, "is_worthwhile", property(lambda self: False))
     assert run() == (ahead, 0)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plait.kernels import quantized, reference_fused, reference_matmul, reference_sampling
-from plait.kernels.sampling_inputs import LogitShaping, RowMasks, SamplingInputs
+from plait.kernels import quantized_weights
+from plait.kernels.reference import fused, matmul
+from plait.kernels.reference import sampler as reference_sampling
+from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
 
@@ -37,30 +39,31 @@ KINDS = [(0.0, -1, 1.0, 0.0), (1.0, -1, 1.0, 0.0), (1.0, -1, 0.9, 0.0), (0.7, 50
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocab", [128_256, 262_144])
 def test_sampling_gives_what_the_reference_gives(kind: tuple[float, int, float, float], vocab: int) -> None:
-    from plait.kernels.triton import sampling
+    from plait.kernels.triton.sampling import sampler
 
     logits, rows = randn(200, vocab) * 3, inputs(200, *kind)
     words = torch.randint(-(2**31), 2**31, (100, -(-vocab // 32)), device="cuda").int()
-    shaping = LogitShaping(RowMasks(words, torch.arange(-100, 100, device="cuda").clamp(min=-1).int()))
-    found = sampling.sample(logits, rows, shaping)
-    expected = reference_sampling.sample(logits, rows, shaping)
+    adjustments = LogitAdjustments(RowMasks(words, torch.arange(-100, 100, device="cuda").clamp(min=-1).int()))
+    found = sampler.sample(logits, rows, adjustments)
+    expected = reference_sampling.sample(logits, rows, adjustments)
     # The hardware's 2^x is two units in the last place off, so a draw may fall on the other side of a border.
     assert int((found != expected).sum()) <= 1
     alone = SamplingInputs(*(column[150:151].contiguous() for column in rows))
-    one = LogitShaping(RowMasks(words, torch.tensor([50], dtype=torch.int32, device="cuda")))
-    assert sampling.sample(logits[150:151], alone, one).item() == found[150].item()
+    one = LogitAdjustments(RowMasks(words, torch.tensor([50], dtype=torch.int32, device="cuda")))
+    assert sampler.sample(logits[150:151], alone, one).item() == found[150].item()
 
 
 def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
-    from plait.kernels.triton import logprobs, sampling
+    from plait.kernels.triton.sampling import logprobs
+    from plait.kernels.triton.sampling import sampler as sampler
 
     logits, rows = randn(8, 128_256), inputs(8, 1.0, -1, 0.9, 0.0)
     out = torch.empty(8, dtype=torch.int32, device="cuda")
-    work = sampling.SamplingWorkspace.allocate(8, 128_256, logits.device)
+    work = sampler.SamplingWorkspace.allocate(8, 128_256, logits.device)
     places = torch.arange(8, dtype=torch.int32, device="cuda")
 
     def step() -> torch.Tensor:
-        sampling.sample(logits, rows, out=out, workspace=work)
+        sampler.sample(logits, rows, out=out, workspace=work)
         return logprobs.gather_logprobs(logits, places, out)
 
     step()
@@ -72,7 +75,7 @@ def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
         logits.copy_(randn(8, 128_256, seed=seed + 10) * 3)
         rows.step.add_(1)
         graph.replay()
-        again = sampling.sample(logits, rows)
+        again = sampler.sample(logits, rows)
         assert torch.equal(out, again)
         torch.testing.assert_close(
             chosen, reference_sampling.gather_logprobs(logits, places, again), atol=1e-4, rtol=1e-4
@@ -82,44 +85,44 @@ def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
 def test_quantized_products(rows: int, dtype: torch.dtype) -> None:
-    from plait.kernels.triton import quantized_matmul
+    from plait.kernels.triton.linear import quantized_matmul
 
     dense, x = randn(6144, 4096, dtype=torch.float32), randn(rows, 4096, dtype=dtype, seed=1)
     for group in (32, 128):
         for with_minima in (False, True):
-            four = quantized.quantize_int4(dense, group, with_minima=with_minima)
-            found, expected = quantized_matmul.int4_matmul(x, four), reference_matmul.int4_matmul(x, four)
+            four = quantized_weights.quantize_int4(dense, group, with_minima=with_minima)
+            found, expected = quantized_matmul.int4_matmul(x, four), matmul.int4_matmul(x, four)
             assert relative_error(found, expected) < 3e-3
-    eight = quantized.quantize_int8(dense)
-    assert relative_error(quantized_matmul.int8_matmul(x, eight), reference_matmul.int8_matmul(x, eight)) < 3e-3
+    eight = quantized_weights.quantize_int8(dense)
+    assert relative_error(quantized_matmul.int8_matmul(x, eight), matmul.int8_matmul(x, eight)) < 3e-3
 
 
 @pytest.mark.parametrize("rows", [1, 64, 200, 600])
 def test_linear_layers_of_narrow_weights_in_a_captured_graph(rows: int) -> None:
-    from plait.kernels.triton import narrow_weights
+    from plait.kernels.triton.linear import quantized_linear
 
     dense = randn(6144, 4096, dtype=torch.float32)
     scales = (randn(4096 // 32, 6144, dtype=torch.float32, seed=1).abs() / 50).half()
-    eight = quantized.quantize_int8(dense)
+    eight = quantized_weights.quantize_int8(dense)
     for weight in (
-        quantized.quantize_int4(dense, 32, with_minima=True),
+        quantized_weights.quantize_int4(dense, 32, with_minima=True),
         eight,
-        quantized.Int8Weight(eight.values, scales),
+        quantized_weights.Int8Weight(eight.values, scales),
     ):
         x, ids = randn(rows, 4096), torch.zeros(rows, dtype=torch.int32, device="cuda")
 
         def layer(module, product, weight=weight, x=x, ids=ids) -> tuple[torch.Tensor, torch.Tensor]:
-            return product(x, weight, None), module.rows_of(weight, ids, BF16)
+            return product(x, weight, None), module.dequantize_rows(weight, ids, BF16)
 
-        layer(narrow_weights, narrow_weights.linear)
+        layer(quantized_linear, quantized_linear.linear)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = layer(narrow_weights, narrow_weights.linear)
+            found = layer(quantized_linear, quantized_linear.linear)
         x.copy_(randn(rows, 4096, seed=2))
         ids.copy_(torch.arange(rows, device="cuda") * 7)
         graph.replay()
-        product, chosen = layer(reference_matmul, reference_matmul.product_of())
+        product, chosen = layer(matmul, matmul.make_linear())
         assert relative_error(found[0], product) < 5e-3
         assert torch.equal(found[1], chosen)
 
@@ -127,17 +130,18 @@ def test_linear_layers_of_narrow_weights_in_a_captured_graph(rows: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2)])
 def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k: int) -> None:
-    from plait.kernels.triton import activation, grouped_matmul
+    from plait.kernels.triton import activation
+    from plait.kernels.triton.linear import grouped_matmul
 
     hidden, inner = 1024, 512
     first, second = randn(experts, 2 * inner, hidden), randn(experts, hidden, inner, seed=1)
     x, ids = randn(tokens, hidden, seed=2), torch.empty(tokens, top_k, dtype=torch.int32, device="cuda")
-    shares = randn(tokens, top_k, seed=3, dtype=torch.float32).softmax(-1)
+    routing_weights = randn(tokens, top_k, seed=3, dtype=torch.float32).softmax(-1)
 
     def layer(module, gate) -> torch.Tensor:
-        routing = module.route(ids, experts, grouped_matmul.routing_block(ids.numel(), experts))
+        routing = module.sort_by_expert(ids, experts, grouped_matmul.routing_block_size(ids.numel(), experts))
         gated = gate(module.grouped_matmul(x, first, routing, top_k))
-        return module.combine_experts(module.grouped_matmul(gated, second, routing, 1), shares, ids)
+        return module.combine_experts(module.grouped_matmul(gated, second, routing, 1), routing_weights, ids)
 
     def choose(seed: int) -> None:
         ids.copy_(randn(tokens, experts, seed=seed).topk(top_k).indices)
@@ -151,7 +155,7 @@ def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k
     for seed in (5, 6):
         choose(seed)
         graph.replay()
-        assert relative_error(found, layer(reference_matmul, reference_fused.silu_and_multiply)) < 5e-3
+        assert relative_error(found, layer(matmul, fused.silu_and_multiply)) < 5e-3
 
 
 def test_norms_and_activations_of_long_batches() -> None:
@@ -160,8 +164,8 @@ def test_norms_and_activations_of_long_batches() -> None:
     x, residual, weight = randn(8192, 5120), randn(8192, 5120, seed=1), randn(5120, seed=2)
     ours, theirs = residual.clone(), residual.clone()
     found = norm.add_rms_norm(x, ours, weight, 1e-5, unit_offset=True)
-    assert relative_error(found, reference_fused.add_rms_norm(x, theirs, weight, 1e-5, unit_offset=True)) < 3e-3
+    assert relative_error(found, fused.add_rms_norm(x, theirs, weight, 1e-5, unit_offset=True)) < 3e-3
     assert torch.equal(ours, theirs)
     gate_up = randn(8192, 2 * 13824)
     for name in ("silu_and_multiply", "gelu_tanh_and_multiply"):
-        assert relative_error(getattr(activation, name)(gate_up), getattr(reference_fused, name)(gate_up)) < 3e-3
+        assert relative_error(getattr(activation, name)(gate_up), getattr(fused, name)(gate_up)) < 3e-3

@@ -38,7 +38,7 @@ from plait.runtime.messages import (
     Welcome,
 )
 from plait.runtime.tokenizer.chat_template import ChatTemplate
-from plait.runtime.tokenizer.definition import AddedToken, Definition, byte_letters
+from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 CONTROL = {"<|endoftext|>": 256, "<|im_start|>": 257, "<|im_end|>": 258}
@@ -50,14 +50,14 @@ PIECE = 4  # bytes in one Tokens message
 
 
 def byte_tokenizer(template: str | None = CHATML) -> Tokenizer:
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=byte_letters(), merges=[]))
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=unicode_to_byte(), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return Tokenizer(
-        Definition(
+        TokenizerDefinition(
             plain=backend,
             start=backend,
             prefix_after_control=False,
-            added={text: AddedToken(token) for text, token in CONTROL.items()},
+            added_tokens={text: AddedToken(token) for text, token in CONTROL.items()},
             control_ids=frozenset(CONTROL.values()),
             token_bytes=(*(bytes([byte]) for byte in range(256)), b"", b"", b""),
             eos_ids=(258,),
@@ -128,12 +128,12 @@ class ScriptedScheduler:
         self._lock = threading.RLock()
         self._dead: str | None = None
         self._on_reply: Callable[[Any], None] = lambda reply: None
-        self._on_gone: Callable[[str], None] = lambda why: None
+        self._on_disconnect: Callable[[str], None] = lambda why: None
 
     # -- Channel ----------------------------------------------------------------------------------
 
-    def start(self, on_reply: Callable[[Any], None], on_gone: Callable[[str], None]) -> None:
-        self._on_reply, self._on_gone = on_reply, on_gone
+    def start(self, on_reply: Callable[[Any], None], on_disconnect: Callable[[str], None]) -> None:
+        self._on_reply, self._on_disconnect = on_reply, on_disconnect
 
     def send(self, request: Any) -> None:
         with self._lock:
@@ -154,7 +154,7 @@ class ScriptedScheduler:
 
     def die(self, why: str) -> None:
         self._dead = why
-        self._on_gone(why)
+        self._on_disconnect(why)
 
     # -- what tests ask ---------------------------------------------------------------------------
 

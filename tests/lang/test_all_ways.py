@@ -1,6 +1,6 @@
 """A straight-line program gives the same however it is run, and what the items of a batch share is computed once.
 
-Client, scheduler, prefix cache and server are real, the model is a hash chain; tests/end_to_end/test_compiled.py does
+Client, scheduler, prefix cache and server are real, the model is a hash chain; tests/end_to_end/test_run_modes_agree.py does
 the same with a model, a few times.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from asgi_server import serve_app
 from chain_engine import chain_engine
-from hosting import hosted
 from hypothesis import HealthCheck, given, settings
 from scripted import byte_tokenizer
-from straight_programs import check_more_ways, programs
+from straight_line_programs import check_remaining_run_modes, programs
 
 import plait
 from plait import assistant, gen, select, system, user
@@ -32,7 +32,7 @@ def backend():
 @pytest.fixture(scope="module")
 def server(backend):
     with (
-        hosted(create_app(backend, server_settings())) as address,
+        serve_app(create_app(backend, server_settings())) as address,
         httpx.Client(base_url=address, limits=ONE_EACH) as client,
     ):
         yield client
@@ -41,7 +41,7 @@ def server(backend):
 @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=programs())
 def test_any_straight_line_program_gives_the_same_however_it_is_run(backend, server, steps):
-    check_more_ways(steps, backend, server, temperature=0, max_tokens=6)
+    check_remaining_run_modes(steps, backend, server, temperature=0, max_tokens=6)
 
 
 SHARED = "You judge statements, carefully and one at a time. " * 12

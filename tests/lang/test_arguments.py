@@ -344,7 +344,7 @@ def test_a_default_runtime_that_died_is_replaced(monkeypatch):
     from scripted import ScriptedBackend
 
     import plait.lang.backend as backends
-    from plait.runtime import launch
+    from plait.runtime.process import runtime as launch
 
     started = []
 

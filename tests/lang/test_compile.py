@@ -11,8 +11,8 @@ import pytest
 import plait
 from plait import assistant, gen, race, select, separate_reasoning, system, user
 from plait.runtime.messages import Append, Fork, Generate, Select
-from plait.runtime.server.programs.compile import compile_program
-from plait.runtime.server.programs.types import ProgramRequest
+from plait.runtime.server.protocols.programs.compiler import compile_program
+from plait.runtime.server.protocols.programs.types import ProgramRequest
 
 TOPICS = ["price", "quality"]
 

@@ -27,7 +27,7 @@ def contest(s, n, first):
     forks = s.fork(n)
     forks += lambda i: f"{i}:" + gen("x")
     winners = race(forks, first)
-    open_now = s._run.client._channel.open_sessions()
+    open_now = s._run.client._transport.open_sessions()
     winners.join()
     return open_now, forks
 

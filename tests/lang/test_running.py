@@ -108,7 +108,7 @@ def test_a_call_that_begins_while_the_program_is_ended_is_ended_too(backend):
     from plait.lang.answers import Generated
     from plait.lang.options import Options
     from plait.lang.run import Run
-    from plait.runtime.sampling import SamplingParams
+    from plait.runtime.sampling_params import SamplingParams
 
     backend.script(default=Gate("never"))
     run = Run("program", backend.client, Options())
@@ -497,7 +497,7 @@ def test_two_threads_start_one_embedded_runtime_and_it_ends_at_exit(monkeypatch)
     from scripted import ScriptedBackend
 
     import plait.lang.backend as backends
-    from plait.runtime import launch
+    from plait.runtime.process import runtime as launch
 
     started, at_exit = [], []
 
@@ -525,7 +525,7 @@ def test_two_threads_start_one_embedded_runtime_and_it_ends_at_exit(monkeypatch)
 
 def test_a_runtime_that_cannot_start_is_not_a_programs_error(monkeypatch):
     import plait.lang.backend as backends
-    from plait.runtime import launch
+    from plait.runtime.process import runtime as launch
 
     def no_model(**settings):
         raise plait.ModelNotFound("run: pip install a-model")

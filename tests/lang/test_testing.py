@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import plait
 from plait import assistant, gen, select, system, user
 from plait.constrained.specs import Choices, JsonSchema, Regex
-from plait.runtime.client.fitting import why_not_fit
+from plait.runtime.client.constraint_match import constraint_mismatch
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import Generate
 from plait.testing import Answer, Recording, Replay, ReplayMismatch, Scripted, ScriptError, always, call, recorded
@@ -271,12 +271,12 @@ def test_the_default_backend_comes_back_and_backend_takes_a_script_too(backend):
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='ab1{}":', max_size=6))
 def test_fitting_agrees_with_the_meaning_of_constraints(text):
-    assert (why_not_fit(Regex("a+b?|1"), text) is None) == (re.fullmatch("a+b?|1", text) is not None)
-    assert (why_not_fit(Choices(("a", "ab")), text) is None) == (text in ("a", "ab"))
+    assert (constraint_mismatch(Regex("a+b?|1"), text) is None) == (re.fullmatch("a+b?|1", text) is not None)
+    assert (constraint_mismatch(Choices(("a", "ab")), text) is None) == (text in ("a", "ab"))
     cut = any(longer.startswith(text) for longer in ("a", "ab"))
-    assert (why_not_fit(Choices(("a", "ab")), text, whole=False) is None) == cut
+    assert (constraint_mismatch(Choices(("a", "ab")), text, require_complete=False) is None) == cut
     schema = JsonSchema({"type": "object", "properties": {"a": {"const": 1}}, "additionalProperties": False})
-    assert (why_not_fit(schema, text) is None) == (text in ("{}", '{"a":1}'))
+    assert (constraint_mismatch(schema, text) is None) == (text in ("{}", '{"a":1}'))
 
 
 def test_the_pages_own_test_runs(tmp_path):

@@ -13,9 +13,9 @@ from plait.runtime.errors import InputError
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
     MAX_CHOICES,
-    MAX_FORK,
+    MAX_FORK_CHILDREN,
     MAX_FRAME_BYTES,
-    MAX_REQUESTS,
+    MAX_MESSAGES_PER_FRAME,
     Append,
     Close,
     Embed,
@@ -23,20 +23,20 @@ from plait.runtime.messages import (
     Finished,
     Fork,
     Generate,
-    Head,
+    MessageHeader,
     Select,
     Tokens,
     Usage,
-    decode_replies,
-    decode_requests,
+    build_frame,
+    build_frames,
+    decode_client_messages,
+    decode_server_messages,
     encode,
-    encode_request,
-    frame_of,
-    frames_of,
+    encode_client_message,
     split_frame,
 )
-from plait.runtime.sampling import SamplingParams, sampling_params
-from plait.runtime.scheduler.refusals import MAX_CHOICE_TOKENS
+from plait.runtime.sampling_params import SamplingParams, sampling_params
+from plait.runtime.scheduler.sessions.validation import MAX_CHOICE_TOKENS
 
 CALLS = st.integers(0, 2**63 - 1)
 REPLIES = st.one_of(
@@ -49,17 +49,17 @@ REPLIES = st.one_of(
 
 @given(st.lists(REPLIES, max_size=40))
 def test_a_frame_is_its_replies_in_order(replies):
-    assert decode_replies(frame_of([encode(reply) for reply in replies])) == replies
+    assert decode_server_messages(build_frame([encode(reply) for reply in replies])) == replies
 
 
 def test_a_frame_of_many():
     replies = [Tokens(call, [call]) for call in range(70_000)]
-    assert decode_replies(frame_of([encode(reply) for reply in replies])) == replies
+    assert decode_server_messages(build_frame([encode(reply) for reply in replies])) == replies
 
 
 def test_a_frame_that_is_cut_off_is_refused():
     with pytest.raises(msgspec.DecodeError):
-        decode_replies(frame_of([encode(Tokens(1, [2]))])[:-1])
+        decode_server_messages(build_frame([encode(Tokens(1, [2]))])[:-1])
 
 
 REQUESTS = st.one_of(
@@ -74,12 +74,12 @@ REQUESTS = st.one_of(
 @given(st.lists(REQUESTS, max_size=40), st.integers(1, 60))
 def test_requests_arrive_in_order_and_no_frame_is_above_its_limits(requests, times):
     requests = requests * times
-    frames = list(frames_of(map(encode_request, requests)))
-    assert [request for frame in frames for request in decode_requests(frame)] == requests
+    frames = list(build_frames(map(encode_client_message, requests)))
+    assert [request for frame in frames for request in decode_client_messages(frame)] == requests
     for frame in frames:
         assert len(frame) <= MAX_FRAME_BYTES
-        assert 1 <= len(decode_requests(frame)) <= MAX_REQUESTS
-        assert [decode_requests(one)[0] for one in split_frame(frame)] == decode_requests(frame)
+        assert 1 <= len(decode_client_messages(frame)) <= MAX_MESSAGES_PER_FRAME
+        assert [decode_client_messages(one)[0] for one in split_frame(frame)] == decode_client_messages(frame)
 
 
 def test_the_largest_that_are_legal():
@@ -88,26 +88,28 @@ def test_the_largest_that_are_legal():
     largest = [
         Append(1, [2**31] * MAX_APPEND_TOKENS),
         Select(1, 2, [[2**31] * (MAX_CHOICE_TOKENS // MAX_CHOICES)] * MAX_CHOICES),
-        Fork(1, list(range(2**32, 2**32 + MAX_FORK))),
+        Fork(1, list(range(2**32, 2**32 + MAX_FORK_CHILDREN))),
         Generate(
             1, 2, sampling_params(stop=["é" * 512 for _ in range(64)], logit_bias=dict.fromkeys(range(1024), 1.0))
         ),
         Generate(1, 2, SamplingParams(), Choices(tuple(f"{i:0100}" for i in range(10_000)))),
         Generate(1, 2, SamplingParams(), triggers),
     ]
-    frames = list(frames_of(map(encode_request, largest)))
-    assert [request for frame in frames for request in decode_requests(frame)] == largest
+    frames = list(build_frames(map(encode_client_message, largest)))
+    assert [request for frame in frames for request in decode_client_messages(frame)] == largest
     with pytest.raises(InputError, match="above the limit"):
-        encode_request(Generate(1, 2, SamplingParams(), Structural([(f"<{i:03}>", schema, "</>") for i in range(8)])))
+        encode_client_message(
+            Generate(1, 2, SamplingParams(), Structural([(f"<{i:03}>", schema, "</>") for i in range(8)]))
+        )
 
 
 @pytest.mark.parametrize(
     "request_", [Append(1, [5] * 2_000_000), Select(7, 8, [[5] * 300_000]), Select(7, 8, [[5], [5] * 300_000])]
 )
 def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
-    monkeypatch.setattr(messages, "_decode_requests", lambda frame: pytest.fail("it was decoded"))
-    frame = frame_of([encode(request_)])
-    for read in (decode_requests, split_frame):
+    monkeypatch.setattr(messages, "_decode_client_messages", lambda frame: pytest.fail("it was decoded"))
+    frame = build_frame([encode(request_)])
+    for read in (decode_client_messages, split_frame):
         with pytest.raises(msgspec.DecodeError, match="above the limit"):
             read(frame)
 
@@ -116,7 +118,7 @@ def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
     "request_",
     [
         Append(1, [5] * (MAX_APPEND_TOKENS + 1)),
-        Fork(1, [5] * (MAX_FORK + 1)),
+        Fork(1, [5] * (MAX_FORK_CHILDREN + 1)),
         Select(1, 2, [[5]] * (MAX_CHOICES + 1)),
         Generate(1, 2, SamplingParams(stop_token_ids=(1,) * 257)),
         Generate(1, 2, SamplingParams(stop=("a",) * 65)),
@@ -125,12 +127,12 @@ def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
 )
 def test_long_lists_are_refused_by_their_length(request_):
     with pytest.raises(msgspec.DecodeError, match="length"):
-        decode_requests(frame_of([encode(request_)]))
+        decode_client_messages(build_frame([encode(request_)]))
 
 
 def test_too_many_requests_in_a_frame():
-    frame = frame_of([encode(Close(1))] * (MAX_REQUESTS + 1))
-    for read in (decode_requests, split_frame):
+    frame = build_frame([encode(Close(1))] * (MAX_MESSAGES_PER_FRAME + 1))
+    for read in (decode_client_messages, split_frame):
         with pytest.raises(msgspec.DecodeError, match="length"):
             read(frame)
 
@@ -138,8 +140,10 @@ def test_too_many_requests_in_a_frame():
 @given(CALLS, CALLS, st.binary(max_size=9))
 def test_the_head_of_a_frame_is_read_without_its_rest(session, call, rest):
     for request in (Select(session, call, [[1]]), Generate(session, call, SamplingParams())):
-        frame = frame_of([encode(request)])
-        assert Head.of(frame) == (type(request).__name__.encode(), [session, call])
-        assert Head.of(frame[: len(frame) // 2]) is None or Head.of(frame[: len(frame) // 2]).kind
-    Head.of(rest)
-    Head.of(frame_of([rest]))
+        frame = build_frame([encode(request)])
+        assert MessageHeader.parse(frame) == (type(request).__name__.encode(), [session, call])
+        assert (
+            MessageHeader.parse(frame[: len(frame) // 2]) is None or MessageHeader.parse(frame[: len(frame) // 2]).kind
+        )
+    MessageHeader.parse(rest)
+    MessageHeader.parse(build_frame([rest]))

@@ -1,4 +1,4 @@
-"""Two server processes for all tests of this folder, started as a user starts them.
+"""Two server processes for all tests of this folder, started as a user starts them, and an engine in this process.
 
 Most tests ask the small model of random weights, `address`: what they check is the same for any model. Those whose
 answers must mean something, or must not end by themselves, ask the embedded one, `real_address`. Both servers are
@@ -14,7 +14,13 @@ import sys
 import httpx
 import openai
 import pytest
-from small_model import write_small_model
+from asgi_server import serve_app
+from tiny_llama_gguf import write_small_model
+
+from plait.runtime.process.engine import Engine
+from plait.runtime.server.app import create_app
+from plait.runtime.server.http.connection_timeouts import make_http_protocol
+from plait.runtime.server.settings import server_settings
 
 
 @contextlib.contextmanager
@@ -76,3 +82,32 @@ def http(address):
     """One plain client, since each new one reads the system's certificates again."""
     with httpx.Client(base_url=address, timeout=60) as plain:
         yield plain
+
+
+@pytest.fixture(scope="session")
+def engine():
+    with Engine(max_pages=6000, check_integrity=True, compile_deadline_s=60) as running:
+        yield running
+
+
+@pytest.fixture
+def serve(engine):
+    """`serve(**settings)` gives a server's address and its state; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings):
+            settings = server_settings(**settings)
+            app = create_app(engine, settings)
+            http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
+            return stack.enter_context(serve_app(app, http)), app.state.plait
+
+        yield start
+
+
+@pytest.fixture
+def idle(engine):
+    """Before and after: nothing runs and no page is held."""
+    assert engine.client.status().held_pages == 0
+    yield
+    status = engine.client.status()
+    assert (status.running_calls, status.waiting_calls, status.held_pages) == (0, 0, 0)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from doubles import drive, greedy, make_scheduler
+from fake_engine import greedy, make_engine_loop, run_until_idle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plait.runtime.messages import Append, Finished, Fork, Generate, Open
-from plait.runtime.sampling import sampling_params
-from plait.runtime.scheduler import fairness, policy
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler import batching, fairness
 
 
 def gen(session, call, n=1):
@@ -24,12 +24,12 @@ def asked(number, prompt, n=1, program=0):
     return [Open(number, program=program or 1000 + number), Append(number, list(prompt)), gen(number, number, n)]
 
 
-def post(link, *requests):
-    link.inbox += [(b"c", request) for request in requests]
+def post(transport, *requests):
+    transport.inbox += [(b"c", request) for request in requests]
 
 
-def ends(link):
-    return [reply.call for _, reply in link.outbox if isinstance(reply, Finished)]
+def ends(transport):
+    return [reply.call for _, reply in transport.outbox if isinstance(reply, Finished)]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def small_tiers(monkeypatch):
 def clock(monkeypatch):
     """The policy's clock; `clock.ahead` seconds ahead of the machine's."""
     ahead = SimpleNamespace(ahead=0.0)
-    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead.ahead))
+    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead.ahead))
     return ahead
 
 
@@ -62,11 +62,13 @@ def test_what_waiting_requests_share_goes_through_the_model_once(paths, batch_to
     """Prompts of a few common runs: as many tokens are computed as their tree has, and each row's last again."""
     runs = np.random.default_rng(3).integers(1, 40, size=(4, 11)).tolist()
     prompts = [[t for run in path for t in runs[run]] for path in paths]
-    scheduler, link, runner = make_scheduler(pages=4096, batch_tokens=batch_tokens, rows=rows)
+    engine_loop, transport, runner = make_engine_loop(pages=4096, batch_tokens=batch_tokens, rows=rows)
     for i, prompt in enumerate(prompts[late:]):
-        post(link, *asked(100 + i, prompt))
-    scheduler.step(0.0)
-    calls = drive(scheduler, link, *(each for i, p in enumerate(prompts[:late]) for each in asked(i, p)))
+        post(transport, *asked(100 + i, prompt))
+    engine_loop.step(0.0)
+    calls = run_until_idle(
+        engine_loop, transport, *(each for i, p in enumerate(prompts[:late]) for each in asked(i, p))
+    )
     prefixes = {tuple(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
     assert len(prefixes) <= runner.num_computed <= len(prefixes) + len(prompts)
     assert all(calls[i].tokens == greedy(p, 1, ignore_eos=True) for i, p in enumerate(prompts[:late]))
@@ -74,14 +76,14 @@ def test_what_waiting_requests_share_goes_through_the_model_once(paths, batch_to
 
 def test_fork_siblings_are_in_one_batch():
     """The children of a fork, and no stranger between them, although strangers came first."""
-    scheduler, link, runner = make_scheduler(batch_tokens=64, rows=8)
+    engine_loop, transport, runner = make_engine_loop(batch_tokens=64, rows=8)
     trunk = [5] * 30
-    drive(scheduler, link, *asked(1, trunk))
+    run_until_idle(engine_loop, transport, *asked(1, trunk))
     children = list(range(10, 18))
     runner.batches.clear()
     strangers = [each for i in range(50, 54) for each in asked(i, [40 + i % 4] * 30)]
     branches = [each for c in children for each in (Append(c, [c]), gen(c, c, 4))]
-    drive(scheduler, link, *strangers, Fork(1, children), *branches)
+    run_until_idle(engine_loop, transport, *strangers, Fork(1, children), *branches)
     fresh = [batch for batch in runner.batches if any(count > 1 for _, count in batch)]
     first = fresh[0]
     assert len(first) == 8 and all(start >= 30 for start, _ in first), "the siblings go together and before the others"
@@ -94,33 +96,35 @@ def test_fork_siblings_are_in_one_batch():
 
 def test_the_longest_prefix_does_not_starve_another(clock):
     """A stream of requests over a cached text; one stranger among them waits until its time has come, and no longer."""
-    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64)
-    drive(scheduler, link, *asked(0, [7] * 40))
-    link.outbox.clear()
-    post(link, *asked(1, [9] * 40))
+    engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64)
+    run_until_idle(engine_loop, transport, *asked(0, [7] * 40))
+    transport.outbox.clear()
+    post(transport, *asked(1, [9] * 40))
     for i in range(2, 40):
-        post(link, *asked(i, [*[7] * 40, i]))
+        post(transport, *asked(i, [*[7] * 40, i]))
         if i == 20:
-            assert 1 not in ends(link), "with a row for one, the cached ones go first"
-            clock.ahead = 2 * fairness.STARVING_S
-        scheduler.step(0.0)
-    assert 1 in ends(link)
-    drive(scheduler, link)
+            assert 1 not in ends(transport), "with a row for one, the cached ones go first"
+            clock.ahead = 2 * fairness.STARVATION_S
+        engine_loop.step(0.0)
+    assert 1 in ends(transport)
+    run_until_idle(engine_loop, transport)
 
 
 @pytest.mark.parametrize("order", ["fair", "first-come"])
 def test_a_short_program_goes_before_a_long_call_that_runs(order, small_tiers):
     """With every row taken by calls that were served much, they are paused; the answers stay what they were."""
-    scheduler, link, runner = make_scheduler(pages=4096, rows=2, batch_tokens=32, order=order, prompt_lookup=False)
+    engine_loop, transport, runner = make_engine_loop(
+        pages=4096, rows=2, batch_tokens=32, order=order, prompt_lookup=False
+    )
     longs = {i: [1 + i] * 20 for i in (1, 2)}
-    post(link, *(each for i, prompt in longs.items() for each in asked(i, prompt, 300)))
+    post(transport, *(each for i, prompt in longs.items() for each in asked(i, prompt, 300)))
     for _ in range(120):
-        scheduler.step(0.0)
+        engine_loop.step(0.0)
     before = runner.num_computed
-    calls = drive(scheduler, link, *(each for i in range(10, 14) for each in asked(i, [30, i], 5)))
-    shorts_first = set(ends(link)[:4]) == set(range(10, 14))
+    calls = run_until_idle(engine_loop, transport, *(each for i in range(10, 14) for each in asked(i, [30, i], 5)))
+    shorts_first = set(ends(transport)[:4]) == set(range(10, 14))
     assert shorts_first == (order == "fair")
-    assert (scheduler.policy.num_pauses > 0) == (order == "fair")
+    assert (engine_loop.batch_scheduler.num_pauses > 0) == (order == "fair")
     for i, prompt in longs.items():
         assert calls[i].tokens == greedy(prompt, 300, ignore_eos=True)
         assert calls[i].end.usage.recomputed_tokens == 0, "what was paused is still there"
@@ -128,61 +132,63 @@ def test_a_short_program_goes_before_a_long_call_that_runs(order, small_tiers):
 
 
 def test_a_short_prompt_goes_before_the_rest_of_a_long_one(small_tiers):
-    scheduler, link, _ = make_scheduler(pages=4096, rows=4, batch_tokens=16)
-    post(link, *asked(1, np.arange(900) % 50 + 1), *asked(2, np.arange(990) % 49 + 1))
+    engine_loop, transport, _ = make_engine_loop(pages=4096, rows=4, batch_tokens=16)
+    post(transport, *asked(1, np.arange(900) % 50 + 1), *asked(2, np.arange(990) % 49 + 1))
     for _ in range(6):
-        scheduler.step(0.0)
-    post(link, *asked(3, [60] * 10))
-    scheduler.step(0.0)
-    assert ends(link) == [3]
-    drive(scheduler, link)
-    assert ends(link) == [3, 1, 2], "two long ones do not take turns"
+        engine_loop.step(0.0)
+    post(transport, *asked(3, [60] * 10))
+    engine_loop.step(0.0)
+    assert ends(transport) == [3]
+    run_until_idle(engine_loop, transport)
+    assert ends(transport) == [3, 1, 2], "two long ones do not take turns"
 
 
 def test_a_paused_call_comes_back_in_time(small_tiers, clock):
     """Short programs without end: the long call gets its turn, and is left alone for a while."""
-    scheduler, link, _ = make_scheduler(pages=4096, rows=1, batch_tokens=32, prompt_lookup=False)
-    post(link, *asked(1, [1] * 20, 400))
+    engine_loop, transport, _ = make_engine_loop(pages=4096, rows=1, batch_tokens=32, prompt_lookup=False)
+    post(transport, *asked(1, [1] * 20, 400))
     for _ in range(120):
-        scheduler.step(0.0)
-    (session,) = scheduler.sessions._sessions.values()
+        engine_loop.step(0.0)
+    (session,) = engine_loop.sessions._sessions.values()
     number = 10
 
     def busy(steps):
         nonlocal number
         for _ in range(steps):
-            if len(scheduler.policy.waiting) < 3:
+            if len(engine_loop.batch_scheduler.waiting) < 3:
                 number += 1
-                post(link, *asked(number, [2 + number % 50, 60], 3))
-            scheduler.step(0.0)
+                post(transport, *asked(number, [2 + number % 50, 60], 3))
+            engine_loop.step(0.0)
         return len(session.seq)
 
     first = busy(40)
     assert busy(40) == first, "the short ones have the row"
     clock.ahead = 3600.0
     assert busy(40) >= first + 30, "now it is its turn, and new ones have to wait"
-    clock.ahead += 2 * fairness.STARVING_S
+    clock.ahead += 2 * fairness.STARVATION_S
     later = busy(10)
     assert busy(20) == later, "and then theirs again"
 
 
 def test_a_program_is_charged_for_all_its_calls():
     """Many short calls of one long program do not hold up a program that had little."""
-    scheduler, link, _ = make_scheduler(pages=4096, rows=2, batch_tokens=64)
-    post(link, *(each for i in range(1, 41) for each in asked(i, [i, 50], 20, program=7)))
+    engine_loop, transport, _ = make_engine_loop(pages=4096, rows=2, batch_tokens=64)
+    post(transport, *(each for i in range(1, 41) for each in asked(i, [i, 50], 20, program=7)))
     for _ in range(200):
-        scheduler.step(0.0)
-    done = len(ends(link))
-    drive(scheduler, link, *asked(99, [60], 2))
-    assert done < 30 and ends(link).index(99) <= done + 2
+        engine_loop.step(0.0)
+    done = len(ends(transport))
+    run_until_idle(engine_loop, transport, *asked(99, [60], 2))
+    assert done < 30 and ends(transport).index(99) <= done + 2
 
 
 def test_first_come_is_by_arrival_alone():
-    scheduler, link, _ = make_scheduler(rows=1, batch_tokens=64, order="first-come")
-    drive(scheduler, link, *asked(0, [7] * 40))
-    link.outbox.clear()
-    drive(scheduler, link, *(each for i in range(1, 5) for each in asked(i, [7] * 40 if i == 4 else [i] * 40)))
-    assert ends(link) == [1, 2, 3, 4], "neither a cached prefix nor a program's account counts"
+    engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64, order="first-come")
+    run_until_idle(engine_loop, transport, *asked(0, [7] * 40))
+    transport.outbox.clear()
+    run_until_idle(
+        engine_loop, transport, *(each for i in range(1, 5) for each in asked(i, [7] * 40 if i == 4 else [i] * 40))
+    )
+    assert ends(transport) == [1, 2, 3, 4], "neither a cached prefix nor a program's account counts"
 
 
 # -- tenants ------------------------------------------------------------------------------------------------
@@ -198,10 +204,10 @@ class Turns:
         self.fairness, self.rows, self.served = fairness.Fairness(), {}, {}
 
     def come(self, name):
-        session = SimpleNamespace(opened=SimpleNamespace(tenant=name, priority=0), program=(b"c", name))
-        row = SimpleNamespace(session=session, meter=SimpleNamespace(arrived=0.0))
-        self.fairness.add(row)
-        self.rows.setdefault(name, []).append(row)
+        session = SimpleNamespace(open_message=SimpleNamespace(tenant=name, priority=0), program=(b"c", name))
+        request = SimpleNamespace(session=session, metrics=SimpleNamespace(arrival_time=0.0))
+        self.fairness.add(request)
+        self.rows.setdefault(name, []).append(request)
         self.served.setdefault(name, 0)
 
     def go(self, name):
@@ -210,11 +216,11 @@ class Turns:
             del self.rows[name]
 
     def serve(self, tokens):
-        everybody = [row for rows in self.rows.values() for row in rows]
-        row = min(everybody, key=lambda each: (self.fairness.rank(each, 0.0), each.arrival), default=None)
-        if row is not None:
-            self.fairness.charge(row, tokens, 0.0)
-            self.served[row.session.opened.tenant] += tokens
+        everybody = [request for rows in self.rows.values() for request in rows]
+        request = min(everybody, key=lambda each: (self.fairness.rank(each, 0.0), each.arrival_index), default=None)
+        if request is not None:
+            self.fairness.charge(request, tokens, 0.0)
+            self.served[request.session.open_message.tenant] += tokens
 
     @property
     def counters(self):
@@ -278,10 +284,10 @@ def test_a_newcomer_to_an_idle_runtime_has_saved_up_nothing():
 
 
 def test_tenants_that_are_away_are_forgotten_in_time(monkeypatch):
-    monkeypatch.setattr(fairness, "MAX_AWAY", 10)
+    monkeypatch.setattr(fairness, "MAX_INACTIVE_TENANTS", 10)
     turns = Turns()
     for number in range(50):
         turns.come(str(number))
         turns.serve(COST)
         turns.go(str(number))
-    assert len(turns.fairness._away) == 10 and not turns.fairness._tenants
+    assert len(turns.fairness._inactive_tenants) == 10 and not turns.fairness._tenants

@@ -1,0 +1,189 @@
+"""The work every server gets: decoding at several widths, prompts with and without a common beginning, chats, a tree.
+
+Texts are drawn from a seed that no two runs share, so nothing is cached but what the workload itself repeats.
+`Done.uncached_prompt_tokens` counts the prompt tokens that a server with a perfect prefix cache still has to compute.
+
+Knows: texts and their order. Must not know: servers, limits, tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from sitting.client import Answer, Chat, Messages
+
+_WORDS = (
+    "amber anchor apple arrow basket beacon bridge candle canyon castle cedar circle clock cloud coral corner cradle "
+    "desert dragon ember engine falcon feather ferry forest fountain garden glacier hammer harbor hollow island ivory "
+    "jacket jungle kettle ladder lantern marble meadow mirror mountain needle ocean orchard paper pebble pepper planet "
+    "pocket quarry rabbit ribbon river saddle shadow signal silver spiral spring stable summer temple thunder tunnel "
+    "valley velvet violin wagon walnut whisper willow window winter"
+)
+WORDS = _WORDS.split()
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything; `SMALL` is for trying the benchmark itself."""
+
+    out: int = 96  # tokens of a decoding stream
+    short: int = 16
+    turn: int = 32
+    thought: int = 24
+    prefix: int = 700  # words; a bit more in tokens
+    clients: int = 32
+    prompts: int = 8
+    chats: int = 8
+    turns: int = 4
+    branches: int = 3
+    depth: int = 3
+    lengths: tuple[int, ...] = (0, 125, 250, 500, 1000, 2000)
+
+
+FULL = Size()
+SMALL = Size(
+    out=8, short=2, turn=4, thought=4, prefix=60, clients=4, prompts=2, chats=2, turns=2, branches=2, depth=2,
+    lengths=(0, 50, 100),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Done:
+    """One run: seconds, every answer, prompt tokens that had to be computed, and how many answers ran at once."""
+
+    wall: float
+    answers: list[Answer]
+    uncached_prompt_tokens: int
+    width: int
+
+    @property
+    def out_tokens(self) -> int:
+        return sum(answer.out_tokens for answer in self.answers)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(answer.prompt_tokens for answer in self.answers)
+
+    @property
+    def ttft(self) -> float:
+        return statistics.median(answer.ttft for answer in self.answers)
+
+
+Work = Callable[[Chat, Size, random.Random], Awaitable[tuple[list[Answer], int, int]]]
+
+
+def prose(words: int, draw: random.Random) -> str:
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+def user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
+
+
+def system(text: str) -> Messages:
+    return [{"role": "system", "content": text}]
+
+
+async def run(work: Work, chat: Chat, size: Size, seed: int) -> Done:
+    """Raises ServerError as soon as one answer fails."""
+    begun = time.perf_counter()
+    answers, uncached_prompt_tokens, width = await work(chat, size, random.Random(seed))
+    return Done(time.perf_counter() - begun, answers, uncached_prompt_tokens, min(width, chat.most))
+
+
+def decode(streams: int) -> Work:
+    async def work(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+        asked = [
+            user(f"Tell a long tale, the {i}th, about a {draw.choice(WORDS)} and a library.") for i in range(streams)
+        ]
+        answers = await asyncio.gather(*(chat.ask(each, size.out) for each in asked))
+        return answers, sum(answer.prompt_tokens for answer in answers), streams
+
+    return work
+
+
+async def long_prompts(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+    asked = [user(prose(size.prefix + 30, draw)) for _ in range(size.prompts)]
+    answers = await asyncio.gather(*(chat.ask(each, size.short) for each in asked))
+    return answers, sum(answer.prompt_tokens for answer in answers), size.prompts
+
+
+def shared_prefix(words: int | None = None, width: int = 16) -> Work:
+    """`words` of a system prompt before every question; None: the size's own."""
+
+    async def work(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+        count = size.prefix if words is None else words
+        beginning = system(prose(count, draw) if count else "Be brief.")
+        asked = [beginning + user(prose(30, draw)) for _ in range(size.clients)]
+        gate = asyncio.Semaphore(width)
+
+        async def one(messages: Messages) -> Answer:
+            async with gate:
+                return await chat.ask(messages, size.short)
+
+        answers = await asyncio.gather(*map(one, asked))
+        own = 40  # tokens of a question with its turn's marks: 30 words, most of them one token
+        uncached_prompt_tokens = answers[0].prompt_tokens + own * (len(answers) - 1)
+        return answers, uncached_prompt_tokens, min(width, size.clients)
+
+    return work
+
+
+async def chats(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+    """Several chats at once; every turn repeats the whole conversation."""
+
+    async def one(own: random.Random) -> tuple[list[Answer], int]:
+        messages, answers, uncached_prompt_tokens, known = system(prose(200 * size.prefix // 700, own)), [], 0, 0
+        for _ in range(size.turns):
+            messages = messages + user(prose(60, own))
+            answers.append(await chat.ask(messages, size.turn))
+            uncached_prompt_tokens += max(0, answers[-1].prompt_tokens - known)
+            known = answers[-1].prompt_tokens + answers[-1].out_tokens
+            messages = [*messages, {"role": "assistant", "content": answers[-1].text}]
+        return answers, uncached_prompt_tokens
+
+    found = await asyncio.gather(*(one(random.Random(draw.random())) for _ in range(size.chats)))
+    return (
+        [answer for answers, _ in found for answer in answers],
+        sum(uncached_prompt_tokens for _, uncached_prompt_tokens in found),
+        size.chats,
+    )
+
+
+async def tree(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
+    """Tree of thought: every node asks for the next step after its parent's transcript."""
+    root, answers, musts = user(prose(300 * size.prefix // 700, draw)), [], []
+
+    async def node(before: Messages, known: int, depth: int, name: str) -> None:
+        asked = before + user(f"Propose step {name}.")
+        answer = await chat.ask(asked, size.thought)
+        answers.append(answer)
+        musts.append(max(0, answer.prompt_tokens - known) if known else 0)
+        if depth < size.depth:
+            after = [*asked, {"role": "assistant", "content": answer.text}]
+            known = answer.prompt_tokens + answer.out_tokens
+            await asyncio.gather(*(node(after, known, depth + 1, f"{name}.{i}") for i in range(size.branches)))
+
+    await asyncio.gather(*(node(root, 0, 1, str(i)) for i in range(size.branches)))
+    first = answers[0].prompt_tokens + 12 * (size.branches - 1)  # the root once, then a short turn for each branch
+    return answers, first + sum(musts), size.branches**size.depth
+
+
+WORKLOADS: dict[str, Work] = {
+    **{f"decode_{streams}": decode(streams) for streams in (1, 4, 16, 64)},
+    "long_prompts": long_prompts,
+    "shared_prefix": shared_prefix(),
+    "chats": chats,
+    "tree": tree,
+}
+CURVES: dict[str, Work] = {f"decode_{streams}": decode(streams) for streams in (2, 8, 32)}
+
+
+def prefix_curve(size: Size) -> dict[str, Work]:
+    """Time to the first token of as many clients as run at once, by the words they share."""
+    return {f"prefix_{words}": shared_prefix(words, size.clients) for words in size.lengths}

@@ -1,0 +1,87 @@
+r"""Byte strings as a prefix tree in flat arrays, so that a whole level of it is walked in a few numpy calls.
+
+Knows: byte strings and the numbers that stand for them. Must not know: tokens, choices or automata.
+
+           0           nodes are numbered level by level, and within a level in byte order,
+        a/   \b        so the children of a node are neighbours:
+        1     2            parent = [-1, 0, 0, 1, 1]
+     a/   \c              byte   = [ 0, a, b, a, c]
+     3     4               first  = [ 1, 3, 5, 5, 5, 5]   children of n: first[n] .. first[n + 1]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+NO_CHILD = -1
+
+
+class ByteTrie:
+    """The prefix tree of `entries`, pairs of (number, non-empty byte string); strings may occur twice.
+
+    `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the way into a node, `entry_offsets`
+    [N+1] bounds its slice of `entry_ids`, the entries that end there.
+
+    >>> trie = ByteTrie([(7, b"aa"), (8, b"ac"), (9, b"b")])
+    >>> len(trie), trie.child_offsets.tolist(), trie.entry_ids.tolist()
+    (5, [1, 3, 5, 5, 5, 5], [9, 7, 8])
+    """
+
+    def __init__(self, entries: Iterable[tuple[int, bytes]]) -> None:
+        ordered = sorted(entries, key=lambda entry: entry[1])
+        text = np.frombuffer(b"".join(string for _, string in ordered), np.uint8)
+        lengths = np.array([len(string) for _, string in ordered], np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        node = np.zeros(len(ordered), np.int64)
+        parents, labels, count = [np.array([-1])], [np.zeros(1, np.uint8)], 1
+        for depth in range(int(lengths.max(initial=0))):
+            alive = np.flatnonzero(lengths > depth)
+            parent, label = node[alive], text[offsets[alive] + depth]
+            is_new = np.ones(len(alive), np.bool_)
+            is_new[1:] = (parent[1:] != parent[:-1]) | (label[1:] != label[:-1])
+            node[alive] = count - 1 + np.cumsum(is_new)
+            parents.append(parent[is_new])
+            labels.append(label[is_new])
+            count += int(is_new.sum())
+        parent = np.concatenate(parents)
+        self.byte: NDArray[np.uint8] = np.concatenate(labels)
+        bounds = np.arange(count + 1)
+        self.child_offsets: Int32Array = np.searchsorted(parent, bounds).astype(np.int32)
+        by_node = np.argsort(node, kind="stable")
+        entry_ids = np.array([number for number, _ in ordered], np.int32)
+        self.entry_ids: Int32Array = entry_ids[by_node]
+        self.entry_offsets: Int32Array = np.searchsorted(node[by_node], bounds).astype(np.int32)
+        self.sorted_entry_ids: Int32Array = entry_ids
+        self._keys: NDArray[np.int64] = parent * 256 + self.byte
+
+    def __len__(self) -> int:
+        return len(self.byte)
+
+    @property
+    def is_terminal(self) -> NDArray[np.bool_]:
+        """For each node, whether an entry ends there, bool [N]."""
+        return np.diff(self.entry_offsets) > 0
+
+    def step(self, nodes: Int32Array, labels: NDArray[np.uint8]) -> Int32Array:
+        """The child of each node by each label, DEAD (-1) where there is none; all int32 [n]."""
+        wanted = nodes.astype(np.int64) * 256 + labels
+        found = np.searchsorted(self._keys, wanted)
+        found[found == len(self._keys)] = 0
+        return np.where(self._keys[found] == wanted, found, NO_CHILD).astype(np.int32)
+
+
+def expand_slices(offsets: Int32Array, rows: Int32Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every index in the slices first[r]..offsets[r+1] of `rows`, beside the position in `rows` it came from.
+
+    >>> [part.tolist() for part in spread(np.array([0, 2, 5], np.int32), np.array([1, 0], np.int32))]
+    [[2, 3, 4, 0, 1], [0, 0, 0, 1, 1]]
+    """
+    begin = offsets[rows]
+    counts = (offsets[rows + 1] - begin).astype(np.int64)
+    origin = np.repeat(np.arange(len(rows)), counts)
+    ends = np.cumsum(counts)
+    return np.arange(len(origin)) - np.repeat(ends - counts - begin, counts), origin

@@ -1,0 +1,221 @@
+"""Reads GBNF, llama.cpp's notation, into a tree of rules.
+
+Knows: the notation, with its escapes and its places. Must not know: what a grammar is compiled into.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from plait.constrained.specs import GrammarError
+
+MAX_DEPTH = 100
+_NAME = re.compile(r"[a-zA-Z0-9_-]+")
+_SPACE = re.compile(r"(?:[ \t]|#[^\n]*)*")
+_SPACE_AND_LINES = re.compile(r"(?:\s|#[^\n]*)*")
+_COUNT = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-", "^": "^"}
+
+
+@dataclass(frozen=True)
+class CharClass:
+    """One character within these ranges of code points, or with `negated` outside of them."""
+
+    ranges: tuple[tuple[int, int], ...]
+    negated: bool = False
+
+
+@dataclass(frozen=True)
+class RuleReference:
+    """A reference to the rule `name`, written at index `where`."""
+
+    name: str
+    where: int
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Parts one after another."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """One of these."""
+
+    alternatives: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """`part` from `low` to `high` times over (None: without bound)."""
+
+    part: Node
+    low: int
+    high: int | None
+
+
+Node: TypeAlias = CharClass | RuleReference | Sequence | Alternatives | Repeat
+
+
+def parse_gbnf(grammar: str) -> dict[str, Node]:
+    """The rules by name, `root` among them; GrammarError with the index of the character that is wrong.
+
+    >>> parse("root ::= [a]")
+    {'root': Sequence(parts=(Chars(ranges=((97, 97),), negated=False),))}
+    """
+    return _Parser(grammar).rules()
+
+
+class _Parser:
+    def __init__(self, grammar: str) -> None:
+        self._text, self._at, self._depth = grammar, 0, 0
+        self._references: list[RuleReference] = []
+
+    def rules(self) -> dict[str, Node]:
+        rules: dict[str, Node] = {}
+        self._skip(_SPACE_AND_LINES)
+        while self._at < len(self._text):
+            start, name = self._at, self._name("a rule's name")
+            self._skip(_SPACE)
+            self._expect("::=")
+            if name in rules:
+                raise GrammarError(f"the rule {name} is given twice", start)
+            self._skip(_SPACE_AND_LINES)
+            rules[name] = self._alternatives(nested=False)
+            if self._at < len(self._text) and self._text[self._at] not in "\r\n":
+                raise GrammarError("this is not expected here", self._at)
+            self._skip(_SPACE_AND_LINES)
+        if "root" not in rules:
+            raise GrammarError("there is no rule named root")
+        for reference in self._references:
+            if reference.name not in rules:
+                raise GrammarError(f"there is no rule named {reference.name}", reference.where)
+        return rules
+
+    def _alternatives(self, nested: bool) -> Node:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise GrammarError("groups are nested too deeply", self._at)
+        alternatives = [self._sequence(nested)]
+        while self._text.startswith("|", self._at):
+            self._at += 1
+            self._skip(_SPACE_AND_LINES)
+            alternatives.append(self._sequence(nested))
+        self._depth -= 1
+        return alternatives[0] if len(alternatives) == 1 else Alternatives(tuple(alternatives))
+
+    def _sequence(self, nested: bool) -> Node:
+        parts: list[Node] = []
+        space = _SPACE_AND_LINES if nested else _SPACE
+        while (part := self._part()) is not None:
+            part = self._quantified(part)
+            while self._at < len(self._text) and self._text[self._at] in "*+?{":
+                part = self._quantified(part)
+            parts.append(part)
+            self._skip(space)
+        return Sequence(tuple(parts))
+
+    def _part(self) -> Node | None:
+        char = self._text[self._at : self._at + 1]
+        if char == '"':
+            return self._literal()
+        if char == "[":
+            return self._chars()
+        if char == ".":
+            self._at += 1
+            return CharClass((), negated=True)
+        if char == "(":
+            start, self._at = self._at, self._at + 1
+            self._skip(_SPACE_AND_LINES)
+            inner = self._alternatives(nested=True)
+            if not self._text.startswith(")", self._at):
+                raise GrammarError("this group is not closed", start)
+            self._at += 1
+            return inner
+        if _NAME.match(self._text, self._at) is None:
+            return None
+        where = self._at
+        reference = RuleReference(self._name("a name"), where)
+        self._references.append(reference)
+        return reference
+
+    def _quantified(self, part: Node) -> Node:
+        char = self._text[self._at : self._at + 1]
+        simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(char) if char else None
+        if simple is not None:
+            self._at += 1
+            return Repeat(part, *simple)
+        if char != "{":
+            return part
+        found = _COUNT.match(self._text, self._at)
+        if found is None:
+            raise GrammarError("a count is written {n}, {n,} or {n,m}", self._at)
+        low = int(found[1])
+        high = low if not found[2] else int(found[3]) if found[3] else None
+        if high is not None and (high < low or high > 100_000):
+            raise GrammarError("this count is out of order or too large", self._at)
+        self._at = found.end()
+        return Repeat(part, low, high)
+
+    def _literal(self) -> Node:
+        start, self._at = self._at, self._at + 1
+        parts: list[Node] = []
+        while not self._text.startswith('"', self._at):
+            code = self._character("this text is not closed", start)
+            parts.append(CharClass(((code, code),)))
+        self._at += 1
+        return Sequence(tuple(parts))
+
+    def _chars(self) -> Node:
+        start, self._at = self._at, self._at + 1
+        negated = self._text.startswith("^", self._at)
+        self._at += negated
+        ranges: list[tuple[int, int]] = []
+        while not self._text.startswith("]", self._at):
+            low = high = self._character("this class is not closed", start)
+            if self._text.startswith("-", self._at) and not self._text.startswith("-]", self._at):
+                self._at += 1
+                high = self._character("this class is not closed", start)
+            if high < low:
+                raise GrammarError("this range is out of order", start)
+            ranges.append((low, high))
+        self._at += 1
+        return CharClass(tuple(ranges), negated)
+
+    def _character(self, reason: str, start: int) -> int:
+        """The code point of the next character or escape."""
+        char = self._text[self._at : self._at + 1]
+        if not char or char == "\n":
+            raise GrammarError(reason, start)
+        if char != "\\":
+            self._at += 1
+            return ord(char)
+        found = _ESCAPE.match(self._text, self._at)
+        if found is None or (found[4] and found[4] not in _SIMPLE_ESCAPES):
+            raise GrammarError("this escape is not known", self._at)
+        self._at = found.end()
+        code = int(found[1] or found[2] or found[3], 16) if not found[4] else ord(_SIMPLE_ESCAPES[found[4]])
+        if code > 0x10FFFE or 0xD800 <= code < 0xE000:
+            raise GrammarError("this character cannot occur in a text", found.start())
+        return code
+
+    def _name(self, what: str) -> str:
+        found = _NAME.match(self._text, self._at)
+        if found is None:
+            raise GrammarError(f"{what} is expected here", self._at)
+        self._at = found.end()
+        return found[0]
+
+    def _expect(self, text: str) -> None:
+        if not self._text.startswith(text, self._at):
+            raise GrammarError(f"{text} is expected here", self._at)
+        self._at += len(text)
+
+    def _skip(self, space: re.Pattern[str]) -> None:
+        found = space.match(self._text, self._at)
+        self._at = found.end() if found else self._at

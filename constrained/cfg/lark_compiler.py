@@ -1,0 +1,67 @@
+"""Compiles Lark: what its notation may hold here, and where in it an error is.
+
+Knows: the tokens of Lark's notation, and how llguidance reports a place. Must not know: how grammars run.
+"""
+
+from __future__ import annotations
+
+import re
+
+import llguidance
+
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles
+from plait.constrained.specs import GrammarError, Lark
+from plait.constrained.vocabulary import Vocabulary
+
+_TOKEN = re.compile(
+    r"(?P<text>\"(?:\\.|[^\"\\\n])*\")|(?P<comment>(?://|#)[^\n]*)|(?P<regex>/(?:\\.|[^/\\\n])+/)"
+    r"|%(?P<directive>\w*)|(?P<special><[^\s>]*>?)|(?P<nested>@)|\[\s*(?P<attribute>\w+)\s*[=,\]]|.",
+    re.DOTALL,
+)
+_DIRECTIVES = {"import", "ignore", "regex"}
+_ATTRIBUTES = {"lazy", "capture"}
+_PLACE = re.compile(r"(?:failed.*?:\s*)?(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
+
+
+def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
+    """The grammar; GrammarError with the index of the character where it is wrong, as far as that is known.
+
+    Terminals match greedily, as Lark's own do. Refused: control tokens, `%json` (use JsonSchema or
+    Structural), options of the library, and attributes other than `lazy` and `capture`.
+
+    >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
+    """
+    check_notation(spec.grammar)
+    text = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
+    try:
+        return ensure_compiles(text, vocabulary)
+    except GrammarError as error:
+        raise _locate_error(error.reason, spec.grammar) from None
+
+
+def check_notation(grammar: str) -> None:
+    """GrammarError for what llguidance's dialect offers beyond Lark that would not hold here.
+
+    >>> check_notation("start: <|im_end|>")
+    Traceback (most recent call last):
+    plait.constrained.specs.GrammarError: a control token cannot be part of a text (at 7)
+    """
+    for token in _TOKEN.finditer(grammar):
+        kind = token.lastgroup
+        if kind == "directive" and token["directive"] not in _DIRECTIVES:
+            raise GrammarError(f"%{token['directive']} is not supported", token.start())
+        if kind == "special":
+            raise GrammarError("a control token cannot be part of a text", token.start())
+        if kind == "nested":
+            raise GrammarError("there are no other grammars to refer to", token.start())
+        if kind == "attribute" and token["attribute"] not in _ATTRIBUTES:
+            raise GrammarError(f"the attribute {token['attribute']} is not supported", token.start())
+
+
+def _locate_error(reason: str, grammar: str) -> GrammarError:
+    found = _PLACE.match(reason)
+    if found is None:
+        return GrammarError(reason)
+    lines = grammar.split("\n")
+    row, column = int(found[1]), int(found[2])
+    return GrammarError(found[3], sum(len(line) + 1 for line in lines[: row - 1]) + column - 1)

@@ -1,0 +1,52 @@
+"""Which compiler serves which form of constraint, and how what it makes becomes a Grammar.
+
+Knows: every form. Must not know: processes or caches. Runs in whichever process calls it.
+"""
+
+from __future__ import annotations
+
+from plait.constrained.cfg.gbnf_compiler import compile_ebnf
+from plait.constrained.cfg.lark_compiler import compile_lark
+from plait.constrained.dfa.choices import compile_choices
+from plait.constrained.dfa.dfa_grammar import DfaGrammar
+from plait.constrained.dfa.token_dfa import TokenDfa
+from plait.constrained.grammar import Grammar
+from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, LlguidanceSource
+from plait.constrained.json_schema.compiler import compile_json, compile_structural
+from plait.constrained.regex.compiler import ByteDfaBuilder, compile_regex
+from plait.constrained.specs import Choices, Ebnf, GrammarError, Lark, Regex, Spec, Structural
+from plait.constrained.vocabulary import Vocabulary
+
+
+def compile_spec(
+    spec: Spec, vocabulary: Vocabulary, build_byte_dfa: ByteDfaBuilder | None = None
+) -> TokenDfa | LlguidanceSource:
+    """What a Grammar is made from. GrammarError where the constraint cannot be used.
+
+    `build_byte_dfa` makes a pattern's automaton over bytes, where it is to be made with bounds; see regex.py.
+
+    >>> compile_spec(Choices(("yes", "no")), vocabulary)                  # doctest: +SKIP
+    """
+    if not vocabulary.eos_ids:
+        raise GrammarError("the vocabulary names no end token")
+    if isinstance(spec, Choices):
+        return compile_choices(spec, vocabulary)
+    if isinstance(spec, Regex):
+        return compile_regex(spec, vocabulary, build_byte_dfa)
+    if isinstance(spec, Lark):
+        return compile_lark(spec, vocabulary)
+    if isinstance(spec, Ebnf):
+        return compile_ebnf(spec, vocabulary, build_byte_dfa)
+    if isinstance(spec, Structural):
+        return compile_structural(spec, vocabulary)
+    return compile_json(spec, vocabulary)
+
+
+def build_grammar(form: TokenDfa | LlguidanceSource, vocabulary: Vocabulary) -> Grammar:
+    """The Grammar of a compiled form: microseconds for a Table, milliseconds for an LlguidanceSource.
+
+    >>> build_grammar(compile_spec(spec, vocabulary), vocabulary)            # doctest: +SKIP
+    """
+    if isinstance(form, LlguidanceSource):
+        return LlguidanceGrammar(form, vocabulary)
+    return DfaGrammar(form, vocabulary)

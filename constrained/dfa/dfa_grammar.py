@@ -1,0 +1,161 @@
+"""A grammar held as a token automaton in arrays: a step is a binary search, a mask is a copy.
+
+Knows: a Table of states and tokens, and the vocabulary's bytes. Must not know: the form that it was compiled
+from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from plait.constrained.dfa.forced_bytes import forced_bytes, tokenize_forced_bytes
+from plait.constrained.dfa.token_dfa import TokenDfa, shortest_completion
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.vocabulary import Vocabulary
+
+MAX_CACHED_MASK_BYTES = 4 << 20
+_TERMINATED = -1  # the state after an end token
+
+
+class DfaGrammar(Grammar):
+    """A Table over `vocabulary`. Masks and forced bytes are made when asked for; at most 4 MiB of masks stay.
+
+    >>> grammar = DfaGrammar(table, vocabulary)                           # doctest: +SKIP
+    >>> grammar.matcher().accept(token)                                   # doctest: +SKIP
+    True
+    """
+
+    def __init__(self, table: TokenDfa, vocabulary: Vocabulary) -> None:
+        self.table = table
+        self.vocabulary = vocabulary
+        self.eos_ids = frozenset(vocabulary.eos_ids)
+        # memoryviews hand out Python ints, several times faster than indexing numpy arrays.
+        self.row_offsets = np.ascontiguousarray(table.row_offsets).data
+        self.tokens = np.ascontiguousarray(table.tokens).data
+        self.next_states = np.ascontiguousarray(table.next_states).data
+        self.accepting = table.accepting.tolist()
+        self.eos_mask = self._pack_mask(np.array(vocabulary.eos_ids, np.int64))
+        self._masks: dict[int, Int32Array] = {_TERMINATED: self.eos_mask}
+        self._forced: dict[int, bytes] = {}
+        self._forced_tokens: dict[int, list[int]] = {}
+        self._max_masks = max(2, MAX_CACHED_MASK_BYTES // self.eos_mask.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.table.row_offsets, self.table.tokens, self.table.next_states, self.table.distance)
+        num_states = len(self.accepting)
+        masks = min(num_states + 1, self._max_masks) * (self.eos_mask.nbytes + 200)
+        return sum(array.nbytes for array in arrays) + 200 * num_states + masks + 1000
+
+    def matcher(self) -> Matcher:
+        return DfaMatcher(self)
+
+    def mask(self, state: int) -> Int32Array:
+        """The mask of `state`, int32 [ceil(V/32)], not to be written to."""
+        mask = self._masks.get(state)
+        if mask is None:
+            allowed = self.table.tokens[self.row_offsets[state] : self.row_offsets[state + 1]]
+            mask = self._pack_mask(allowed)
+            if self.accepting[state]:
+                mask = mask | self.eos_mask
+            if len(self._masks) >= self._max_masks:
+                self._masks.pop(next(iter(self._masks)), None)
+            self._masks[state] = mask
+        return mask
+
+    def forced(self, state: int) -> bytes:
+        """The bytes that every text from `state` on begins with."""
+        found = self._forced.get(state)
+        if found is None:
+            found = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
+        return found
+
+    def forced_tokens(self, state: int) -> list[int]:
+        """The tokens of `forced`, less those that may turn out to be part of longer ones."""
+        found = self._forced_tokens.get(state)
+        if found is None:
+            text = self.forced(state)
+            found = tokenize_forced_bytes(text, False, self.vocabulary) if text else []
+            reached = self._state_after(state, found)
+            if text and (whole := tokenize_forced_bytes(text, True, self.vocabulary)):
+                end = self._state_after(state, whole)
+                if end is not None and self.row_offsets[end] == self.row_offsets[end + 1]:
+                    found, reached = whole, end
+            found = self._forced_tokens[state] = found if reached is not None else []
+        return found
+
+    def _state_after(self, state: int, tokens: list[int]) -> int | None:
+        """The state that `tokens` lead to; None where they are not allowed."""
+        for token in tokens:
+            end = self.row_offsets[state + 1]
+            place = bisect_left(self.tokens, token, self.row_offsets[state], end)
+            if place == end or self.tokens[place] != token:
+                return None
+            state = self.next_states[place]
+        return state
+
+    def _pack_mask(self, tokens: Int32Array | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Int32Array:
+        bits = np.zeros(mask_words(len(self.vocabulary)) * 32, np.bool_)
+        bits[tokens] = True
+        return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
+
+
+class DfaMatcher(Matcher):
+    """A place in a DfaGrammar: the states passed through so far, so that going back is cutting a list."""
+
+    __slots__ = ("_grammar", "_state", "_states")
+
+    def __init__(self, grammar: DfaGrammar) -> None:
+        self._grammar = grammar
+        self._state = 0
+        self._states: list[int] = []  # the states before each accepted token
+
+    def accept(self, token: int) -> bool:
+        grammar, state = self._grammar, self._state
+        if token in grammar.eos_ids:
+            if state != _TERMINATED and not grammar.accepting[state]:
+                return False
+            reached = _TERMINATED
+        elif state == _TERMINATED:
+            return False
+        else:
+            end = grammar.row_offsets[state + 1]
+            place = bisect_left(grammar.tokens, token, grammar.row_offsets[state], end)
+            if place == end or grammar.tokens[place] != token:
+                return False
+            reached = grammar.next_states[place]
+        self._states.append(state)
+        self._state = reached
+        return True
+
+    def fill_mask(self, row: Int32Array) -> None:
+        row[:] = self._grammar.mask(self._state)
+
+    def rollback(self, n: int) -> None:
+        if not 0 <= n <= len(self._states):
+            raise ValueError(f"cannot take back {n} tokens of {len(self._states)}")
+        if n:
+            self._state = self._states[-n]
+            del self._states[-n:]
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self._state == _TERMINATED else self._grammar.forced(self._state)
+
+    def forced_tokens(self) -> list[int]:
+        return [] if self._state == _TERMINATED else list(self._grammar.forced_tokens(self._state))
+
+    def completion(self, limit: int) -> list[int] | None:
+        if self._state == _TERMINATED:
+            return []
+        table = self._grammar.table
+        return shortest_completion(table, self._state) if table.distance[self._state] <= limit else None
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._state == _TERMINATED or bool(self._grammar.accepting[self._state])
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._state == _TERMINATED

@@ -1,0 +1,95 @@
+"""Full validation of a finished text, for what the masks of a lenient grammar could not hold.
+
+Knows: JSON, tags, and a validator. Must not know: grammars. Costs grow with the text; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+
+from plait.constrained.specs import JsonSchema, Spec, Structural
+
+MAX_REASON = 200
+_decoder = json.JSONDecoder()
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """Between `begin` and `end` stands JSON that is valid by `schema`, a JSON text itself."""
+
+    begin: str
+    schema: str
+    end: str
+
+
+def segments_validation_error(segments: tuple[Segment, ...], text: str) -> str | None:
+    """Why some part of `text` that a begin opens is not valid by its schema, or not closed; None if all are.
+
+    >>> segments_validation_error((Segment("<a>", '{"uniqueItems": true}', "</a>"),), "so <a>[1,1]</a>")
+    'behind the <a> at 3: [1,1] has non-unique elements (at the top)'
+    """
+    at = 0
+    while True:
+        opened = [(text.find(one.begin, at), one) for one in segments if text.find(one.begin, at) >= 0]
+        if not opened:
+            return None
+        place, segment = min(opened, key=lambda pair: pair[0])
+        first = place + len(segment.begin)
+        try:
+            _, end = _decoder.raw_decode(text, first)
+        except (ValueError, RecursionError) as error:
+            return _segment_error(f"not JSON: {error}"[:MAX_REASON], segment, place)
+        if not text.startswith(segment.end, end):
+            return _segment_error(f"no {segment.end[:50]} follows the value", segment, place)
+        reason = json_validation_error(segment.schema, text[first:end])
+        if reason is not None:
+            return _segment_error(reason, segment, place)
+        at = end + len(segment.end)
+
+
+def _segment_error(reason: str, segment: Segment, place: int) -> str:
+    return f"behind the {segment.begin[:50]} at {place}: {reason}"
+
+
+def validation_error(spec: Spec, text: str) -> str | None:
+    """Why the finished `text` is not what `spec` asks for, in one line; None where it is.
+
+    Only lenient specs leave anything to be checked here.
+
+    >>> validation_error(JsonSchema({"uniqueItems": True}, lenient=True), "[1,1]")
+    '[1,1] has non-unique elements (at the top)'
+    """
+    if isinstance(spec, JsonSchema):
+        return json_validation_error(spec.text, text)
+    if isinstance(spec, Structural):
+        return "what was left out of a structural text's schemas is not checked"
+    return None
+
+
+def json_validation_error(schema: str, text: str) -> str | None:
+    """Why `text` is no JSON value valid by `schema`, in one line with the pointer into the value; None if it is.
+
+    >>> json_validation_error('{"uniqueItems": true}', "[1,1]")
+    '[1,1] has non-unique elements (at the top)'
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"[:MAX_REASON]
+    try:
+        found = next(iter(_validator(schema).iter_errors(value)), None)
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        return f"it could not be checked: {error}".splitlines()[0][:MAX_REASON]
+    if found is None:
+        return None
+    place = "/".join(str(step) for step in found.instance_path)
+    return f"{found.message[:MAX_REASON]} (at {'/' + place if place else 'the top'})"
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Any:
+    return jsonschema_rs.validator_for(json.loads(schema), validate_formats=True, offline=True)

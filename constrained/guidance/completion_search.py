@@ -1,0 +1,101 @@
+"""Short ways to the end of a text, found by trying, where there is no automaton to read them from.
+
+Knows: what a walker allows. Must not know: grammars, budgets or sampling. States cannot be told apart, so a way
+is sought with a few fixed preferences, and what is found is proved by having been walked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+MAX_STEPS = 1024  # of one way; at some 7 us each
+MAX_CLOSING_REPEATS = 64
+GOOD_ENOUGH_TOKENS = 128  # tokens of a way that is good enough: looking for a shorter one takes as long again
+_CLOSING = b'"}])'
+_SEPARATOR = b","  # behind what closes: a member of a record ends sooner so than by another digit
+_PUNCTUATION = b".-@:/,;_ '\\T+"
+_REST = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(33, 127))
+_PREFERENCES = (
+    _CLOSING + _SEPARATOR + b'0123456789nu"[{' + _PUNCTUATION + b"aetfsx",
+    _CLOSING + _SEPARATOR + b'nutfae[{"0123456789' + _PUNCTUATION,
+    b"]})" + _SEPARATOR + b'0123456789n"[{' + _PUNCTUATION + b"aetfsx",
+    b"]})" + _SEPARATOR + b'[{"0123456789' + _PUNCTUATION + b"aetfsx",
+)
+
+
+class Walker(Protocol):
+    """A copy of a matcher that may be spoilt."""
+
+    def forced_tokens(self) -> list[int]: ...
+    def is_allowed(self, token: int) -> bool: ...
+    def advance(self, tokens: Sequence[int]) -> bool: ...
+    def any_allowed_token(self) -> int | None: ...
+    @property
+    def is_complete(self) -> bool: ...
+
+
+class CompletionSearch:
+    """Finds short ways to an end for one vocabulary; `single_byte_tokens` maps each byte to the token of just that byte.
+
+    >>> Seeker({34: 1}).search(make_walker, 20)                             # doctest: +SKIP
+    [1]
+    """
+
+    def __init__(self, single_byte_tokens: dict[int, int]) -> None:
+        self._orders = [
+            [single_byte_tokens[byte] for byte in dict.fromkeys(order + _REST) if byte in single_byte_tokens]
+            for order in _PREFERENCES
+        ]
+        self._closing = {single_byte_tokens[byte] for byte in _CLOSING if byte in single_byte_tokens}
+        self._quote, self._escape = single_byte_tokens.get(ord('"')), single_byte_tokens.get(ord("\\"))
+        self._string_only_token = single_byte_tokens.get(ord("~"))
+
+    def search(self, walker: Callable[[], Walker], limit: int) -> list[int] | None:
+        """The shortest of the ways that the preferences find, at most `limit` tokens; None where none does.
+
+        Where the first that is found is long there is no look for a shorter one: a model waits, and all its neighbours.
+        """
+        best: list[int] | None = None
+        for order in self._orders:
+            found = self._search_once(walker(), order, limit if best is None else len(best) - 1)
+            best = found if found is not None else best
+            if best is not None and len(best) > GOOD_ENOUGH_TOKENS:
+                break
+        return best
+
+    def _search_once(self, walker: Walker, order: list[int], limit: int) -> list[int] | None:
+        """One way: what is forced, else what closes, else what was chosen least so far, in the given order."""
+        tokens: list[int] = []
+        use_counts: dict[int, int] = {}
+        for _ in range(MAX_STEPS):
+            if walker.is_complete:
+                return tokens
+            next_tokens = walker.forced_tokens() or self._choose_token(walker, order, use_counts)
+            if not next_tokens or len(tokens) + len(next_tokens) > limit or not walker.advance(next_tokens):
+                return None
+            tokens += next_tokens
+            if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
+                use_counts.clear()  # a text ended, and what it took to end it says nothing of what comes
+        return None
+
+    def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:
+        best, fewest = None, MAX_STEPS
+        for token in order:
+            times = use_counts.get(token, 0)
+            if times < fewest and walker.is_allowed(token):
+                best, fewest = token, times
+                if not times or (
+                    token in self._closing and times < MAX_CLOSING_REPEATS and self._closes_value(token, walker)
+                ):
+                    break
+        if best is None:
+            best = walker.any_allowed_token()
+        if best is None:
+            return []
+        use_counts[best] = use_counts.get(best, 0) + 1
+        return [best]
+
+    def _closes_value(self, token: int, walker: Walker) -> bool:
+        """Whether a quote or bracket closes something here: in a text a bracket is a letter like others."""
+        return token == self._quote or self._string_only_token is None or not walker.is_allowed(self._string_only_token)

@@ -1,0 +1,110 @@
+"""Ways to the end of a text that llguidance follows: walked on copies of its matcher, and kept as the text grows.
+
+Knows: copies of a matcher, tokens, long numbers. Must not know: which form of constraint a grammar was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import llguidance
+import numpy as np
+
+from plait.constrained.grammar import Int32Array, mask_words
+from plait.constrained.vocabulary import Vocabulary
+
+MAX_SKIPPED = 4  # bytes at the head of a known way that may have to go: a wrong guess costs next to nothing
+
+
+class LlguidanceWalker:
+    """A copy of a matcher behind `tokens`, for a Seeker to walk. Numbers that are long, as `is_at_digit_limit` says, end."""
+
+    def __init__(
+        self,
+        inner: llguidance.LLMatcher,
+        vocabulary: Vocabulary,
+        tokens: Sequence[int],
+        is_at_digit_limit: Callable[[Sequence[int]], bool],
+    ) -> None:
+        self._inner, self._vocabulary = inner, vocabulary
+        self._tokens, self._is_at_digit_limit = list(tokens), is_at_digit_limit
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._inner.is_accepting())
+
+    def forced_tokens(self) -> list[int]:
+        return list(self._inner.compute_ff_tokens())
+
+    def is_allowed(self, token: int) -> bool:
+        if self._inner.validate_tokens([token]) != 1:
+            return False
+        return not self._vocabulary.number_limiter.continues_number(token) or self._number_may_continue()
+
+    def advance(self, tokens: Sequence[int]) -> bool:
+        self._tokens += tokens
+        return bool(self._inner.consume_tokens(list(tokens)))
+
+    def any_allowed_token(self) -> int | None:
+        ends = self._vocabulary.eos_ids
+        bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
+        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
+        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
+
+    def _number_may_continue(self) -> bool:
+        """Whether a number that the text ends in may have another digit."""
+        if not self._is_at_digit_limit(self._tokens):
+            return True
+        mask = self._mask()
+        before = mask.copy()
+        self._vocabulary.number_limiter.forbid_continuation(mask)
+        return bool((mask == before).all())
+
+    def _mask(self) -> Int32Array:
+        width = mask_words(len(self._vocabulary))  # the library's have a word more where there is an end token beyond
+        mask = np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
+        if self._is_at_digit_limit(self._tokens):
+            self._vocabulary.number_limiter.forbid_continuation(mask)
+        return mask
+
+
+def remaining_completions(known_completion: list[int], accepted: list[int], vocabulary: Vocabulary) -> list[list[int]]:
+    """What may be left of `known_completion` once the tokens `accepted` were written, the likelier first: all that stands behind the
+    longest end of theirs that the way begins with; or behind as many bytes as they have, as in a date that another was
+    written for; or behind a few. Guesses: what was written may have closed the way, or changed what must come.
+
+    >>> remaining_completions([1, 2], [3, 1], Vocabulary((b"", b"a", b"b", b"c"), (0,), lambda text: []))
+    [[2], [], [1, 2]]
+    """
+    if known_completion[: len(accepted)] == accepted:
+        return [known_completion[len(accepted) :]]
+    spelled = vocabulary.token_bytes
+    text, written = (
+        b"".join(spelled[token] for token in known_completion),
+        b"".join(spelled[token] for token in accepted),
+    )
+    alike = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
+    few = range(min(len(text), MAX_SKIPPED) + 1)
+    sizes = dict.fromkeys((alike, min(len(text), len(written)), *few))
+    return [_drop_leading_bytes(known_completion, size, vocabulary) for size in sizes]
+
+
+def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Vocabulary) -> list[int]:
+    """The way without its first `size` bytes."""
+    at = 0
+    for index, token in enumerate(known_completion):
+        if at == size:
+            return known_completion[index:]
+        spelled = vocabulary.token_bytes[token]
+        at += len(spelled)
+        if at > size:
+            return [*_encode_fragment(spelled[size - at :], vocabulary), *known_completion[index + 1 :]]
+    return []
+
+
+def _encode_fragment(text: bytes, vocabulary: Vocabulary) -> list[int]:
+    """The tokens of a piece of a token; none where it is no text by itself."""
+    try:
+        return list(vocabulary.encode(text.decode()))
+    except UnicodeDecodeError:
+        return []

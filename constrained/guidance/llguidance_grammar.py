@@ -1,0 +1,377 @@
+"""A grammar run by llguidance, step by step as the text grows, for what does not fit into arrays.
+
+Knows: llguidance's matcher and its pitfalls. Must not know: which form of constraint its text was made from.
+Pitfalls: a refused token puts its matcher into an error for good, so tokens are validated first; copies of a
+matcher share one lexer, and a text that drives it to a limit spoils it for all, so each then goes on with a
+new one; it tokenizes forced bytes through `Vocabulary.encode`, and with an `encode` that is not the model's
+its masks are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import llguidance
+import msgspec
+import numpy as np
+
+from plait.constrained.full_validation import Segment, json_validation_error, segments_validation_error
+from plait.constrained.grammar import Grammar, Int32Array, Matcher, mask_words
+from plait.constrained.guidance.completion_walker import LlguidanceWalker, remaining_completions
+from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions
+from plait.constrained.specs import GrammarError
+from plait.constrained.vocabulary import Vocabulary
+
+T = TypeVar("T")
+MAX_REASON = 200
+MAX_LITERAL = 16_384  # llguidance splits all that is forced anew at each step: 0.4 us a byte
+RETOKENIZE_SLACK = 64  # tokens that a way may take less once it is spelled as the tokenizer does
+_DEAD_END = "the constraint cannot be met from here on"
+_EMPTY_LANGUAGE = "the constraint matches nothing that the vocabulary can spell"
+BYTES_PER_CHARACTER = 100  # measured: a literal of 1 MB takes 86 MB
+ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
+
+
+class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
+    """A grammar in llguidance's own notation, known to compile within the limits.
+
+    `unchecked` are the pointers of what was left out of it; `full_check_schemas` the schema that the whole text must
+    meet, or nothing; `segments` what a structural text's parts must meet. `max_digits`: it has JSON, where
+    `json_delimiters` says, and a number in that has no more digits unless it must have (0: any number of them).
+    """
+
+    text: str
+    unchecked: tuple[str, ...] = ()
+    full_check_schemas: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    max_digits: int = 0
+    json_delimiters: tuple[tuple[str, str], ...] = ()  # what stands before and behind the JSON of each kind
+    free_text: bool = False  # whether other text may stand around them
+
+
+class LlguidanceGrammar(Grammar):
+    """`text` for `vocabulary`, compiled here and now: milliseconds, so check it in a child process first.
+
+    GrammarError where it does not compile, exceeds a limit, or begins with nothing that the vocabulary can
+    spell.
+
+    >>> LlguidanceGrammar(LlguidanceSource(LLMatcher.grammar_from_regex("[0-9]+")), vocabulary)      # doctest: +SKIP
+    """
+
+    def __init__(self, grammar: LlguidanceSource, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.eos_ids = frozenset(vocabulary.eos_ids)
+        self.num_words = mask_words(len(vocabulary))
+        self.empty_mask = bytes(4 * self.num_words)
+        bits = [(end_id // 8, 1 << end_id % 8) for end_id in vocabulary.eos_ids]
+        self.eos_bits = [(at, bit, 255 - bit) for at, bit in bits]
+        self._text = grammar.text
+        self.unchecked = grammar.unchecked
+        self._full_check_schemas = grammar.full_check_schemas
+        self._segments = grammar.segments
+        self._max_digits = grammar.max_digits
+        delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in grammar.json_delimiters)
+        self._json_regions = JsonRegions(delimiters, grammar.free_text)
+        self.initial_completion: list[int] | None = None  # from the start of a text, once it was sought
+        self.no_completion_within = -1  # within so many tokens none was found
+        self._prototype = self._compile_inner_matcher()
+        try:
+            matcher = LlguidanceMatcher(self)
+            if len(matcher.forced_bytes()) > MAX_LITERAL:
+                raise GrammarError(
+                    f"it forces more than {MAX_LITERAL} bytes at once, which each token would go through"
+                )
+            matcher.fill_mask(np.zeros(self.num_words, np.int32))
+        except GrammarError as error:
+            raise GrammarError(_EMPTY_LANGUAGE if error.reason == _DEAD_END else error.reason) from None
+
+    @property
+    def nbytes(self) -> int:
+        return ASSUMED_BYTES + BYTES_PER_CHARACTER * len(self._text)
+
+    def matcher(self) -> Matcher:
+        return LlguidanceMatcher(self)
+
+    def check(self, text: str) -> str | None:
+        if self.unchecked and self._segments:
+            return segments_validation_error(self._segments, text)
+        return next(
+            (found for schema in self._full_check_schemas if (found := json_validation_error(schema, text))), None
+        )
+
+    def is_at_digit_limit(self, tokens: Sequence[int]) -> bool:
+        """Whether the text of `tokens` ends in a JSON number that should have no more digits."""
+        if not self._max_digits:
+            return False
+        return self.vocabulary.number_limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions)
+
+    def new_inner_matcher(self) -> llguidance.LLMatcher:
+        """A matcher of the library at the start of a text; shares its lexer with the others."""
+        return self._prototype.deep_copy()
+
+    def rebuild_inner_matcher(self, tokens: list[int]) -> llguidance.LLMatcher:
+        """A matcher with a new lexer behind `tokens`, for this text and later ones; or GrammarError."""
+        self._prototype = self._compile_inner_matcher()
+        inner = self._prototype.deep_copy()
+        if tokens:
+            inner.consume_tokens(tokens)
+        return _raise_on_error(inner)
+
+    def _compile_inner_matcher(self) -> llguidance.LLMatcher:
+        tokenizer = _tokenizer(self.vocabulary)
+        return _raise_on_error(llguidance.LLMatcher(tokenizer, self._text, log_level=0, limits=_limits()))
+
+
+class LlguidanceMatcher(Matcher):
+    """A place in an LlguidanceGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
+
+    __slots__ = (
+        "_address",
+        "_bits",
+        "_num_eos",
+        "_grammar",
+        "_inner",
+        "_accepted_since",
+        "_tokens",
+        "_completion",
+        "_words",
+    )
+
+    def __init__(self, grammar: LlguidanceGrammar) -> None:
+        self._grammar = grammar
+        self._inner = grammar.new_inner_matcher()
+        self._tokens: list[int] = []  # what the inner matcher consumed
+        self._completion = grammar.initial_completion  # to an end, from where it was asked for
+        self._accepted_since: list[int] = []  # the tokens accepted since
+        self._num_eos = 0  # end tokens accepted; the inner matcher never sees them
+        self._bits = bytearray()  # where the library writes masks: its address is asked for once, not for each
+        self._words = np.zeros(0, np.int32)  # the same memory
+        self._address = 0
+
+    def accept(self, token: int) -> bool:
+        grammar = self._grammar
+        if token in grammar.eos_ids:
+            if not self.is_accepting:
+                return False
+            self._num_eos += 1
+            return True
+        if self._num_eos or not 0 <= token < len(grammar.vocabulary) or not grammar.vocabulary.token_bytes[token]:
+            return False
+        if self._continues_long_number(token):
+            return False
+        if not self._query(lambda inner: inner.validate_tokens([token]) == 1 and inner.consume_token(token)):
+            return False
+        self._tokens.append(token)
+        if self._completion is not None:
+            self._accepted_since.append(token)
+        return True
+
+    def fill_mask(self, row: Int32Array) -> None:
+        grammar, ending = self._grammar, self.is_accepting
+        if not self._address:
+            self._bits = bytearray(grammar.empty_mask)
+            self._words = np.frombuffer(self._bits, np.int32)
+            self._address = self._words.ctypes.data
+        bits = self._bits
+        if self._num_eos or self._inner.is_stopped():
+            bits[:] = grammar.empty_mask
+        else:
+            size = len(bits)
+            self._query(lambda inner: inner.unsafe_compute_mask_ptr(self._address, size))
+            if not ending and bits == grammar.empty_mask:
+                raise GrammarError(_DEAD_END)
+        for at, bit, others in grammar.eos_bits:
+            bits[at] = bits[at] | bit if ending else bits[at] & others
+        if grammar.is_at_digit_limit(self._tokens):
+            grammar.vocabulary.number_limiter.forbid_continuation(self._words)
+        row[:] = self._words
+
+    def rollback(self, n: int) -> None:
+        if not 0 <= n <= len(self._tokens) + self._num_eos:
+            raise ValueError(f"cannot take back {n} tokens of {len(self._tokens) + self._num_eos}")
+        ends = min(n, self._num_eos)
+        self._num_eos -= ends
+        if n > ends:
+            del self._tokens[len(self._tokens) - (n - ends) :]
+            if len(self._accepted_since) < n - ends:
+                self._completion, self._accepted_since = None, []
+            del self._accepted_since[len(self._accepted_since) - (n - ends) :]
+            if not self._inner.rollback(n - ends):
+                self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
+
+    def forced_bytes(self) -> bytes:
+        return b"" if self.is_accepting else self._query(lambda inner: bytes(inner.compute_ff_bytes()))
+
+    def forced_tokens(self) -> list[int]:
+        return [] if self.is_accepting else self._query(lambda inner: list(inner.compute_ff_tokens()))
+
+    def completion(self, limit: int) -> list[int] | None:
+        if self.is_accepting:
+            return []
+        known = self._reusable_completion()
+        self._completion, self._accepted_since = (
+            self._search_completion(limit) if known is None or len(known) > limit else known,
+            [],
+        )
+        return None if self._completion is None or len(self._completion) > limit else list(self._completion)
+
+    def _reusable_completion(self) -> list[int] | None:
+        """What is left of the way known before, where that leads to an end from here; None where it does not."""
+        if self._completion is None or not self._accepted_since:
+            return self._completion
+        vocabulary = self._grammar.vocabulary
+        return next(
+            (
+                way
+                for way in remaining_completions(self._completion, self._accepted_since, vocabulary)
+                if self._is_completion(way)
+            ),
+            None,
+        )
+
+    def _is_completion(self, way: list[int]) -> bool:
+        whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # an end token is valid where the text is complete
+        leads = self._query(lambda inner: inner.validate_tokens(whole) == len(whole))
+        return leads and not self._exceeds_digit_limit(way)
+
+    def _exceeds_digit_limit(self, way: list[int]) -> bool:
+        """Whether the way begins with digits that are too many behind those there are."""
+        digits = list(takewhile(self._grammar.vocabulary.number_limiter.continues_number, way))
+        return any(self._grammar.is_at_digit_limit([*self._tokens, *digits[:n]]) for n in range(len(digits)))
+
+    def _search_completion(self, limit: int) -> list[int] | None:
+        """A way that is sought from here, and from the start of a text only once."""
+        grammar = self._grammar
+        if not self._tokens and limit <= grammar.no_completion_within:
+            return None
+        found = grammar.vocabulary.completion_search.search(self._new_walker, limit + RETOKENIZE_SLACK)
+        way = None if found is None else self._retokenize(found)
+        if not self._tokens and way is not None:
+            grammar.initial_completion = way
+        elif not self._tokens:
+            grammar.no_completion_within = limit
+        return way
+
+    def _new_walker(self) -> LlguidanceWalker:
+        grammar = self._grammar
+        return LlguidanceWalker(self._inner.deep_copy(), grammar.vocabulary, self._tokens, grammar.is_at_digit_limit)
+
+    def _continues_long_number(self, token: int) -> bool:
+        """Whether the token would go on with a number that has to end here."""
+        grammar = self._grammar
+        if not grammar.vocabulary.number_limiter.continues_number(token) or not grammar.is_at_digit_limit(self._tokens):
+            return False
+        mask = np.zeros(grammar.num_words, np.int32)
+        self.fill_mask(mask)
+        return not mask.view(np.uint32)[token // 32] >> (token % 32) & 1
+
+    def _retokenize(self, tokens: list[int]) -> list[int]:
+        """The same text as the tokenizer splits it, where that is shorter and allowed."""
+        vocabulary = self._grammar.vocabulary
+        text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
+        spelled = list(vocabulary.encode(text))
+        if len(spelled) >= len(tokens) or self._inner.deep_copy().try_consume_tokens(spelled) < len(spelled):
+            return tokens
+        walked = self._inner.deep_copy()
+        walked.consume_tokens(spelled)
+        return spelled if walked.is_accepting() else tokens
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._num_eos > 0 or self._query(lambda inner: bool(inner.is_accepting()))
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._num_eos > 0
+
+    def _query(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
+        """The inner matcher's answer, from a new one where it fails; GrammarError where both do."""
+        answer = question(self._inner)
+        if self._inner.is_error():
+            self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
+            answer = question(self._inner)
+            _raise_on_error(self._inner)
+        return answer
+
+
+class _TokenizerAdapter:
+    """The vocabulary in the form that LLTokenizer asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.tokens = vocabulary.token_bytes
+        self.special_token_ids = [i for i, token in enumerate(self.tokens) if not token]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str) -> Sequence[int]:
+        return self._encode(text)
+
+
+_tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDictionary()
+
+
+def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """llguidance's form of the vocabulary, made once; about 0.1 s for 49,152 tokens."""
+    found = _tokenizers.get(vocabulary)
+    if found is None:
+        tokens = _TokenizerAdapter(vocabulary)
+        found = llguidance.LLTokenizer(tokens, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids))
+        _tokenizers[vocabulary] = found
+    return found
+
+
+def warm_up(vocabulary: Vocabulary) -> None:
+    """Make now what the first grammar for `vocabulary` would have to wait for."""
+    _tokenizer(vocabulary)
+
+
+def _limits() -> llguidance.LLParserLimits:
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=400_000,  # 30 ms at worst in one step
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _raise_on_error(inner: llguidance.LLMatcher) -> llguidance.LLMatcher:
+    """`new_inner_matcher`, or GrammarError with the first line of its error."""
+    if inner.is_error():
+        raise GrammarError(_first_line(inner.get_error()))
+    return inner
+
+
+def _first_line(error: str) -> str:
+    lines = [line for line in error.splitlines() if line.strip() and line != "<non-verbose/>"]
+    reason = lines[0] if lines else "llguidance gave up"
+    return _EMPTY_LANGUAGE if reason.startswith("NoExtension") else reason[:MAX_REASON]
+
+
+def ensure_compiles(text: LlguidanceSource, vocabulary: Vocabulary) -> LlguidanceSource:
+    """`text` itself, once it is known to compile; GrammarError where it does not.
+
+    >>> compiled(LlguidanceSource(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
+    """
+    LlguidanceGrammar(text, vocabulary)
+    return text
+
+
+def is_invalid_grammar(text: str) -> bool:
+    """Whether the library refuses a grammar of its own notation, whatever the vocabulary."""
+    return bool(llguidance.LLMatcher.validate_grammar(text, limits=_limits()))
+
+
+def regex_source(pattern: str, vocabulary: Vocabulary) -> LlguidanceSource:
+    """A plain pattern (see syntax.py) as a grammar that is known to compile; GrammarError where it is not.
+
+    >>> regex_source("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
+    """
+    return ensure_compiles(LlguidanceSource(llguidance.LLMatcher.grammar_from_regex(pattern)), vocabulary)

@@ -1,0 +1,98 @@
+"""Where a JSON number that goes on and on has to end: nothing in a schema without bounds says so, and a small model
+may write zeros for ever.
+
+Knows: the bytes of tokens, packed masks, and how JSON writes numbers and texts. Must not know: grammars, or the
+library that follows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plait.constrained.guidance.json_scanner import ALL_JSON, JsonRegions, ends_in_string
+
+MAX_DIGITS = 23
+"""As many as the shortest text of any double has: 21 where Python writes it, 23 where JavaScript does (ECMA-262,
+Number::toString: 0.0000012345678901234567)."""
+MAX_EXPONENT_DIGITS = 3
+_MAX_LITERAL_DIGITS = 400  # digits of the longest double written without an exponent, 5e-324 with all that it can have
+_DIGITS = b"0123456789"
+_LONG_LITERAL = re.compile(rf"[0-9][0-9.]{{{MAX_DIGITS},}}|[0-9.]+[eE][+-]?[0-9]{{1,3}}(?![0-9])")
+
+
+class NumberLimiter:
+    """Which tokens of one vocabulary would make a number longer. `token_bytes[id]` is what each adds to the text.
+
+    >>> NumberLimiter((b"0", b",")).continues_number(0), NumberLimiter((b"0", b",")).continues_number(1)
+    (True, False)
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self._token_bytes = token_bytes
+        heads = np.frombuffer(b"".join(token[:1] or b"\0" for token in token_bytes), np.uint8)
+        self._continues = np.isin(heads, np.frombuffer(_DIGITS + b".eE", np.uint8))
+        self._non_number_mask = _pack_bits(~self._continues)  # int32 [ceil(V/32)]
+        self._quote_mask = _pack_bits(heads == ord('"'))
+        self._ends_in_digit = bytes(token[-1:] in _DIGITS and token != b"" for token in token_bytes)
+
+    def continues_number(self, token: int) -> bool:
+        """Whether the token, behind a number, is more of it."""
+        return bool(self._continues[token])
+
+    def is_at_digit_limit(
+        self, tokens: Sequence[int], max_digits: int = MAX_DIGITS, json_regions: JsonRegions = ALL_JSON
+    ) -> bool:
+        """Whether the text of `tokens` ends in a number with the `max_digits` digits that one may have. `json_regions` says where
+        the text has JSON."""
+        if not tokens or not self._ends_in_digit[tokens[-1]]:
+            return False
+        end = b""
+        for token in reversed(tokens):
+            end = self._token_bytes[token] + end
+            if len(end) >= 2 * max_digits:
+                break
+        if _at_limit_pattern(max_digits).search(end) is None:
+            return False
+        return not ends_in_string(b"".join(self._token_bytes[token] for token in tokens), json_regions)
+
+    def forbid_continuation(self, mask: NDArray[np.int32]) -> None:
+        """Takes what would make the number longer out of `mask`, int32 [ceil(V/32)], where anything else is in it; a
+        number that must go on, since the schema says so, does."""
+        ending = mask & self._non_number_mask
+        if ending.any() and not (mask & self._quote_mask).any():  # behind a number no quote can come: this is free text
+            mask[:] = ending
+
+
+@lru_cache(maxsize=16)
+def _at_limit_pattern(max_digits: int) -> re.Pattern[bytes]:
+    """What ends in `max_digits` digits, or in as many as an exponent may have."""
+    return re.compile(rb"(?:[0-9]\.?){%d}\Z|[0-9][eE][+-]?[0-9]{%d}\Z" % (max_digits, MAX_EXPONENT_DIGITS))
+
+
+def digit_limit(schema: str) -> int:
+    """The digits that a number by the schema of this JSON text may have: more than MAX_DIGITS where it lists one that
+    has more, which the library writes without an exponent.
+
+    >>> digit_limit('{"enum": [1, 1e30]}'), digit_limit('{"type": "number"}')
+    (31, 23)
+    """
+    max_digits = MAX_DIGITS
+    for listed in _LONG_LITERAL.findall(schema):
+        mantissa, _, exponent = listed.lower().partition("e")
+        whole, _, fraction = mantissa.partition(".")
+        shift = int(exponent or 0)
+        max_digits = max(max_digits, len(whole) + max(shift, 0) + max(len(fraction) - shift, 0))
+    return min(max_digits, _MAX_LITERAL_DIGITS)
+
+
+def _pack_bits(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """A bit for each flag, int32 [ceil(V/32)]."""
+    words = np.zeros(4 * ((len(flags) + 31) // 32), np.uint8)
+    bits = np.packbits(flags, bitorder="little")
+    words[: len(bits)] = bits
+    return words.view(np.int32)

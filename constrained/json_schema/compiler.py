@@ -1,0 +1,134 @@
+"""Compiles JsonSchema, JsonObject and Structural: schemas rewritten, then written as grammars for llguidance.
+
+Knows: the rewriter's answer and llguidance's JSON options. Must not know: rewrites, processes or caches.
+llguidance lets a name that is not listed be spelled with `\\u` escapes even where it equals a listed one; so
+such escapes are not allowed at all, and every text has one spelling.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+
+from plait.constrained.full_validation import Segment
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, ensure_compiles, is_invalid_grammar
+from plait.constrained.guidance.number_limiter import MAX_DIGITS, digit_limit
+from plait.constrained.json_schema.error_locator import locate_rejected_keyword
+from plait.constrained.json_schema.rewrite import RewrittenSchema, rewrite_schema
+from plait.constrained.json_schema.rewrite.document import Schema
+from plait.constrained.specs import GrammarError, JsonObject, JsonSchema, Structural, Trigger
+from plait.constrained.vocabulary import Vocabulary
+
+_ESCAPES = 'nrbtf\\"'
+
+
+def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlguidanceSource:
+    """The grammar of a schema; GrammarError with a JSON pointer where it cannot be honoured.
+
+    >>> compile_json(JsonSchema({"type": "integer"}), vocabulary)         # doctest: +SKIP
+    """
+    if isinstance(spec, JsonObject):
+        found = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
+        return ensure_compiles(LlguidanceSource(_grammar(found.schema, spec), max_digits=MAX_DIGITS), vocabulary)
+    found = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    checked = (spec.text,) if found.unchecked else ()
+    try:
+        grammar = _grammar(found.schema, spec)
+        return ensure_compiles(
+            LlguidanceSource(grammar, found.unchecked, checked, max_digits=digit_limit(spec.text)), vocabulary
+        )
+    except GrammarError as error:
+        raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
+
+
+def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
+    """The grammar of free text with calls in it.
+
+    A lazy terminal for each trigger holds the free text up to the first `begin` of any kind and that begin;
+    the last free text is the complement of all texts that hold one.
+
+    >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
+    """
+    rules, calls, unchecked = list[str](), list[str](), list[str]()
+    for index, trigger in enumerate(spec.triggers):
+        assert isinstance(trigger, Trigger)
+        try:
+            found = rewrite_schema(str(trigger.schema), annotations=spec.annotations, lenient=spec.lenient)
+        except GrammarError as error:
+            where = f"/triggers/{index}/schema{error.where if isinstance(error.where, str) else ''}"
+            raise GrammarError(error.reason, where) from None
+        unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in found.unchecked]
+        before = "/(?s:.*)/ " if spec.free_text else ""
+        rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
+        rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, spec))}")
+        calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
+    any_begin = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
+    tail = " TAIL" if spec.free_text else ""
+    most = "" if spec.at_most is None else spec.at_most
+    if spec.otherwise is None:
+        rules.insert(0, f"start: call{{{spec.at_least},{most}}}{tail}")
+    else:
+        value, missed = _alternative_schema(spec.otherwise)
+        unchecked += missed
+        rules[:0] = [f"start: call{{1,{most}}} | otherwise", f"otherwise: %json {json.dumps(value)}"]
+    rules.append(f"call: {' | '.join(calls)}")
+    if spec.free_text:
+        rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
+    text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
+    segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
+    around = tuple((one.begin, one.end) for one in spec.triggers if isinstance(one, Trigger))
+    schemas = [str(one.schema) for one in spec.triggers if isinstance(one, Trigger)]
+    schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
+    digits = max(map(digit_limit, schemas))
+    kept = segments if unchecked else ()
+    return ensure_compiles(
+        LlguidanceSource(text, tuple(unchecked), (), kept, digits, around, spec.free_text), vocabulary
+    )
+
+
+def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:
+    """The schema of the value that may stand instead of calls, and the pointers that it leaves unchecked."""
+    if isinstance(spec, JsonObject):
+        return with_options({} if spec.any_value else {"type": "object"}, spec), []
+    try:
+        found = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    except GrammarError as error:
+        raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
+    return with_options(found.schema, spec), [f"/otherwise{pointer}" for pointer in found.unchecked]
+
+
+def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
+    """The rewritten `schema` with llguidance's options in it: spaced as `spec` has it, one spelling for each text."""
+    options: dict[str, Any] = {
+        "whitespace_flexible": spec.whitespace,
+        "item_separator": "," if spec.compact or spec.whitespace else ", ",
+        "key_separator": ":" if spec.compact or spec.whitespace else ": ",
+        "lenient": False,
+        "coerce_one_of": False,
+        "json_allowed_escapes": _ESCAPES,
+        "json_allow_general_unicode_escapes": False,
+    }
+    return {**schema, "x-guidance": options}
+
+
+def _grammar(schema: dict[str, Any], spec: JsonSchema | JsonObject) -> str:
+    text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(with_options(schema, spec)))
+    return text
+
+
+def _rejects(schema: Schema) -> bool:
+    return schema is False or (schema is not True and is_invalid_grammar(_grammar(schema, JsonObject())))
+
+
+def _regex_literal(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\u{{{ord(c):x}}}" for c in text)
+
+
+def _clarify_reason(reason: str) -> str:
+    if reason.startswith("Unsatisfiable schema"):
+        return f"no value is valid by this schema: {reason.partition(':')[2].strip()}"[:200]
+    if "patternProperty regexes" in reason:
+        return "two patternProperties are not proved to exclude each other"
+    return reason

@@ -1,0 +1,84 @@
+"""Finds the part of a schema that a compiler refuses, by leaving out one keyword after another.
+
+Knows: schemas, and someone who refuses them. Must not know: the compiler, or what any keyword means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeAlias
+
+from plait.constrained.json_schema.rewrite import SchemaDocument, rewrite_subschema
+from plait.constrained.json_schema.rewrite.document import (
+    SUBSCHEMA_KEYWORDS,
+    Schema,
+    escape_pointer_token,
+    inner_schemas,
+)
+from plait.constrained.specs import GrammarError
+
+SEARCH_LIMIT_S = 0.3
+_TRIED_LAST = frozenset(("type", "required"))  # without them much is valid, so they are blamed last
+IsRejected: TypeAlias = Callable[[Schema], bool]
+"""Whether the compiler refuses this schema, one in the compiler's own keywords."""
+
+
+def locate_rejected_keyword(text: str, rejects: IsRejected) -> str:
+    """The JSON pointer of the innermost keyword of schema `text` without which it would not be refused.
+
+    Where no single keyword is to blame, the part that holds them all; after 0.3 s, what is known by then.
+
+    >>> blamed('{"items": {"enum": [1]}}', lambda schema: "enum" in str(schema))
+    '/items/enum'
+    """
+    return _ErrorLocator(SchemaDocument(text), rejects).locate()
+
+
+class _ErrorLocator:
+    def __init__(self, document: SchemaDocument, rejects: IsRejected) -> None:
+        self._document, self._rejects = document, rejects
+        self._until = monotonic() + SEARCH_LIMIT_S
+        self._seen: set[int] = set()
+
+    def locate(self) -> str:
+        at, part = "", self._document.schema
+        while isinstance(part, dict) and id(part) not in self._seen:
+            self._seen.add(id(part))
+            names = sorted(part, key=lambda name: (name in _TRIED_LAST, name not in SUBSCHEMA_KEYWORDS))
+            keyword = next((name for name in names if self._is_accepted({**part, name: None}, at)), None)
+            if keyword is None:
+                return at
+            inner = self._inner(part, keyword, at)
+            if inner is None:
+                return f"{at}/{escape_pointer_token(keyword)}"
+            at, part = inner
+        return at
+
+    def _inner(self, part: dict[str, Any], keyword: str, at: str) -> tuple[str, Schema] | None:
+        """The schema held by `keyword` that is refused by itself and alone makes `part` refused."""
+        if keyword == "$ref":
+            target = self._document.resolve_reference(part["$ref"], at)
+            return (self._document.pointer(target, at), target) if self._is_rejected(target, at) else None
+        held = part[keyword]
+        for index, (pointer, inner) in enumerate(inner_schemas(part, keyword, at)):
+            changed: Any = True
+            if isinstance(held, list):
+                changed = [True if place == index else one for place, one in enumerate(held)]
+            elif pointer != f"{at}/{keyword}":
+                changed = {name: True if place == index else one for place, (name, one) in enumerate(held.items())}
+            if self._is_rejected(inner, pointer) and self._is_accepted({**part, keyword: changed}, at):
+                return pointer, inner
+        return None
+
+    def _is_accepted(self, part: dict[str, Any], at: str) -> bool:
+        return not self._is_rejected({name: value for name, value in part.items() if value is not None}, at)
+
+    def _is_rejected(self, part: Schema, at: str) -> bool:
+        """Also where it cannot be told, so that nothing is blamed without proof."""
+        if monotonic() > self._until:
+            return True
+        try:
+            return self._rejects(rewrite_subschema(self._document, part, at))
+        except GrammarError:
+            return True

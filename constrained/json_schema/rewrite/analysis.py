@@ -1,0 +1,206 @@
+"""What can be proved of schemas: the types they leave, the values they list, and that two share no value.
+
+Knows: single keywords, and the conjunction of schemas. Must not know: how anything is rewritten. "False" and
+"None" mean "not proved", never "disproved"; all work is bounded by depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.patterns import are_disjoint as are_patterns_disjoint
+from plait.constrained.json_schema.rewrite.patterns import ecma_to_plain_pattern, literal, matches
+from plait.constrained.specs import GrammarError
+
+KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
+MAX_DEPTH = 6
+MAX_VALUES = 1000
+_MAX_VALIDATED_VALUES = 60  # values that are shown to a full validator to tell an enum from another schema
+
+
+def allowed_kinds(schema: Schema) -> frozenset[str]:
+    """The kinds of value that `type` leaves; "number" is "integer" and "fraction", which share no value.
+
+    >>> sorted(kinds({"type": "number"}))
+    ['fraction', 'integer']
+    """
+    if isinstance(schema, bool):
+        return KINDS if schema else frozenset()
+    named = schema.get("type")
+    if named is None:
+        return KINDS
+    listed = {named} if isinstance(named, str) else set(named)
+    return frozenset(listed - {"number"} | ({"integer", "fraction"} if "number" in listed else set()))
+
+
+def conjuncts(schema: Schema, document: SchemaDocument, depth: int = 0) -> list[Schema]:
+    """Schemas that each value of `schema` is valid by: itself, what it refers to, and all of its allOf."""
+    if isinstance(schema, bool) or depth > MAX_DEPTH:
+        return [schema] if depth <= MAX_DEPTH else []
+    found: list[Schema] = []
+    if "$ref" in schema:
+        found += conjuncts(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
+        if document.draft <= 7:
+            return found
+    found.append(schema)
+    for inner in schema.get("allOf", ()):
+        found += conjuncts(inner, document, depth + 1)
+    return found
+
+
+def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
+    """A finite list that holds every value of `schema`; None where there is none to be seen.
+
+    >>> values({"const": 3}, Document("{}"))
+    [3]
+    """
+    for part in conjuncts(schema, document):
+        if isinstance(part, dict):
+            if "const" in part:
+                return [part["const"]]
+            if isinstance(part.get("enum"), list):
+                return list(part["enum"])
+    left = frozenset.intersection(*(allowed_kinds(part) for part in conjuncts(schema, document)), KINDS)
+    if left <= {"null", "boolean"}:
+        return [value for kind, value in (("null", None), ("boolean", True), ("boolean", False)) if kind in left]
+    return None
+
+
+def are_disjoint(left: Schema, right: Schema, document: SchemaDocument, depth: int = 0) -> bool:
+    """Whether it is proved that no value is valid by both.
+
+    >>> disjoint({"type": "string"}, {"type": "number"}, Document("{}"))
+    True
+    """
+    if depth > MAX_DEPTH:
+        return False
+    xs, ys = conjuncts(left, document), conjuncts(right, document)
+    if False in xs or False in ys:
+        return True
+    shared = frozenset.intersection(*(allowed_kinds(part) for part in (*xs, *ys)), KINDS)
+    if not shared or _are_enums_disjoint(left, right, document) or _are_enums_disjoint(right, left, document):
+        return True
+    if _are_branches_disjoint(xs, right, document, depth) or _are_branches_disjoint(ys, left, document, depth):
+        return True
+    return all(_are_disjoint_for_kind(kind, xs, ys, document, depth) for kind in shared)
+
+
+def _are_enums_disjoint(listed: Schema, other: Schema, document: SchemaDocument) -> bool:
+    found = listed_values(listed, document)
+    if found is None or len(found) > MAX_VALUES:
+        return False
+    against = listed_values(other, document)
+    if against is not None and len(found) > _MAX_VALIDATED_VALUES:
+        return not {repr(value) for value in found} & {repr(value) for value in against} and all(
+            isinstance(value, str) for value in (*found, *against)
+        )
+    return len(found) <= _MAX_VALIDATED_VALUES and not any(document.is_valid(other, value) for value in found)
+
+
+def _are_branches_disjoint(parts: list[Schema], other: Schema, document: SchemaDocument, depth: int) -> bool:
+    for part in parts:
+        for name in ("anyOf", "oneOf") if isinstance(part, dict) else ():
+            branches = part.get(name)  # type: ignore[union-attr]
+            if branches and len(branches) <= 16 and all(are_disjoint(b, other, document, depth + 1) for b in branches):
+                return True
+    return False
+
+
+def _are_disjoint_for_kind(kind: str, xs: list[Schema], ys: list[Schema], document: SchemaDocument, depth: int) -> bool:
+    a = [part for part in xs if isinstance(part, dict)]
+    b = [part for part in ys if isinstance(part, dict)]
+    match kind:
+        case "string":
+            return _do_bounds_cross(a + b, "minLength", "maxLength") or _are_texts_disjoint(a, b, document)
+        case "integer" | "fraction":
+            return _are_ranges_disjoint(a + b)
+        case "array":
+            return _do_bounds_cross(a + b, "minItems", "maxItems") or _are_items_disjoint(a, b, document, depth)
+        case "object":
+            crossed = _do_bounds_cross(a + b, "minProperties", "maxProperties")
+            return crossed or _are_properties_disjoint(a, b, document, depth)
+    return False
+
+
+def _do_bounds_cross(parts: list[dict[str, Any]], low: str, high: str) -> bool:
+    lows, highs = ([part[name] for part in parts if name in part] for name in (low, high))
+    return bool(lows) and bool(highs) and max(lows) > min(highs)
+
+
+def _are_ranges_disjoint(parts: list[dict[str, Any]]) -> bool:
+    lows = [(part["minimum"], False) for part in parts if "minimum" in part]
+    highs = [(part["maximum"], False) for part in parts if "maximum" in part]
+    for part in parts:
+        for name, bounds, closed in (("exclusiveMinimum", lows, "minimum"), ("exclusiveMaximum", highs, "maximum")):
+            bound = part.get(name)
+            if bound is True and closed in part:
+                bounds.append((part[closed], True))
+            elif bound is not None and not isinstance(bound, bool):
+                bounds.append((bound, True))
+    return any(low > high or (low == high and (a or b)) for low, a in lows for high, b in highs)
+
+
+def _are_texts_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument) -> bool:
+    return any(are_patterns_disjoint(x, y) for x in _plain_patterns(a) for y in _plain_patterns(b))
+
+
+def _plain_patterns(parts: list[dict[str, Any]]) -> Iterator[str]:
+    for part in parts:
+        if "pattern" in part:
+            try:
+                yield ecma_to_plain_pattern(part["pattern"]).pattern
+            except GrammarError:
+                continue
+        listed = [part["const"]] if "const" in part else part.get("enum", [])
+        if listed and len(listed) <= _MAX_VALIDATED_VALUES and all(isinstance(text, str) for text in listed):
+            yield "|".join(literal(text) for text in listed)
+
+
+def _are_items_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument, depth: int) -> bool:
+    least = max((int(part.get("minItems", 0)) for part in a + b), default=0)
+    return any(
+        are_disjoint(x, y, document, depth + 1)
+        for index in range(min(least, 16))
+        for x in _items_at(a, index)
+        for y in _items_at(b, index)
+    )
+
+
+def _items_at(parts: list[dict[str, Any]], index: int) -> Iterator[Schema]:
+    for part in parts:
+        listed = part.get("prefixItems", part["items"] if isinstance(part.get("items"), list) else [])
+        if index < len(listed):
+            yield listed[index]
+        elif not isinstance(part.get("items", True), list):
+            yield part.get("items", True)
+
+
+def _are_properties_disjoint(
+    a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument, depth: int
+) -> bool:
+    """A property that either side requires, and whose values on the two sides share none."""
+    names = {name for part in a + b for name in part.get("required", ()) if isinstance(name, str)}
+    return any(
+        are_disjoint(x, y, document, depth + 1)
+        for name in sorted(names)[:64]
+        for x in _property(a, name)
+        for y in _property(b, name)
+    )
+
+
+def _property(parts: list[dict[str, Any]], name: str) -> Iterator[Schema]:
+    for part in parts:
+        matching = [s for pattern, s in part.get("patternProperties", {}).items() if _may_match(pattern, name)]
+        if name in part.get("properties", {}):
+            yield part["properties"][name]
+        elif not matching and "additionalProperties" in part:
+            yield part["additionalProperties"]
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    try:
+        return matches(pattern, name)
+    except GrammarError:
+        return True

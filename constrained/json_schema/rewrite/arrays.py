@@ -1,0 +1,114 @@
+"""Rewrites of what is said of an array's items together.
+
+Knows: arrays. Must not know: other kinds of value, or compilers.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.analysis import allowed_kinds, conjuncts, listed_values
+from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, with_all_of, without_keywords
+from plait.constrained.json_schema.rewrite.document import SchemaDocument
+from plait.constrained.json_schema.rewrite.enums import canonical_json
+
+MAX_ARRANGEMENTS = 400
+MAX_PLACES = 16
+
+
+def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """`uniqueItems` over at most one item says nothing; over a few listed values, the arrays are listed.
+
+    Proof: an array without repetition of k listed values is an arrangement of some of them, and there are at
+    most 400 within the bounds; a full validator then decides on each together with all other keywords, which
+    stay. What is no array is untouched.
+
+    >>> unique_items({"uniqueItems": True, "maxItems": 1}, Document("{}"))
+    {'maxItems': 1}
+    """
+    if "uniqueItems" not in schema:
+        return None
+    rest = without_keywords(schema, "uniqueItems")
+    most = int(schema.get("maxItems", 10**9))
+    if not schema["uniqueItems"] or most <= 1 or "array" not in allowed_kinds(schema):
+        return rest
+    items, fixed = schema.get("items", True), schema.get("prefixItems", [])
+    if isinstance(items, list):
+        items, fixed = schema.get("additionalItems", True), items
+    if items is False and len(fixed) <= 1:
+        return rest
+    listed = listed_values(items, document) if not fixed else None
+    if listed is None:
+        raise UnsupportedKeywords("it is honoured for a few listed values, or at most one item", "uniqueItems")
+    listed = [value for value in listed if document.is_valid(items, value)]
+    most, least = min(most, len(listed)), int(schema.get("minItems", 0))
+    if sum(perm(len(listed), size) for size in range(least, most + 1)) > MAX_ARRANGEMENTS:
+        raise UnsupportedKeywords(f"there are more than {MAX_ARRANGEMENTS} arrays of its values", "uniqueItems")
+    arrays = [list(some) for size in range(least, most + 1) for some in permutations(listed, size)]
+    unique_arrays = [array for array in arrays if len({canonical_json(value) for value in array}) == len(array)]
+    others = sorted(allowed_kinds(rest) - {"array", "integer", "fraction"})
+    others += (
+        ["number"] if "fraction" in allowed_kinds(rest) else ["integer"] if "integer" in allowed_kinds(rest) else []
+    )
+    if not others and schema.get("type") == "array":
+        return {"enum": unique_arrays, **without_keywords(rest, "type", "items", "minItems", "maxItems")}
+    return {"anyOf": [{**rest, "type": "array", "enum": unique_arrays}, {**rest, "type": others}]}
+
+
+def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """`contains` S by cases over the place of the item, where the places are few.
+
+    Proof: with at most n items, one of them is valid by S exactly if the first is, or the second, up to the
+    n-th. A minimum of 0 without a maximum demands nothing; `contains: true` is a number of items.
+
+    >>> contains({"contains": True, "maxContains": 4}, Document("{}"))
+    {'minItems': 1, 'maxItems': 4}
+    """
+    if not {"contains", "minContains", "maxContains"} & schema.keys():
+        return None
+    rest = without_keywords(schema, "contains", "minContains", "maxContains")
+    least = int(schema.get("minContains", 1))
+    most: Any = schema.get("maxContains")
+    if "contains" not in schema or (least == 0 and most is None):
+        return rest
+    inner = schema["contains"]
+    if inner is True or inner == {}:
+        made = {**rest, "minItems": max(least, int(rest.get("minItems", 0)))}
+        if most is not None:
+            made["maxItems"] = min(int(most), int(rest.get("maxItems", most)))
+        return made
+    places = min((int(part["maxItems"]) for part in conjuncts(schema, document)
+                  if isinstance(part, dict) and "maxItems" in part), default=MAX_PLACES + 1)  # fmt: skip
+    if least != 1 or most is not None or places > MAX_PLACES:
+        raise UnsupportedKeywords(f"it is honoured once, in arrays of at most {MAX_PLACES} items", "contains", "minContains",
+                        "maxContains")  # fmt: skip
+    cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
+    cases += [{"type": "array", "prefixItems": [True] * at + [inner], "minItems": at + 1} for at in range(places)]
+    return with_all_of(rest, {"anyOf": cases})
+
+
+def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """`unevaluatedItems` S is `items` S behind the longest `prefixItems` of the conjuncts.
+
+    Proof: only `allOf` and `$ref` stand beside it (else it is refused), so each conjunct's prefix is evaluated
+    always, and one with `items` of its own evaluates all.
+
+    >>> unevaluated_items({"prefixItems": [True], "unevaluatedItems": False}, Document("{}"))
+    {'prefixItems': [True], 'allOf': [{'prefixItems': [True], 'items': False}]}
+    """
+    if "unevaluatedItems" not in schema:
+        return None
+    rest, longest = without_keywords(schema, "unevaluatedItems"), 0
+    if schema["unevaluatedItems"] is True:
+        return rest
+    for part in conjuncts(rest, document):
+        if isinstance(part, bool):
+            continue
+        if part.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not", "contains"}:
+            raise UnsupportedKeywords("it stands beside alternatives", "unevaluatedItems")
+        if part.keys() & {"items", "unevaluatedItems"}:
+            return rest
+        longest = max(longest, len(part.get("prefixItems", ())))
+    return with_all_of(rest, {"prefixItems": [True] * longest, "items": schema["unevaluatedItems"]})

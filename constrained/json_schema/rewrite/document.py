@@ -1,0 +1,248 @@
+"""A schema as read: its limits, the pointer of each part, its references, and full validation by any part of it.
+
+Knows: JSON text, JSON pointers, and which keywords hold schemas. Must not know: what can be compiled. No
+reference is ever fetched: what is not inside the schema is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn, TypeAlias
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+from plait.constrained.specs import GrammarError
+
+Schema: TypeAlias = dict[str, Any] | bool
+
+MAX_DEPTH = 100
+MAX_NODES = 200_000
+MAX_TEXT = 16_384  # of a text that is forced: every token of it would go through all that is left
+ROOT = "plait:root"  # the name under which a part's validator finds the whole
+
+_SINGLE_SCHEMA_KEYWORDS: tuple[str, ...] = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "items",
+    "additionalItems",
+    "contains",
+    "propertyNames",
+    "additionalProperties",
+)
+_SINGLE_SCHEMA_KEYWORDS += ("unevaluatedItems", "unevaluatedProperties")
+_SCHEMA_LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+SUBSCHEMA_KEYWORDS = frozenset((*_SINGLE_SCHEMA_KEYWORDS, *_SCHEMA_LIST_KEYWORDS, *_SCHEMA_MAP_KEYWORDS))
+_DRAFTS = {"draft-03": 3, "draft-04": 4, "draft-06": 6, "draft-07": 7, "2019-09": 2019, "2020-12": 2020}
+_VALIDATORS = {
+    4: jsonschema_rs.Draft4Validator,
+    6: jsonschema_rs.Draft6Validator,
+    7: jsonschema_rs.Draft7Validator,
+    2019: jsonschema_rs.Draft201909Validator,
+    2020: jsonschema_rs.Draft202012Validator,
+}
+_DRAFT_IDS = {
+    4: jsonschema_rs.Draft4,
+    6: jsonschema_rs.Draft6,
+    7: jsonschema_rs.Draft7,
+    2019: jsonschema_rs.Draft201909,
+    2020: jsonschema_rs.Draft202012,
+}
+
+
+class SchemaDocument:
+    """The schema of `text`. GrammarError where it is not JSON, too large, or names a draft that is not known.
+
+    >>> Document('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
+    '/x'
+    """
+
+    def __init__(self, text: str) -> None:
+        self.schema: Schema = _read(text)
+        self.draft = _draft(self.schema)
+        self._pointers: dict[int, str] = {}
+        self._targets: dict[str, Schema] = {}
+        self._bases: set[str] = {""}
+        if isinstance(self.schema, dict):
+            own = self.schema.get("$id", self.schema.get("id"))
+            self._bases |= {own.rstrip("#")} if isinstance(own, str) else set()
+            for at, part in subschemas(self.schema, ""):
+                self._index_subschema(at, part)
+        self._registry: Any = None
+
+    def pointer(self, schema: Schema, otherwise: str) -> str:
+        """Where `schema`, the very object, stands; `otherwise` for one that a rewrite made."""
+        return self._pointers.get(id(schema), otherwise)
+
+    def resolve_reference(self, reference: object, at: str) -> Schema:
+        """What a `$ref` refers to; GrammarError at `at` for what is elsewhere or nowhere."""
+        if not isinstance(reference, str):
+            raise GrammarError("$ref must be a text", at)
+        if reference not in self._targets:
+            base, _, fragment = reference.removeprefix(ROOT).partition("#")
+            if base not in self._bases:
+                raise GrammarError("the reference leads outside of the schema, and nothing is fetched", at)
+            self._targets[reference] = self._resolve_pointer(unquote(fragment), at)
+        return self._targets[reference]
+
+    def is_valid(self, schema: Schema, value: object) -> bool:
+        """Full validation of `value` by `schema`, a part of this document or made of its parts; formats annotate."""
+        return bool(self.validator(schema, formats=False).is_valid(value))
+
+    def validator(self, schema: Schema, *, formats: bool) -> Any:
+        """A validator that asserts formats or does not; GrammarError where `schema` is itself not valid."""
+        try:
+            if self._registry is None:
+                draft = _DRAFT_IDS[self.draft]
+                self._registry = jsonschema_rs.Registry([(ROOT, self.schema)], draft=draft, retriever=_fetch_nothing)
+            make = _VALIDATORS[self.draft]
+            return make(schema, registry=self._registry, validate_formats=formats, offline=True)
+        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+            reason = getattr(error, "message", None) or str(error)
+            raise GrammarError(
+                f"not a valid schema: {reason.splitlines()[0][:160]}", self.pointer(schema, "")
+            ) from None
+
+    def _index_subschema(self, at: str, part: dict[str, Any]) -> None:
+        self._pointers[id(part)] = at
+        for keyword in ("const", "enum"):
+            if keyword in part and _longest_text(part[keyword]) > MAX_TEXT:
+                raise GrammarError(f"a text of more than {MAX_TEXT} characters", f"{at}/{keyword}")
+        anchor, nested = part.get("$anchor"), part.get("$id")
+        if isinstance(anchor, str):
+            self._targets[f"{ROOT}#{anchor}"] = part
+        if at and isinstance(nested, str) and nested.startswith("#"):
+            self._targets[f"{ROOT}{nested}"] = part
+        elif at and nested is not None and any("$ref" in inner for _, inner in subschemas(part, at)):
+            raise GrammarError("references below an $id of their own are not supported", f"{at}/$id")
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            base, mark, fragment = reference.partition("#")
+            if base in self._bases:
+                part["$ref"] = f"{ROOT}#{fragment}" if mark or not base else f"{ROOT}#"
+
+    def _resolve_pointer(self, pointer: str, at: str) -> Schema:
+        found: Any = self.schema
+        if pointer and not pointer.startswith("/"):
+            raise GrammarError("the reference leads to nothing", at)
+        for step in pointer.split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdigit() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                raise GrammarError("the reference leads to nothing", at)
+        if not isinstance(found, dict | bool):
+            raise GrammarError("the reference leads to something that is no schema", at)
+        return found
+
+
+def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(pointer, schema) of `schema` and all schemas in it that are objects, itself first."""
+    todo: list[tuple[str, Any]] = [(at, schema)]
+    while todo:
+        at, part = todo.pop()
+        if isinstance(part, dict):
+            yield at, part
+            for keyword in part.keys() & SUBSCHEMA_KEYWORDS:
+                todo += inner_schemas(part, keyword, at)
+
+
+def inner_schemas(part: dict[str, Any], keyword: str, at: str) -> list[tuple[str, Any]]:
+    """(pointer, schema) of each schema that one keyword of `part` holds.
+
+    >>> inner_schemas({"items": [True, {}]}, "items", "/a")
+    [('/a/items/0', True), ('/a/items/1', {})]
+    """
+    held = part.get(keyword)
+    if isinstance(held, list) and keyword in _SCHEMA_LIST_KEYWORDS:
+        return [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(held)]
+    if isinstance(held, dict) and keyword in _SCHEMA_MAP_KEYWORDS:
+        return [(f"{at}/{keyword}/{escape_pointer_token(name)}", item) for name, item in held.items()]
+    return [(f"{at}/{keyword}", held)] if keyword in _SINGLE_SCHEMA_KEYWORDS and isinstance(held, dict | bool) else []
+
+
+def escape_pointer_token(name: str) -> str:
+    """A step of a JSON pointer.
+
+    >>> escaped("a/b")
+    'a~1b'
+    """
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _read(text: str) -> Schema:
+    try:
+        schema = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+    except RecursionError:
+        raise GrammarError("the schema is nested too deeply", "") from None
+    except json.JSONDecodeError as error:
+        raise GrammarError(f"the schema is not JSON: {error.msg}", error.pos) from None
+    except ValueError:
+        raise GrammarError("the schema holds a number that is too long") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("a schema is an object, true or false", "")
+    _check_size(schema)
+    return schema
+
+
+def _check_size(schema: Schema) -> None:
+    level, nodes = [schema], 0
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
+        if nodes > MAX_NODES:
+            raise GrammarError(f"the schema has more than {MAX_NODES} parts", "")
+        level = [
+            inner
+            for part in level
+            for inner in (part.values() if isinstance(part, dict) else part if isinstance(part, list) else ())
+        ]
+        if any(isinstance(part, float) and part in (float("inf"), float("-inf")) for part in level):
+            raise GrammarError("the schema holds a number that is too large", "")
+        if not level:
+            return
+    raise GrammarError(f"the schema is nested more than {MAX_DEPTH} deep", "")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise GrammarError(f"the schema is not JSON: {name}")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise GrammarError(f"the schema names {twice[:50]!r} twice in one object")
+    return made
+
+
+def _draft(schema: Schema) -> int:
+    named = schema.get("$schema") if isinstance(schema, dict) else None
+    if named is None:
+        return 2020
+    for name, draft in _DRAFTS.items():
+        if isinstance(named, str) and re.search(rf"json-schema\.org/(draft/)?{name}/", named) and draft > 3:
+            return draft
+    if isinstance(named, str) and re.fullmatch(r"https?://json-schema\.org/schema#?", named):
+        return 2020
+    raise GrammarError("this draft of JSON Schema is not known", "/$schema")
+
+
+def _fetch_nothing(address: str) -> NoReturn:
+    raise ValueError("nothing is fetched")
+
+
+def _longest_text(value: object) -> int:
+    """Characters of the longest text in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return max((max(len(name), _longest_text(each)) for name, each in value.items()), default=0)
+    return max(map(_longest_text, value), default=0) if isinstance(value, list) else 0

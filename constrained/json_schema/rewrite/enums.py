@@ -1,0 +1,97 @@
+"""Rewrites of schemas with finitely many values, and of old drafts' spellings.
+
+Knows: full validation. Must not know: how an enum is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.analysis import listed_values
+from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords, without_keywords
+from plait.constrained.json_schema.rewrite.document import SchemaDocument
+from plait.constrained.json_schema.rewrite.keywords import ANNOTATIONS, is_string_list
+
+MAX_FOLDED = 2_000
+_WRITABLE = frozenset("\b\f\n\r\t")
+
+
+def upgrade_draft(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """The spellings of drafts 4 to 7 in those of 2020-12.
+
+    Proof: `items` with a list is `prefixItems`, and `additionalItems` beside it is `items` (elsewhere it says
+    nothing); `exclusiveMinimum: true` makes `minimum` exclusive (false changes nothing); `dependencies` holds
+    the entries of `dependentRequired` and `dependentSchemas` together. Each follows from the definitions.
+
+    >>> modern({"minimum": 3, "exclusiveMinimum": True}, Document("{}"))
+    {'exclusiveMinimum': 3}
+    """
+    made = dict(schema)
+    if isinstance(made.get("items"), list):
+        made["prefixItems"] = [*made.pop("items")]
+        if "additionalItems" in made:
+            made["items"] = made.pop("additionalItems")
+    made.pop("additionalItems", None)
+    for bound in ("minimum", "maximum"):
+        exclusive = "exclusive" + bound.capitalize()
+        if isinstance(made.get(exclusive), bool) and made.pop(exclusive) and bound in made:
+            made[exclusive] = made.pop(bound)
+    for name, needed in made.pop("dependencies", {}).items():
+        kind = "dependentRequired" if is_string_list(needed) else "dependentSchemas"
+        if name in made.get(kind, {}):
+            raise UnsupportedKeywords("it repeats an entry of its younger spelling", "dependencies")
+        made[kind] = {**made.get(kind, {}), name: needed}
+    return made if made != schema else None
+
+
+def fold_enum(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """A schema that lists its values is the list of those that are valid by all of it.
+
+    Proof: `const`, `enum`, or a type of `boolean` or `null` only, bound the values from above; a full validator
+    decides on each. It decides twice, with formats asserted and as annotations, and both must agree to valid.
+
+    >>> folded({"enum": [1, "a"], "type": "string"}, Document("{}"))
+    {'enum': ['a']}
+    """
+    if schema.keys() == {"enum"} or not ({"enum", "const"} & schema.keys() or _is_boolean_or_null(schema)):
+        return None
+    listed = listed_values(without_keywords(schema, "$ref", "allOf"), document)
+    if listed is None or (len(listed) > MAX_FOLDED and schema.keys() - ANNOTATIONS - {"enum", "const", "type"}):
+        return None
+    if schema.keys() - ANNOTATIONS == {"enum"}:
+        return {"enum": listed}
+    strict, loose = (document.validator(schema, formats=formats) for formats in (True, False))
+    return {"enum": [value for value in listed if strict.is_valid(value) and loose.is_valid(value)]}
+
+
+def _is_boolean_or_null(schema: SchemaObject) -> bool:
+    named = schema.get("type")
+    listed = [named] if isinstance(named, str) else named or ["object"]
+    return set(listed) <= {"boolean", "null"}
+
+
+def check_enum_texts(listed: list[Any]) -> None:
+    """Objection for an enum with a text that holds a control character which compact JSON here cannot write."""
+    for text in _texts(listed):
+        if any(
+            (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in text
+        ):
+            raise UnsupportedKeywords("it lists a text with a control character that cannot be written", "enum")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.values() for text in _texts(item)]
+    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
+
+
+def canonical_json(value: Any) -> str:
+    """A value as JSON text with its keys in order, to tell values apart.
+
+    >>> canonical({"b": 1, "a": 2})
+    '{"a":2,"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))

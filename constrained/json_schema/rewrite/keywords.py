@@ -1,0 +1,125 @@
+"""The keywords of JSON Schema, drafts 4 to 2020-12: what their values must be, and what annotates only.
+
+Knows: names and shapes. Must not know: references, rewrites or compilers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from plait.constrained.specs import GrammarError
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TYPES = frozenset(("null", "boolean", "object", "array", "string", "integer", "number"))
+ANNOTATIONS = _words(
+    "$schema $id id $comment $anchor $vocabulary $defs definitions title description default example examples "
+    "readOnly writeOnly deprecated contentEncoding contentMediaType contentSchema"
+)
+ASSERTIONS = _words(
+    "type enum const format pattern minLength maxLength minimum maximum exclusiveMinimum exclusiveMaximum "
+    "multipleOf items prefixItems additionalItems contains minContains maxContains minItems maxItems uniqueItems "
+    "unevaluatedItems properties patternProperties additionalProperties propertyNames required minProperties "
+    "maxProperties dependentRequired dependentSchemas dependencies unevaluatedProperties allOf anyOf oneOf not if "
+    "then else $ref"
+)
+UNSUPPORTED = {
+    "$dynamicRef": "dynamic references are not supported",
+    "$recursiveRef": "dynamic references are not supported",
+    "$dynamicAnchor": "dynamic references are not supported",
+    "$recursiveAnchor": "dynamic references are not supported",
+    "x-guidance": "this keyword would steer a library and is not taken",
+}
+_COUNTS = _words("minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains")
+_NUMBERS = frozenset(("minimum", "maximum", "multipleOf"))
+_SCHEMAS = _words(
+    "additionalItems contains unevaluatedItems additionalProperties propertyNames unevaluatedProperties not if "
+    "then else"
+)
+_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems"))
+_MAPS = frozenset(("properties", "patternProperties", "dependentSchemas"))
+_NULLABLE = "nullable is OpenAPI's; write the type as a list with null in it"
+
+
+def unknown_keyword_reason(name: str, value: object) -> str | None:
+    """Why an unknown keyword is not taken for an annotation; None where it is.
+
+    Names that begin with `x-` annotate, and so do those like no keyword. What looks like a keyword mistyped is
+    not ignored.
+
+    >>> unknown("minLenght", 3)
+    'not a keyword; perhaps minLength is meant'
+    >>> unknown("x-order", 3) is None
+    True
+    """
+    if name.startswith("x-"):
+        return None
+    if name == "nullable":
+        return _NULLABLE if value is not False else None
+    near = {known for known in ASSERTIONS if known.lower() == name.lower()}
+    near |= set(difflib.get_close_matches(name, ASSERTIONS, 1, 0.87))
+    return f"not a keyword; perhaps {min(near)} is meant" if near else None
+
+
+def check_keyword_value(name: str, value: Any, at: str) -> None:
+    """GrammarError where the value of keyword `name` is none that any draft gives it.
+
+    >>> check_keyword_value("minLength", 3, "")
+    """
+    if name in _COUNTS:
+        good = _is_number(value) and value >= 0 and value == int(value)
+    elif name in _NUMBERS:
+        good = _is_number(value) and (name != "multipleOf" or value > 0)
+    elif name in ("exclusiveMinimum", "exclusiveMaximum"):
+        good = _is_number(value) or isinstance(value, bool)
+    elif name in _SCHEMAS:
+        good = isinstance(value, dict | bool)
+    elif name in _LISTS:
+        good = _is_list_of_schemas(value) and (bool(value) or name == "prefixItems")
+    elif name in _MAPS:
+        good = isinstance(value, dict) and all(isinstance(item, dict | bool) for item in value.values())
+    else:
+        good = _is_other_keyword_valid(name, value)
+    if not good:
+        raise GrammarError(f"the value of {name} is not what it must be", f"{at}/{name}")
+
+
+def _is_other_keyword_valid(name: str, value: Any) -> bool:
+    match name:
+        case "type":
+            listed = [value] if isinstance(value, str) else value
+            return isinstance(listed, list) and bool(listed) and all(isinstance(t, str) and t in TYPES for t in listed)
+        case "enum":
+            return isinstance(value, list)
+        case "required":
+            return is_string_list(value)
+        case "items":
+            return isinstance(value, dict | bool) or _is_list_of_schemas(value)
+        case "uniqueItems":
+            return isinstance(value, bool)
+        case "format" | "pattern" | "$ref":
+            return isinstance(value, str)
+        case "dependentRequired":
+            return isinstance(value, dict) and all(is_string_list(names) for names in value.values())
+        case "dependencies":
+            return isinstance(value, dict) and all(
+                isinstance(i, dict | bool) or is_string_list(i) for i in value.values()
+            )
+    return True
+
+
+def is_string_list(value: object) -> bool:
+    """A list of texts."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_list_of_schemas(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict | bool) for item in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

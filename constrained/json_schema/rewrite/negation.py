@@ -1,0 +1,140 @@
+"""The complement of a schema as a schema, where it has one without `not`.
+
+Knows: single keywords. Must not know: which rewrite asks. A conjunction of keywords is negated into the
+alternatives of their negations (De Morgan); one keyword without a complement leaves the whole without.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.analysis import KINDS, allowed_kinds
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument
+from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS
+from plait.constrained.json_schema.rewrite.patterns import complement_pattern
+
+MAX_DEPTH = 8
+MAX_LISTED = 200
+
+
+def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema | None:
+    """What is valid by this is exactly what is not valid by `schema`; None where no such schema is known.
+
+    >>> negated({"required": ["a"]}, Document("{}"))
+    {'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}
+    """
+    if isinstance(schema, bool):
+        return not schema
+    if depth > MAX_DEPTH:
+        return None
+    if "$ref" in schema and document.draft <= 7:
+        return negate(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
+    alternatives: list[Schema] = []
+    for name, value in schema.items():
+        found = [] if name not in ASSERTIONS else _negate_keyword(name, value, schema, document, depth + 1)
+        if found is None:
+            return None
+        alternatives += found
+    if any(one is True for one in alternatives):
+        return True
+    alternatives = [one for one in alternatives if one is not False]
+    return {"anyOf": alternatives} if alternatives else False
+
+
+def _negate_keyword(
+    name: str, value: Any, schema: dict[str, Any], document: SchemaDocument, depth: int
+) -> list[Schema] | None:
+    """The alternatives to one keyword's being met; [] where there are none, None where they cannot be said.
+
+    type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts, and likewise the
+    other bounds, each of which speaks of one kind of value only, so its failure is of that kind. required: an
+    object without one of the names. properties: an object that has one of them, with a value that fails.
+    allOf: a failure of any; anyOf: failures of all; not: the schema itself; $ref: what fails what is referred to.
+    """
+    match name:
+        case "type":
+            return _negate_type(schema)
+        case "const" | "enum":
+            return _negate_enum([value] if name == "const" else value)
+        case "minLength" | "minItems" | "minProperties":
+            kind = {"minLength": "string", "minItems": "array", "minProperties": "object"}[name]
+            return [{"type": kind, name.replace("min", "max"): int(value) - 1}] if value >= 1 else []
+        case "maxLength" | "maxItems" | "maxProperties":
+            kind = {"maxLength": "string", "maxItems": "array", "maxProperties": "object"}[name]
+            return [{"type": kind, name.replace("max", "min"): int(value) + 1}]
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            if isinstance(value, bool) or isinstance(schema.get("exclusive" + name.capitalize()), bool):
+                return None
+            other = {"minimum": "exclusiveMaximum", "maximum": "exclusiveMinimum"}
+            other |= {"exclusiveMinimum": "maximum", "exclusiveMaximum": "minimum"}
+            return [{"type": "number", other[name]: value}]
+        case "required":
+            return [{"type": ["object"], "properties": {key: False}} for key in value]
+        case "properties":
+            return _negate_properties(value, document, depth)
+        case "allOf" | "anyOf" | "not" | "$ref":
+            return _negate_subschemas(name, value, document, depth)
+    return None
+
+
+def _negate_type(schema: dict[str, Any]) -> list[Schema] | None:
+    left = KINDS - allowed_kinds(schema)
+    if "fraction" in left and "integer" not in left:
+        return None  # no schema says "a number but no integer"
+    names = sorted(left - {"fraction", "integer"}) + (["number"] if "fraction" in left else [])
+    return [{"type": names}] if names else []
+
+
+def _negate_enum(listed: list[Any]) -> list[Schema] | None:
+    """All but some texts, numbers, true, false and null: the other kinds of value, and each kind's rest.
+
+    Texts: the pattern of every other text. Numbers: the open ranges between them.
+    """
+    if len(listed) > MAX_LISTED or any(isinstance(value, dict | list) for value in listed):
+        return None
+    texts = [value for value in listed if isinstance(value, str)]
+    numbers = sorted({value for value in listed if isinstance(value, int | float) and not isinstance(value, bool)})
+    rest: list[Schema] = [{"type": ["array", "object"]}]
+    rest += [] if None in listed else [{"type": "null"}]
+    flags = [flag for flag in (True, False) if not any(value is flag for value in listed)]
+    rest += [{"enum": flags}] if flags else []
+    rest.append(
+        {"type": "string", "pattern": f"^(?:{_to_ecma(complement_pattern(texts))})$"} if texts else {"type": "string"}
+    )
+    if not numbers:
+        return [*rest, {"type": "number"}]
+    rest.append({"type": "number", "exclusiveMaximum": numbers[0]})
+    rest.append({"type": "number", "exclusiveMinimum": numbers[-1]})
+    for low, high in pairwise(numbers):
+        rest.append({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
+    return rest
+
+
+def _to_ecma(plain: str) -> str:
+    """A plain pattern with ECMA's escapes: `\\U00000061` is `\\u{000061}` there."""
+    return "".join(
+        part if index == 0 else f"\\u{{{part[2:8]}}}{part[8:]}" for index, part in enumerate(plain.split("\\U"))
+    )
+
+
+def _negate_properties(properties: dict[str, Schema], document: SchemaDocument, depth: int) -> list[Schema] | None:
+    alternatives: list[Schema] = []
+    for key, inner in properties.items():
+        failing = negate(inner, document, depth)
+        if failing is None:
+            return None
+        if failing is not False:
+            alternatives.append({"type": "object", "required": [key], "properties": {key: failing}})
+    return alternatives
+
+
+def _negate_subschemas(name: str, value: Any, document: SchemaDocument, depth: int) -> list[Schema] | None:
+    if name == "not":
+        return [value]
+    inner = [document.resolve_reference(value, "")] if name == "$ref" else value
+    failing = [negate(one, document, depth) for one in inner]
+    if any(one is None for one in failing):
+        return None
+    found = [one for one in failing if one is not None]
+    return [{"allOf": found}] if name == "anyOf" else found

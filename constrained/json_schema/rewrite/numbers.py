@@ -1,0 +1,93 @@
+"""Numbers that the compiler would round: it reads every number of a schema as a double.
+
+    {"type": "integer", "exclusiveMinimum": 9007199254740992}  ->  {"type": "integer", "minimum": 9007199254740993}
+                                                                    is no double: refused, never 9007199254740992
+
+Knows: bounds, listed values. Must not know: the other rewrites, how a bound is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.base import SchemaObject, UnsupportedKeywords
+from plait.constrained.json_schema.rewrite.document import SchemaDocument
+
+_EXACT = 1 << 53  # every integer up to here is a double
+_HIGHEST = (1 << 63) - 1  # greater maxima count as this one; it is no double, but comes out right
+_LOWEST = -(1 << 63)  # as both bounds of an integer it ends the compiler's process
+_ROUNDED = "it is beyond 2^53 and would be rounded"
+
+
+def exact_bounds(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
+    """Bounds and listed numbers that a double holds; Objection for others.
+
+    Proof: for an integer x, x > b is x >= floor(b) + 1, and x < b is x <= ceil(b) - 1, which are integers; the compiler
+    itself adds 1 to a double, to which that is nothing from 2^53 on.
+
+    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740994}, Document("{}"))
+    Traceback (most recent call last):
+    plait.constrained.json_schema.rewrite.base.Objection: it is beyond 2^53 and would be rounded
+    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740995}, Document("{}"))
+    {'type': 'integer', 'maximum': 9007199254740994}
+    """
+    if not all(map(_is_exact, schema.get("enum", ()))):
+        raise UnsupportedKeywords(
+            "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
+        )
+    made = dict(schema)
+    for closed, sign in (("minimum", 1), ("maximum", -1)):
+        exclusive = "exclusive" + closed.capitalize()
+        if _is_large(made.get(exclusive)):
+            if not _wants_integers(schema):
+                raise UnsupportedKeywords(_ROUNDED, exclusive)
+            outside = made.pop(exclusive)
+            inside = (math.floor(outside) if sign > 0 else math.ceil(outside)) + sign
+            made[closed] = (max if sign > 0 else min)(inside, made.get(closed, inside))
+        bound = made.get(closed)
+        if bound is not None and (bound <= _LOWEST or (sign > 0 and bound > _HIGHEST)):
+            raise UnsupportedKeywords(
+                "it is outside of 64 bits, which cannot be compiled", closed if closed in schema else exclusive
+            )
+        counts_as_highest = sign < 0 and _wants_integers(schema) and bound is not None and bound >= _HIGHEST
+        shortened = not _wants_integers(schema) and _is_shortened(bound)
+        if shortened or (_is_rounded(bound) and not counts_as_highest):
+            raise UnsupportedKeywords(_ROUNDED, closed if closed in schema else exclusive)
+    return made if made != schema else None
+
+
+def _wants_integers(schema: SchemaObject) -> bool:
+    named = schema.get("type", ())
+    kinds = {named} if isinstance(named, str) else set(named)
+    return "integer" in kinds and "number" not in kinds
+
+
+def _is_large(bound: Any) -> bool:
+    return isinstance(bound, int | float) and math.isfinite(bound) and abs(bound) >= _EXACT
+
+
+def _is_rounded(value: Any) -> bool:
+    """Whether no double is this number."""
+    return isinstance(value, int) and abs(value) > _EXACT and (abs(value) >= 1 << 1023 or int(float(value)) != value)
+
+
+def _is_shortened(bound: Any) -> bool:
+    """Whether a double's shortest text, which is how the compiler reads bounds of fractions, is another number."""
+    return (
+        isinstance(bound, int) and abs(bound) > _EXACT and (_is_rounded(bound) or Decimal(repr(float(bound))) != bound)
+    )
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether every number in a JSON value comes out as it is."""
+    if isinstance(value, dict):
+        return all(map(_is_exact, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_exact, value))
+    if isinstance(value, int | float) and value <= _LOWEST:
+        return False
+    if isinstance(value, int) and value > _HIGHEST:  # written in a double's shortest digits, and zeros behind them
+        return False
+    return not _is_rounded(value) or value == _HIGHEST

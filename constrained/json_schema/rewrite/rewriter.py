@@ -1,0 +1,292 @@
+"""Walks a schema, applies the rewrites, and writes what is left in the keywords that the compiler honours.
+
+Knows: the order of rewrites, pointers, and what may be dropped. Must not know: what any rewrite does. Each `$ref`
+becomes a definition of its own, rewritten once, so recursion ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from plait.constrained.json_schema.rewrite.arrays import contains, unevaluated_items, unique_items
+from plait.constrained.json_schema.rewrite.base import RewriteRule, SchemaObject, UnsupportedKeywords
+from plait.constrained.json_schema.rewrite.document import Schema, SchemaDocument, escape_pointer_token, subschemas
+from plait.constrained.json_schema.rewrite.enums import check_enum_texts, fold_enum, upgrade_draft
+from plait.constrained.json_schema.rewrite.formats import FORMATS
+from plait.constrained.json_schema.rewrite.keywords import (
+    ANNOTATIONS,
+    ASSERTIONS,
+    UNSUPPORTED,
+    check_keyword_value,
+    unknown_keyword_reason,
+)
+from plait.constrained.json_schema.rewrite.logic import if_, not_, one_of
+from plait.constrained.json_schema.rewrite.numbers import exact_bounds
+from plait.constrained.json_schema.rewrite.objects import (
+    count_properties,
+    dependent_required,
+    dependent_schemas,
+    property_names,
+    unevaluated_properties,
+)
+from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to_plain_pattern, matches
+from plait.constrained.specs import GrammarError
+
+REWRITE_RULES: tuple[RewriteRule, ...] = (
+    fold_enum,  # before what is spelled for another draft than the validator's
+    unique_items,
+    fold_enum,
+    upgrade_draft,
+    exact_bounds,
+    unevaluated_properties,
+    unevaluated_items,
+    one_of,
+    not_,
+    if_,
+    dependent_required,
+    dependent_schemas,
+    property_names,
+    contains,
+    count_properties,
+)
+MAX_PARTS = 50_000
+MAX_NESTING = 400
+_COPIED_KEYWORDS: tuple[str, ...] = (
+    "type",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+)
+_COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minProperties", "maxProperties")
+
+
+@dataclass(frozen=True)
+class RewrittenSchema:
+    """An equal schema in the compiler's keywords, and the pointers of what was dropped on the user's demand."""
+
+    schema: SchemaObject
+    unchecked: tuple[str, ...]
+
+
+def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = False) -> RewrittenSchema:
+    """The schema `text` in the compiler's keywords; GrammarError with a JSON pointer where there is no equal one.
+
+    >>> rewritten('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
+    {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
+    """
+    return _Rewriter(SchemaDocument(text), annotations, lenient).rewrite_document()
+
+
+def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
+    """`schema`, a part of `document` or made of its parts, by itself; what lenient drops is dropped.
+
+    >>> rewrite_subschema(Document("{}"), {"const": 3}, "")
+    {'enum': [3]}
+    """
+    return _Rewriter(document, annotations=True, lenient=True).rewrite_part(schema, at)
+
+
+class _Rewriter:
+    def __init__(self, document: SchemaDocument, annotations: bool, lenient: bool) -> None:
+        self._document, self._annotations, self._lenient = document, annotations, lenient
+        self._unchecked: dict[str, None] = {}
+        self._definitions: dict[str, Schema] = {}
+        self._names: dict[int, str] = {}
+        self._parts = self._nesting = 0
+
+    def rewrite_document(self) -> RewrittenSchema:
+        for at, part in subschemas(self._document.schema, ""):
+            self._check_names(part, at)
+        schema = self._schema(self._document.schema, "", frozenset())
+        if schema is False:
+            raise GrammarError("no value is valid by this schema", "")
+        body: SchemaObject = {} if schema is True else dict(schema)
+        if self._definitions:
+            body["$defs"] = self._definitions
+        return RewrittenSchema(body, tuple(self._unchecked))
+
+    def rewrite_part(self, schema: Schema, at: str) -> Schema:
+        """One part and the definitions that it needs."""
+        found = self._schema(schema, at, frozenset())
+        return {**found, "$defs": self._definitions} if self._definitions and isinstance(found, dict) else found
+
+    def _check_names(self, part: SchemaObject, at: str) -> None:
+        """Refuse, or drop, what is no keyword; then each keyword's value is of its kind."""
+        for name in list(part):
+            if name in ASSERTIONS:
+                check_keyword_value(name, part[name], at)
+                if name == "format" and part[name] not in FORMATS and not self._annotations:
+                    self._reject_or_drop(f"the format {part[name][:40]!r} is not known", at, part, name)
+            elif name in UNSUPPORTED:
+                self._reject_or_drop(UNSUPPORTED[name], at, part, name)
+            elif name not in ANNOTATIONS and not self._annotations:
+                reason = unknown_keyword_reason(name, part[name])
+                if reason is not None:
+                    self._reject_or_drop(reason, at, part, name)
+
+    def _reject_or_drop(self, reason: str, at: str, part: SchemaObject, *names: str) -> None:
+        """GrammarError; or, where the user said so, `names` are gone from `rewrite_part` and noted."""
+        if not self._lenient:
+            raise GrammarError(reason[:200], f"{at}/{names[0] if '/' in names[0] else escape_pointer_token(names[0])}")
+        for name in names:
+            if name in part:
+                del part[name]
+                self._unchecked[f"{at}/{escape_pointer_token(name)}"] = None
+
+    def _schema(self, schema: Schema, at: str, active_references: frozenset[int]) -> Schema:
+        """`schema` rewritten; `active_references` are the references followed without entering a part of the value."""
+        at = self._document.pointer(schema, at)
+        if isinstance(schema, bool):
+            return schema
+        self._parts += 1
+        self._nesting += 1
+        if self._parts > MAX_PARTS or self._nesting > MAX_NESTING:
+            raise GrammarError("written out, the schema is too large", at)
+        made: SchemaObject = {name: value for name, value in schema.items() if name in ASSERTIONS}
+        for rewrite in REWRITE_RULES:
+            made = self._apply_rule(rewrite, made, at)
+        written = self._emit(made, at, active_references)
+        self._nesting -= 1
+        return written
+
+    def _apply_rule(self, rewrite: RewriteRule, schema: SchemaObject, at: str) -> SchemaObject:
+        for _ in range(len(schema) + 1):
+            try:
+                found = rewrite(schema, self._document)
+                return schema if found is None else found
+            except UnsupportedKeywords as objection:
+                schema = dict(schema)
+                named = [name for name in objection.keywords if name in schema]
+                if not named:
+                    named = [objection.keywords[0].partition("/")[0]]
+                if not self._lenient:
+                    raise GrammarError(objection.reason, f"{at}/{objection.keywords[0]}") from None
+                self._reject_or_drop(objection.reason, at, schema, *named)
+        return schema
+
+    def _emit(self, schema: SchemaObject, at: str, active_references: frozenset[int]) -> Schema:
+        if "enum" in schema and not schema["enum"]:
+            return False
+        out: SchemaObject = {name: schema[name] for name in _COPIED_KEYWORDS if name in schema}
+        every: list[Schema] = []
+        if "enum" in schema:
+            every.append(self._enum(schema, at))
+        every += self._text_patterns(schema, at)
+        self._children(schema, out, at)
+        if "$ref" in schema:
+            every.append(self._reference(schema["$ref"], at, active_references))
+        every += [
+            self._schema(inner, f"{at}/allOf/{i}", active_references) for i, inner in enumerate(schema.get("allOf", ()))
+        ]
+        if "anyOf" in schema:
+            every.append(self._any_of(schema["anyOf"], at, active_references))
+        if any(one is False for one in every):
+            return False
+        every = [one for one in every if one is not True and one != {}]
+        if not out and len(every) == 1:
+            return every[0]
+        return {**out, "allOf": every} if every else out
+
+    def _enum(self, schema: SchemaObject, at: str) -> Schema:
+        try:
+            check_enum_texts(schema["enum"])
+        except UnsupportedKeywords as objection:
+            self._reject_or_drop(objection.reason, at, dict(schema), "enum")
+            return True
+        return {"enum": schema["enum"]}
+
+    def _any_of(self, branches: list[Schema], at: str, active_references: frozenset[int]) -> Schema:
+        found = [self._schema(inner, f"{at}/anyOf/{i}", active_references) for i, inner in enumerate(branches)]
+        if any(one is True or one == {} for one in found):
+            return True
+        found = [one for one in found if one is not False]
+        return {"anyOf": found} if len(found) > 1 else found[0] if found else False
+
+    def _text_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
+        """What `pattern` and `format` demand, each as a pattern of whole texts."""
+        found: list[Schema] = []
+        for name in ("pattern", "format"):
+            if name not in schema or (name == "format" and schema[name] not in FORMATS):
+                continue
+            pattern = schema[name] if name == "pattern" else f"^(?:{FORMATS[schema[name]]})$"
+            try:
+                found.append({"pattern": f"^(?:{ecma_to_plain_pattern(pattern).pattern})$"})
+            except GrammarError as error:
+                self._reject_or_drop(error.reason, at, dict(schema), name)
+        return found
+
+    def _children(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+        """The schemas of an object's properties and an array's items."""
+        fresh: frozenset[int] = frozenset()
+        for name in ("items", "additionalProperties"):
+            if name in schema:
+                out[name] = self._schema(schema[name], f"{at}/{name}", fresh)
+        if "prefixItems" in schema:
+            listed = enumerate(schema["prefixItems"])
+            out["prefixItems"] = [self._schema(inner, f"{at}/prefixItems/{i}", fresh) for i, inner in listed]
+        if "properties" in schema:
+            named = schema["properties"].items()
+            out["properties"] = {
+                n: self._schema(s, f"{at}/properties/{escape_pointer_token(n)}", fresh) for n, s in named
+            }
+        if schema.get("patternProperties"):
+            self._patterns(schema, out, at)
+
+    def _patterns(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+        """Patterns of names, each whole, and none matching a name that another one or the list matches."""
+        found: dict[str, Schema] = {}
+        try:
+            for pattern, inner in schema["patternProperties"].items():
+                plain = ecma_to_plain_pattern(pattern).pattern
+                found[f"^(?:{plain})$"] = self._schema(
+                    inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
+                )
+            self._add_matched(schema, out, at)
+            for (one, a), (two, b) in combinations(found.items(), 2):
+                if a != b and not are_disjoint(one[1:-1], two[1:-1]):
+                    raise UnsupportedKeywords("two patterns are not proved to exclude each other", "patternProperties")
+        except (GrammarError, UnsupportedKeywords) as error:
+            if isinstance(error, GrammarError) and isinstance(error.where, str):
+                raise
+            self._reject_or_drop(error.reason, at, dict(schema), "patternProperties")
+            return
+        if len({repr(inner) for inner in found.values()}) < len(found):
+            found = _merge_patterns(found)
+        out["patternProperties"] = found
+
+    def _add_matched(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
+        """A listed name that a pattern matches must meet that pattern's schema as well."""
+        for name, inner in list(out.get("properties", {}).items()):
+            for pattern, demanded in schema["patternProperties"].items():
+                if matches(pattern, name):
+                    more = self._schema(
+                        demanded, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
+                    )
+                    inner = False if inner is False or more is False else {"allOf": [inner, more]}
+                    out["properties"][name] = inner if inner is not False else False
+
+    def _reference(self, reference: Any, at: str, active_references: frozenset[int]) -> Schema:
+        target = self._document.resolve_reference(reference, f"{at}/$ref")
+        if isinstance(target, bool):
+            return target
+        if id(target) in active_references:
+            raise GrammarError("the reference leads back to itself with nothing in between", f"{at}/$ref")
+        name = self._names.get(id(target))
+        if name is None:
+            name = self._names[id(target)] = f"d{len(self._names)}"
+            self._definitions[name] = True
+            self._definitions[name] = self._schema(target, at, active_references | {id(target)})
+        return {"$ref": f"#/$defs/{name}"}
+
+
+def _merge_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
+    """Patterns with one schema between them joined into one pattern, so that they may overlap."""
+    groups: dict[str, tuple[list[str], Schema]] = {}
+    for pattern, inner in found.items():
+        groups.setdefault(repr(inner), ([], inner))[0].append(pattern[1:-1])
+    return {f"^(?:{'|'.join(patterns)})$": inner for patterns, inner in groups.values()}

@@ -1,0 +1,101 @@
+"""Compiles a Regex: a byte automaton by outlines-core, or a grammar for llguidance where that is too large.
+
+Knows: what the two libraries take, and outlines-core's faults. Must not know: processes, deadlines or caches.
+outlines-core (0.2.11 to 0.2.14) drops each way from a final state to one that is not, and prefers the left
+arm of `|` for good. Behind an end mark that no text can hold, no state before the end is final and both
+faults are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import outlines_core
+from numpy.typing import NDArray
+
+from plait.constrained.byte_trie import Int32Array
+from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_dfa
+from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, regex_source
+from plait.constrained.regex.python_syntax import PlainPattern, to_plain_pattern
+from plait.constrained.specs import GrammarError, Regex
+from plait.constrained.vocabulary import Vocabulary
+
+ByteDfa: TypeAlias = tuple[Int32Array, int, NDArray[np.bool_]]
+ByteDfaBuilder: TypeAlias = Callable[[str], ByteDfa]
+MAX_WEIGHT = 2000  # beyond it outlines-core takes a second for some patterns
+MAX_LENGTH = 100_000  # in characters; beyond it llguidance gives up within a few dozen tokens
+MAX_BYTE_STATES = 20_000
+_END_MARK = "\U0010ffff"  # excluded from every text by char_classes.py
+_END_ID, _NO_ID = 256, 257
+
+
+def compile_regex(
+    spec: Regex, vocabulary: Vocabulary, states: ByteDfaBuilder | None = None
+) -> TokenDfa | LlguidanceSource:
+    """The token automaton of a pattern, or the text of a grammar for llguidance where it would be too large.
+
+    GrammarError for patterns that are wrong, not supported, or match nothing that the vocabulary can spell.
+    May take seconds, gigabytes or the process with it: run it where that is harmless.
+
+    >>> compile_regex(Regex("[0-9]+"), vocabulary)                        # doctest: +SKIP
+    """
+    return compile_plain_pattern(to_plain_pattern(spec.pattern), vocabulary, states)
+
+
+def compile_plain_pattern(
+    plain: PlainPattern, vocabulary: Vocabulary, states: ByteDfaBuilder | None = None
+) -> TokenDfa | LlguidanceSource:
+    """The same for a plain pattern, whoever wrote it. `states` makes the automaton over bytes: build_byte_dfa, or
+    what calls it within bounds and raises DfaTooLarge where they are exceeded.
+
+    >>> compile_plain_pattern(Plain("a{3}", 3, 3), vocabulary)                    # doctest: +SKIP
+    """
+    if plain.length > MAX_LENGTH:
+        raise GrammarError("the pattern is too large once its repeats are written out")
+    if plain.weight > MAX_WEIGHT:
+        return regex_source(plain.pattern, vocabulary)
+    try:
+        transitions, start, accepting = (states or build_byte_dfa)(plain.pattern)
+        table = build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary.trie)
+    except (DfaTooLarge, ValueError):
+        return regex_source(plain.pattern, vocabulary)
+    if table is None:
+        raise GrammarError("the constraint matches nothing that the vocabulary can spell")
+    return table
+
+
+def build_byte_dfa(plain: str) -> ByteDfa:
+    """The automaton over UTF-8 bytes of a plain pattern: next [S, 256] (-1: none), start, accepting [S].
+
+    ValueError where outlines-core refuses, DfaTooLarge beyond 20,000 states. Nothing is pruned.
+
+    >>> states, start, accepting = build_byte_dfa("ab|a")
+    >>> bool(accepting[states[start, ord("a")]])
+    True
+    """
+    index = outlines_core.Index(f"(?:{plain}){_END_MARK}", _byte_vocabulary())
+    edges: dict[int, dict[int, int]] = index.get_transitions()
+    if len(edges) > MAX_BYTE_STATES:
+        raise DfaTooLarge
+    start: int = index.get_initial_state()
+    number = {state: at for at, state in enumerate({start: None} | dict.fromkeys(edges))}
+    ends = set(index.get_final_states())  # behind the end mark: no text goes there
+    states = np.full((len(number), 256), -1, np.int32)
+    accepting = np.zeros(len(number), np.bool_)
+    for state, row in edges.items():
+        at = number[state]
+        accepting[at] = row.get(_END_ID) in ends
+        kept = [(byte, number[to]) for byte, to in row.items() if byte < 256 and to in number]
+        if kept:
+            states[at, [byte for byte, _ in kept]] = [to for _, to in kept]
+    return states, 0, accepting
+
+
+@cache
+def _byte_vocabulary() -> outlines_core.Vocabulary:
+    """Each byte as a token, and the end mark. The library's own end id stays outside, and so unused."""
+    tokens = {bytes([byte]): [byte] for byte in range(256)} | {_END_MARK.encode(): [_END_ID]}
+    return outlines_core.Vocabulary(_NO_ID, tokens)

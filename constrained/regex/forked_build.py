@@ -1,0 +1,73 @@
+"""A pattern's automaton over bytes, made in a forked copy of this process that is given little time.
+
+Knows: processes, and the arrays to bring back. Must not know: patterns, or what is done instead where there is no
+answer. outlines-core cannot be interrupted, and for some short patterns takes minutes and gigabytes; a process
+can be ended at any moment, and its memory goes with it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from time import monotonic
+
+import numpy as np
+
+from plait.constrained.dfa.token_dfa import DfaTooLarge
+from plait.constrained.regex.compiler import ByteDfa, build_byte_dfa
+
+BUILD_LIMIT_S = 0.3
+_CHUNK_BYTES = 1 << 20
+_ROW_LENGTH = 256
+_HEADER = 8
+
+
+def build_byte_dfa_in_fork(pattern: str, limit_s: float = BUILD_LIMIT_S) -> ByteDfa:
+    """`build_byte_dfa`, but DfaTooLarge where it takes more than `limit_s` seconds or ends the process.
+
+    For processes of one thread only: a fork copies no other.
+
+    >>> states, start, accepting = build_byte_dfa_in_fork("ab|a")                 # doctest: +SKIP
+    """
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _build_in_child(pattern, writing, limit_s)
+    os.close(writing)
+    try:
+        answer = _read(reading, monotonic() + limit_s)
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    num_states = int.from_bytes(answer[:_HEADER], "little")
+    if not answer or len(answer) != _HEADER + num_states * (4 * _ROW_LENGTH + 1):
+        raise DfaTooLarge
+    states = np.frombuffer(answer, np.int32, num_states * _ROW_LENGTH, _HEADER).reshape(-1, _ROW_LENGTH)
+    return states, 0, np.frombuffer(answer, np.bool_, num_states, _HEADER + states.nbytes)
+
+
+def _build_in_child(pattern: str, writing: int, limit_s: float) -> None:
+    """In the copy: write how many states, their rows, and `accepting`; or less; then end, whatever happened."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, limit_s + 0.2)  # should nobody be there to end it
+        states, _, accepting = build_byte_dfa(pattern)
+        with os.fdopen(writing, "wb") as out:
+            out.write(len(states).to_bytes(_HEADER, "little") + states.tobytes() + accepting.tobytes())
+    finally:
+        os._exit(0)
+
+
+def _read(reading: int, until: float) -> bytes:
+    """All that comes before the end of the pipe, or until then."""
+    found = bytearray()
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    while (left := until - monotonic()) > 0:
+        if poller.poll(1000 * left):
+            chunk = os.read(reading, _CHUNK_BYTES)
+            if not chunk:
+                break
+            found += chunk
+    return bytes(found)

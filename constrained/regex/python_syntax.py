@@ -1,0 +1,195 @@
+"""Rewrites a pattern of Python's `re` into a plain form that means the same to the automaton builders.
+
+Knows: the parse tree of `re`. Must not know: automata or vocabularies.
+The tree is Python's own, so the syntax, its errors and their positions are Python's too.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from plait.constrained.regex.char_classes import (
+    MAX_CHARACTER,
+    Ranges,
+    class_ranges,
+    escape_code_point,
+    merge_ranges,
+    write_class,
+)
+from plait.constrained.specs import GrammarError
+
+# Its public name is deprecated since 3.11; there is no other access to the tree.
+from re import _parser  # type: ignore[attr-defined]  # isort: skip
+
+ParseItem: TypeAlias = tuple[Any, Any]
+
+MAXREPEAT = _parser.MAXREPEAT
+CLASS_FLAGS = re.IGNORECASE | re.ASCII | re.UNICODE
+CATEGORIES = {
+    "CATEGORY_DIGIT": r"\d",
+    "CATEGORY_NOT_DIGIT": r"\D",
+    "CATEGORY_SPACE": r"\s",
+    "CATEGORY_NOT_SPACE": r"\S",
+    "CATEGORY_WORD": r"\w",
+    "CATEGORY_NOT_WORD": r"\W",
+}
+_PIECES = re.compile(
+    r"\\(?P<escape>.)|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<group>\(\?(?:P=|<?[=!]|\(|>))|(?P<possessive>[*+?}]\+)|(?P<anchor>[\^$])|.",
+    re.DOTALL,
+)
+_REFUSED = {
+    "ASSERT": ("lookaround is not supported", "group", "=!"),
+    "ASSERT_NOT": ("lookaround is not supported", "group", "=!"),
+    "FAILURE": ("lookaround is not supported", "group", "=!"),
+    "GROUPREF": ("a backreference is not supported", "escape", "123456789"),
+    "GROUPREF_EXISTS": ("a conditional group is not supported", "group", "("),
+    "ATOMIC_GROUP": ("an atomic group is not supported", "group", ">"),
+    "POSSESSIVE_REPEAT": ("a possessive quantifier is not supported", "possessive", "+"),
+    "AT_BOUNDARY": ("a word boundary is not supported", "escape", "b"),
+    "AT_NON_BOUNDARY": ("a word boundary is not supported", "escape", "B"),
+    "AT_BEGINNING": ("^ is supported at the start of the pattern only", "anchor", "^"),
+    "AT_END": ("$ is supported at the end of the pattern only", "anchor", "$"),
+    "AT_BEGINNING_STRING": (r"\A is supported at the start of the pattern only", "escape", "A"),
+    "AT_END_STRING": (r"\Z is supported at the end of the pattern only", "escape", "Z"),
+}
+
+
+@dataclass(frozen=True)
+class PlainPattern:
+    """A pattern of literals, classes, groups, `|` and counted repeats only.
+
+    With its repeats written out it has `length` characters, and about `weight` bytes and ranges of bytes.
+    """
+
+    pattern: str
+    length: int = 0
+    weight: float = 0.0
+
+    def wrap(self, before: str, after: str, times: int = 1) -> PlainPattern:
+        """This between two pieces of syntax, counted `times` over."""
+        return PlainPattern(before + self.pattern + after, self.length * times, self.weight * times)
+
+
+def to_plain_pattern(pattern: str) -> PlainPattern:
+    """`pattern` with the meaning of `re.fullmatch` in a form without flags, anchors or named classes.
+
+    GrammarError, with the position, for what `re` refuses and for what is not regular or not supported.
+
+    >>> to_plain_pattern("^ab?$").pattern
+    'a(?:b){0,1}'
+    """
+    try:
+        tree = parse_regex(pattern)
+        return PlainPatternWriter(pattern).sequence(list(tree), tree.state.flags, True, True)
+    except re.error as error:
+        raise GrammarError(error.msg, error.pos) from None
+    except OverflowError:
+        raise GrammarError("a repeat count is too large") from None
+    except RecursionError:
+        raise GrammarError("the pattern is nested too deeply") from None
+
+
+def parse_regex(pattern: str) -> Any:
+    """Python's parse tree of `pattern`, with no warnings about it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _parser.parse(pattern)
+
+
+class PlainPatternWriter:
+    """Writes nodes of the tree; knows the pattern only to find the place of what it refuses."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def sequence(self, items: list[ParseItem], flags: int, at_start: bool, at_end: bool) -> PlainPattern:
+        """Items one after another; `at_start` and `at_end` say that nothing is before or after them."""
+        fixed = [str(op) != "AT" for op, _ in items]
+        first = fixed.index(True) if True in fixed else len(items)
+        last = len(items) - 1 - fixed[::-1].index(True) if True in fixed else -1
+        return _joined(
+            "",
+            (
+                self._item(str(op), value, flags, at_start and index <= first, at_end and index >= last)
+                for index, (op, value) in enumerate(items)
+            ),
+        )
+
+    def _item(self, op: str, value: Any, flags: int, at_start: bool, at_end: bool) -> PlainPattern:
+        match op:
+            case "LITERAL" | "NOT_LITERAL" | "ANY" | "IN":
+                return self._one_character(op, value, flags)
+            case "MAX_REPEAT" | "MIN_REPEAT":
+                return self._repeat(value, flags, at_start, at_end)
+            case "SUBPATTERN":
+                _, added, removed, items = value
+                inner = self.sequence(list(items), (flags | added) & ~removed, at_start, at_end)
+                return inner.wrap("(?:", ")")
+            case "BRANCH":
+                arms = [self.sequence(list(arm), flags, at_start, at_end) for arm in value[1]]
+                return _joined("|", arms).wrap("(?:", ")")
+            case "AT":
+                return self._anchor(str(value), at_start, at_end)
+        raise self._refusal(op)
+
+    def _anchor(self, op: str, at_start: bool, at_end: bool) -> PlainPattern:
+        if (at_start and op.startswith("AT_BEGINNING")) or (at_end and op.startswith("AT_END")):
+            return PlainPattern("")
+        raise self._refusal(op)
+
+    def _repeat(self, value: Any, flags: int, at_start: bool, at_end: bool) -> PlainPattern:
+        low, high, items = value
+        once = high == 1
+        inner = self.sequence(list(items), flags, at_start and once, at_end and once)
+        if high is MAXREPEAT:
+            return inner.wrap("(?:", f"){{{low},}}", low + 1)
+        return inner.wrap("(?:", f"){{{low},{high}}}", high)
+
+    def _one_character(self, op: str, value: Any, flags: int) -> PlainPattern:
+        if op == "LITERAL" and not flags & re.IGNORECASE:
+            if value > MAX_CHARACTER or 0xD800 <= value <= 0xDFFF:
+                where = self._pattern.find(chr(value))
+                raise GrammarError(f"U+{value:04X} cannot occur in a text", where if where >= 0 else None)
+            text = chr(value)
+            return PlainPattern(
+                text if text.isascii() and text.isalnum() else escape_code_point(value), 1, len(text.encode())
+            )
+        ranges = self._ranges(op, value, flags)
+        return PlainPattern(write_class(ranges), 1, 1 + len(ranges) / 4)
+
+    def _ranges(self, op: str, value: Any, flags: int) -> Ranges:
+        if op == "ANY":
+            return merge_ranges([] if flags & re.DOTALL else [(10, 10)], negated=True)
+        members: list[ParseItem] = value if op == "IN" else [("LITERAL", value)]
+        negated = op == "NOT_LITERAL" or str(members[0][0]) == "NEGATE"
+        spans, named = list[tuple[int, int]](), ""
+        for kind, content in members:
+            if str(kind) == "CATEGORY":
+                named += CATEGORIES[str(content)]
+            elif str(kind) != "NEGATE":
+                spans.append((content, content) if str(kind) == "LITERAL" else tuple(content))
+        if not named and not flags & re.IGNORECASE:
+            return merge_ranges(spans, negated)
+        text = "".join(f"{escape_code_point(low)}-{escape_code_point(high)}" for low, high in spans)
+        return class_ranges(f"[{'^' if negated else ''}{text}{named}]", flags & CLASS_FLAGS)
+
+    def _refusal(self, op: str) -> GrammarError:
+        reason, kind, ends = _REFUSED.get(op, (f"{op.lower()} is not supported", "", ""))
+        for piece in _PIECES.finditer(self._pattern):
+            text = piece.group(0)
+            is_it = piece.lastgroup == kind and text[-1] in ends and text != "(?P="
+            if is_it and not (op == "AT_BEGINNING" and piece.start() == 0):
+                return GrammarError(reason, piece.start())
+            if op == "GROUPREF" and text == "(?P=":
+                return GrammarError(reason, piece.start())
+        return GrammarError(reason)
+
+
+def _joined(between: str, parts: Iterable[PlainPattern]) -> PlainPattern:
+    listed = list(parts)
+    pattern = between.join(part.pattern for part in listed)
+    return PlainPattern(pattern, sum(part.length for part in listed), sum(part.weight for part in listed))

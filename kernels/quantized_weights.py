@@ -1,0 +1,184 @@
+"""Weights held in 4 or 8 bits: how they lie in memory, how they are made, what they mean.
+
+Int4: the input channels go in spans of 64, padded to whole pairs of spans. A span of one output channel is 32 bytes:
+byte j has channel j in its low nibble and channel 32 + j in its high one. Spans of all output channels lie side by
+side, so that a tile of a matrix product is one piece of memory.
+
+    packed[s, n, j] = q[n, 64 s + j] | q[n, 64 s + 32 + j] << 4
+
+Knows: torch. Must not know: files, models, matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+INT4_SPAN = 64
+_SPAN_PAIR = 2 * INT4_SPAN  # kernels take two spans at a time
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """A weight [N, K] as 4-bit integers q: scale * (q - 8), or scale * q + minimum where there are minima."""
+
+    packed: torch.Tensor  # [S, N, 32] uint8, S spans
+    scales: torch.Tensor  # [S * 64 / group, N] float16
+    minima: torch.Tensor | None  # like scales
+    group: int  # input channels that share a scale: 32 or 128
+    in_features: int  # K
+
+    @property
+    def out_features(self) -> int:
+        return self.packed.shape[1]
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A weight [N, K] as values times scales: one scale for an output channel, or one for each 32 inputs of it."""
+
+    values: torch.Tensor  # [N, K] int8
+    scales: torch.Tensor  # [N] float32, or [K / 32, N] float16
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.scales.dim() == 2
+
+
+LinearWeight = torch.Tensor | Int4Weight | Int8Weight  # a weight [N, K] in any of the forms in which it is multiplied
+
+
+def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, group: int) -> Int4Weight:
+    """Packs integers [N, K] from 0 to 15 with scales (and minima) [N, ceil(K / group)]; padded channels weigh 0.
+
+    Raises ValueError where the group is neither 32 nor 128 or the shapes do not fit.
+    """
+    out_features, in_features = integers.shape
+    if group not in (32, 128):
+        raise ValueError(f"int4 weights come in groups of 32 or 128, not {group}")
+    if scales.shape != (out_features, -(-in_features // group)) or (
+        minima is not None and minima.shape != scales.shape
+    ):
+        raise ValueError(
+            f"scales {tuple(scales.shape)} do not fit weights {tuple(integers.shape)} in groups of {group}"
+        )
+    extra = -in_features % _SPAN_PAIR
+    spans = pad(integers.to(torch.uint8), (0, extra), value=8).view(
+        out_features, -1, 2, INT4_SPAN // 2
+    )  # [N, S, 2, 32]
+    packed = spans[:, :, 0] | (spans[:, :, 1] << 4)
+    groups = (in_features + extra) // group
+
+    def side_by_side(values: torch.Tensor) -> torch.Tensor:
+        return pad(values.to(torch.float16), (0, groups - values.shape[1])).T.contiguous()
+
+    lowest = None if minima is None else side_by_side(minima)
+    return Int4Weight(packed.transpose(0, 1).contiguous(), side_by_side(scales), lowest, group, in_features)
+
+
+def quantize_int4(weight: torch.Tensor, group: int, *, with_minima: bool = False) -> Int4Weight:
+    """Rounds weight [N, K] to 4 bits per group: symmetric as GGUF's Q4_0, or with minima as its Q4_1."""
+    out_features, in_features = weight.shape
+    grouped = pad(weight.float(), (0, -in_features % group)).view(out_features, -1, group)
+    if with_minima:
+        low, high = grouped.amin(-1), grouped.amax(-1)
+        scales, minima = ((high - low) / 15).half(), low.half()
+        integers = (grouped - minima.float()[..., None]) / scales.float()[..., None]
+    else:
+        peak = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))[..., 0]  # its sign takes the end at -8
+        scales, minima = (peak / -8).half(), None
+        integers = grouped / scales.float()[..., None] + 8
+    integers = integers.nan_to_num(8.0).round().clamp(0, 15).view(out_features, -1)[:, :in_features]
+    return pack_int4(integers, scales, minima, group)
+
+
+def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int]) -> Int4Weight:
+    """The same numbers as `dequantize.dequantize` gives for Q4_0 or Q4_1 blocks `raw` (uint8) of a weight [N, K]."""
+    size = {"Q4_0": 18, "Q4_1": 20}.get(quantization)
+    if size is None:
+        raise ValueError(f"{quantization} cannot be held as int4 without loss; Q4_0 and Q4_1 can")
+    out_features, in_features = shape
+    if in_features % 32 or raw.numel() != out_features * in_features // 32 * size:
+        raise ValueError(f"{raw.numel()} bytes do not hold {quantization} of shape {shape}")
+    blocks = raw.reshape(out_features, in_features // 32, size)
+    heads = blocks[..., : size - 16].contiguous().view(torch.float16)  # [N, K / 32, 1 or 2]
+    nibbles = blocks[..., size - 16 :]  # byte j: channel j low, channel 16 + j high
+    integers = torch.cat([nibbles & 15, nibbles >> 4], dim=-1).reshape(shape)
+    return pack_int4(integers, heads[..., 0], heads[..., 1] if quantization == "Q4_1" else None, 32)
+
+
+def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
+    """The float32 weight [N, K]."""
+    spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2).float()  # [S, N, 2, 32]
+    integers = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * INT4_SPAN)
+    scales = weight.scales.float().T.repeat_interleave(weight.group, dim=1)
+    if weight.minima is None:
+        values = scales * (integers - 8)
+    else:
+        values = scales * integers + weight.minima.float().T.repeat_interleave(weight.group, dim=1)
+    return values[:, : weight.in_features]
+
+
+def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
+    """The same numbers as `dequantize.dequantize` gives for Q8_0 blocks `raw` (uint8) of a weight [N, K]."""
+    out_features, in_features = shape
+    if in_features % 32 or raw.numel() != out_features * in_features // 32 * 34:
+        raise ValueError(f"{raw.numel()} bytes do not hold Q8_0 of shape {shape}")
+    blocks = raw.reshape(out_features, in_features // 32, 34)
+    scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+    return Int8Weight(blocks[..., 2:].contiguous().view(torch.int8).view(shape), scales.T.contiguous())
+
+
+def dequantize_int8(weight: Int8Weight) -> torch.Tensor:
+    """The float32 weight [N, K]."""
+    scales = weight.scales[:, None]
+    if weight.is_grouped:
+        scales = weight.scales.float().T.repeat_interleave(32, dim=1)
+    return weight.values.float() * scales
+
+
+def quantize_int8(weight: torch.Tensor) -> Int8Weight:
+    """Rounds weight [N, K] to 8 bits with one scale per output channel."""
+    scales = weight.float().abs().amax(1).clamp(min=1e-12) / 127
+    return Int8Weight((weight.float() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales)
+
+
+def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
+    """Weights with the same inputs as one, their outputs one after the other; ValueError where forms do not fit.
+
+    4 bits with minima and without do: -8 times a scale is a minimum.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if four := [part for part in parts if isinstance(part, Int4Weight)]:
+        if len(four) == len(parts) and len({(part.group, part.in_features) for part in four}) == 1:
+            return _concat_int4_outputs(four)
+    elif eight := [part for part in parts if isinstance(part, Int8Weight)]:
+        if len(eight) == len(parts) and len({part.is_grouped for part in eight}) == 1:
+            scales = torch.cat([part.scales for part in eight], dim=-1)
+            return Int8Weight(torch.cat([part.values for part in eight]), scales)
+    else:
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    raise ValueError("weights in different forms cannot be stacked")
+
+
+def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
+    minima = None
+    if any(part.minima is not None for part in parts):
+        minima = torch.cat([part.scales * -8 if part.minima is None else part.minima for part in parts], dim=1)
+    packed = torch.cat([part.packed for part in parts], dim=1)
+    scales = torch.cat([part.scales for part in parts], dim=1)
+    return Int4Weight(packed, scales, minima, parts[0].group, parts[0].in_features)
+
+
+def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
+    """The weight [n, K] of those outputs [n] only, in that order and in the same form."""
+    if isinstance(weight, torch.Tensor):
+        return weight[rows]
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.values[rows], weight.scales[..., rows])
+    minima = None if weight.minima is None else weight.minima[:, rows]
+    return Int4Weight(weight.packed[:, rows], weight.scales[:, rows], minima, weight.group, weight.in_features)

@@ -1,0 +1,251 @@
+"""Attention of narrow rows (one new token, or a short draft) over paged KV: pieces along the keys, then their merge.
+
+First pass: a program per planned piece and KV head reads its keys once for all query heads of the group. A row in
+one piece writes its result; else the pieces leave normalized sums and their log-sum-exp, which the second pass
+joins, together with what the shared prefix gave (flash-decoding; Ye et al. 2024 for the cascade).
+
+Knows: plans, caches. Must not know: how a plan comes about.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.layout import SHARED_ALIGN, AttentionLayout, SplitKVPlan
+from plait.kernels.triton.attention.inputs import AttentionInputs
+from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, prefix_split_len
+from plait.kernels.triton.attention.tile_config import decode_tile_config, gpu_spec, group_size, padded_dim
+
+
+@triton.jit(do_not_specialize=["num_rows", "window"])
+def _decode_kernel(
+    q,
+    out,
+    partial_out,
+    partial_lse,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    kv_pages,
+    work_items,
+    row_item_starts,
+    num_rows,
+    inner_scale,
+    outer_scale,
+    window,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    slot_stride,
+    head_stride,
+    scale_slot_stride,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    CACHE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    head, number = tl.program_id(0), tl.program_id(1)
+    if number >= tl.load(row_item_starts + num_rows):
+        return
+    item = work_items + number * 8
+    q_start, q_len, kv_len = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    pages_at, kv_begin, kv_end, is_unsplit = tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7)
+    m = tl.arange(0, BLOCK_M)
+    token, q_head_in_group = m // GROUP, m % GROUP
+    d = tl.arange(0, BLOCK_D)
+    stored = (token < q_len)[:, None] & (d < D)[None, :]
+    token_at = (q_start + token).to(tl.int64)
+    heads = head * GROUP + q_head_in_group
+    q_tile = tl.load(
+        q + (token_at * q_token_stride + heads * q_head_stride)[:, None] + d[None, :], mask=stored, other=0
+    )
+    acc, running_max, running_sum = attend_kv_range(
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+        tl.full([BLOCK_M], -1e30, tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        q_tile,
+        kv_len - q_len + token,
+        kv_begin,
+        kv_end,
+        kv_len,
+        kv_pages + pages_at,
+        k_cache + head.to(tl.int64) * head_stride,
+        v_cache + head.to(tl.int64) * head_stride,
+        k_scales + head,
+        v_scales + head,
+        slot_stride,
+        scale_slot_stride,
+        inner_scale * cache_scale(k_scales, CACHE) if SOFTCAP else inner_scale,
+        outer_scale if SOFTCAP else outer_scale * cache_scale(k_scales, CACHE),
+        window,
+        D,
+        BLOCK_D,
+        BLOCK_N,
+        PAGE_SIZE,
+        CACHE,
+        True,
+        WINDOW,
+        SOFTCAP,
+    )
+    acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
+    # Read again, so that no addresses are kept in registers through the loop.
+    token_at = (tl.load(item + 1, volatile=True) + token).to(tl.int64)
+    if is_unsplit:
+        at = (token_at * out_token_stride + heads * out_head_stride)[:, None] + d[None, :]
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+    else:
+        slot = (number * tl.num_programs(0) + head) * BLOCK_M + m
+        tl.store(partial_out + slot.to(tl.int64)[:, None] * D + d[None, :], acc, mask=stored)
+        tl.store(
+            partial_lse + slot,
+            tl.where(running_sum > 0, running_max + tl.log2(tl.maximum(running_sum, 1e-30)), float("-inf")),
+            mask=token < q_len,
+        )
+
+
+@triton.jit(do_not_specialize=["num_shared_tokens", "max_splits"])
+def _merge_kernel(
+    out,
+    partial_out,
+    partial_lse,
+    prefix_out,
+    prefix_lse,
+    shared_lens,
+    shared_token_offsets,
+    work_items,
+    row_item_starts,
+    num_shared_tokens,
+    max_splits,
+    out_token_stride,
+    out_head_stride,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SHARED: tl.constexpr,
+    ALIGN: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    query_head, row, token = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, end = tl.load(row_item_starts + row), tl.load(row_item_starts + row + 1)
+    if first == end:
+        return
+    q_start, q_len, is_unsplit = (
+        tl.load(work_items + first * 8 + 1),
+        tl.load(work_items + first * 8 + 2),
+        tl.load(work_items + first * 8 + 7),
+    )
+    if (token >= q_len) | (is_unsplit != 0):
+        return
+    d = tl.arange(0, BLOCK_D)
+    p = tl.arange(0, SPLITS)
+    inside = (d < D)[None, :]
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    running_max = tl.full([], -1e30, tl.float32)
+    running_sum = tl.zeros([], tl.float32)
+    head, m = query_head // GROUP, token * GROUP + query_head % GROUP
+    for base in range(first, end, SPLITS):
+        real = base + p < end
+        slot = ((base + p) * (HEADS // GROUP) + head) * BLOCK_M + m
+        lse = tl.load(partial_lse + slot, mask=real, other=float("-inf"))
+        sums = tl.load(partial_out + slot.to(tl.int64)[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0)
+        acc, running_max, running_sum = _merge_partials(acc, running_max, running_sum, sums, lse)
+    if SHARED:
+        shared = tl.load(shared_lens + row)
+        shared_slot = tl.load(shared_token_offsets + row) + token
+        step = prefix_split_len(shared, max_splits, ALIGN)
+        for base in range(0, tl.cdiv(shared, step), SPLITS):
+            real = (base + p) * step < shared
+            slot = ((base + p) * num_shared_tokens + shared_slot) * HEADS + query_head
+            lse = tl.load(prefix_lse + slot, mask=real, other=float("-inf"))
+            sums = tl.load(
+                prefix_out + slot.to(tl.int64)[:, None] * D + d[None, :], mask=real[:, None] & inside, other=0
+            )
+            acc, running_max, running_sum = _merge_partials(acc, running_max, running_sum, sums, lse)
+    at = (q_start + token).to(tl.int64) * out_token_stride + query_head * out_head_stride + d
+    tl.store(out + at, (acc / running_sum).to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _merge_partials(acc, running_max, running_sum, sums, lse):
+    """Adds pieces (sums [PIECES, BLOCK_D], lse [PIECES]) to what was joined so far."""
+    new_max = tl.maximum(running_max, tl.max(lse, 0))
+    weights = tl.exp2(lse - new_max)
+    rescale = tl.exp2(running_max - new_max)
+    return acc * rescale + tl.sum(sums * weights[:, None], 0), new_max, running_sum * rescale + tl.sum(weights, 0)
+
+
+def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
+    """Fills `out` [T, H, D] for the rows that the plan covers, the prefix pass of shared rows having run before."""
+    shape, gpu = plan.shape, gpu_spec(out.device)
+    group, dim = group_size(shape), padded_dim(shape.head_dim)
+    blocks = decode_tile_config(gpu, shape, plan.block_rows)
+    _decode_kernel[(shape.num_kv_heads, len(plan.work_items))](
+        inputs.q,
+        out,
+        plan.partial_out,
+        plan.partial_lse,
+        *inputs.caches,
+        layout.kv_pages,
+        plan.work_items,
+        plan.row_item_starts,
+        layout.num_rows,
+        *inputs.score_scales,
+        shape.window or 0,
+        *inputs.q.stride()[:2],
+        *out.stride()[:2],
+        *inputs.cache_strides,
+        GROUP=group,
+        D=shape.head_dim,
+        BLOCK_D=dim,
+        BLOCK_M=plan.block_rows,
+        BLOCK_N=blocks.keys,
+        PAGE_SIZE=layout.page_size,
+        CACHE=inputs.kind,
+        WINDOW=shape.window is not None,
+        SOFTCAP=inputs.softcap,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+    _launch_merge(layout, plan, out)
+
+
+def _launch_merge(layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
+    shape, shared = plan.shape, layout.shared
+    group = group_size(shape)
+    most = layout.max_q_len if layout.max_q_len is not None else len(out) - layout.num_rows + 1
+    max_decode_q_len = max(1, min(plan.block_rows // group, most))
+    dim = padded_dim(shape.head_dim)
+    _merge_kernel[(shape.num_heads, layout.num_rows, max_decode_q_len)](
+        out,
+        plan.partial_out,
+        plan.partial_lse,
+        plan.partial_out if plan.prefix_out is None else plan.prefix_out,
+        plan.partial_lse if plan.prefix_lse is None else plan.prefix_lse,
+        plan.row_item_starts if shared is None else shared.lengths,
+        plan.row_item_starts if shared is None else shared.token_offsets,
+        plan.work_items,
+        plan.row_item_starts,
+        0 if shared is None else len(shared.tokens),
+        1 if plan.prefix_out is None else len(plan.prefix_out),
+        *out.stride()[:2],
+        GROUP=group,
+        HEADS=shape.num_heads,
+        D=shape.head_dim,
+        BLOCK_D=dim,
+        BLOCK_M=plan.block_rows,
+        SHARED=shared is not None,
+        ALIGN=SHARED_ALIGN,
+        SPLITS=16 if dim > 128 else 8192 // max(dim, 128),
+        num_warps=4,
+    )

@@ -1,0 +1,119 @@
+"""What all attention kernels are handed, checked once: queries, caches in the form that they read, scale factors.
+
+Knows: dtypes and strides. Must not know: batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from plait.kernels.layout import AttentionShape
+from plait.kernels.triton.attention.tile_config import GpuSpec, gpu_spec, group_size
+
+FP8 = torch.float8_e4m3fn
+HEAD_DIMS = range(1, 257)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """`caches` are keys, values and their scales; `score_scales` inner and outer (see attention_blocks.attend)."""
+
+    q: torch.Tensor
+    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    cache_strides: tuple[int, int, int]  # of slots, of heads, of the scales' slots
+    kind: str
+    score_scales: tuple[float, float]
+    softcap: bool
+
+
+def cache_kind(dtype: torch.dtype, gpu: GpuSpec) -> str:
+    """How a cache of that dtype is read; see attention_blocks. TypeError for one that cannot be."""
+    if dtype == FP8:
+        return "fp8" if gpu.capability >= 89 else "fp8bits"
+    if dtype == torch.int8:
+        return "int8"
+    if dtype in FLOAT_DTYPES:
+        return "plain"
+    raise TypeError(f"a KV cache of {dtype}: it is float32, float16, bfloat16, float8_e4m3fn or int8")
+
+
+def flatten_pages(cache: torch.Tensor) -> torch.Tensor:
+    """A cache or its scales as [P * page_size, G, ...], from that or from [P, page_size, G, ...]. Copies nothing."""
+    return cache.view(-1, *cache.shape[2:])
+
+
+def slots_view(cache: torch.Tensor) -> torch.Tensor:
+    """[P * page_size, G, D] of a cache, fp8 as its bytes. ValueError if channels are not side by side."""
+    flat = flatten_pages(cache) if cache.dim() == 4 else cache
+    if flat.dim() != 3 or flat.stride(-1) != 1:
+        raise ValueError(f"a KV cache is [slots, G, D] or [P, page_size, G, D] with D contiguous, not {cache.shape}")
+    return flat.view(torch.uint8) if flat.dtype == FP8 else flat
+
+
+def scales_view(scales: torch.Tensor | None, cache: torch.Tensor) -> torch.Tensor:
+    """The scales of a cache [slots, G, D]: [slots, G] float32 for int8, one float32 number for fp8.
+
+    A cache without scales gets itself, which no kernel reads. ValueError if they do not fit.
+    """
+    if cache.dtype not in (torch.int8, torch.uint8):
+        if scales is not None:
+            raise ValueError("k_scale and v_scale are for int8 and fp8 caches")
+        return cache
+    if scales is None or scales.dtype != torch.float32:
+        raise ValueError("int8 and fp8 caches need float32 k_scale and v_scale")
+    if cache.dtype == torch.uint8:
+        if scales.numel() != 1:
+            raise ValueError(f"an fp8 cache has one scale, not {scales.numel()}")
+        return scales
+    flat = flatten_pages(scales) if scales.dim() == 3 else scales
+    if flat.shape != cache.shape[:2] or flat.stride(1) != 1:
+        raise ValueError(f"an int8 cache {tuple(cache.shape)} has scales for each slot and head, not {scales.shape}")
+    return flat
+
+
+def attention_inputs(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> AttentionInputs:
+    """Checks shapes and dtypes (ValueError, TypeError) and folds log2(e) and the soft cap into the scale."""
+    kind = cache_kind(k_cache.dtype, gpu_spec(q.device))
+    k, v = slots_view(k_cache), slots_view(v_cache)
+    if q.dtype not in FLOAT_DTYPES or q.dim() != 3 or q.stride(2) != 1:
+        raise ValueError(f"queries are [T, H, D] floats with D contiguous, not {tuple(q.shape)} {q.dtype}")
+    if v_cache.dtype != k_cache.dtype or k.shape != v.shape or k.shape[2] != q.shape[2] or k.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit")
+    if k.stride() != v.stride():
+        raise ValueError("keys and values have one layout")
+    if not scale > 0 or (softcap is not None and not softcap > 0):
+        raise ValueError("scale and softcap are positive")
+    k_scales, v_scales = scales_view(k_scale, k), scales_view(v_scale, v)
+    scale_stride = k_scales.stride(0) if kind == "int8" else 0
+    if kind == "int8" and v_scales.stride(0) != scale_stride:
+        raise ValueError("k_scale and v_scale have one layout")
+    log2e = math.log2(math.e)
+    return AttentionInputs(
+        q=q,
+        caches=(k, v, k_scales, v_scales),
+        cache_strides=(k.stride(0), k.stride(1), scale_stride),
+        kind=kind,
+        score_scales=(1.0, scale * log2e) if softcap is None else (scale / softcap, softcap * log2e),
+        softcap=softcap is not None,
+    )
+
+
+def attention_shape_of(q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> AttentionShape:
+    """The layer's shape. ValueError if its heads do not divide into groups, or the window holds no token."""
+    if window is not None and window < 1:
+        raise ValueError(f"a window holds at least the token itself, not {window}")
+    shape = AttentionShape(q.shape[1], k_cache.shape[-2], q.shape[2], k_cache.dtype, window)
+    group_size(shape)
+    return shape

@@ -1,0 +1,167 @@
+"""Attention of new tokens over cached pages and each other: prompts, chunks of prompts, and batches mixed with them.
+
+A program takes one KV head and a block of one row's tokens, all query heads of the group packed into one tile. Keys
+that all its tokens see are gone through without masks; only the blocks on the diagonal, and on the far edge of a
+sliding window, compare positions. The heaviest tiles, at the ends of rows, start first.
+
+Knows: layouts, caches. Must not know: which rows a plan takes off its hands, beyond how many tokens those have.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.layout import AttentionLayout, AttentionShape
+from plait.kernels.triton.attention.inputs import AttentionInputs
+from plait.kernels.triton.attention.kv_loop import attend_kv_range, cache_scale, find_row
+from plait.kernels.triton.attention.tile_config import TileConfig, group_size, padded_dim
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_decode_q_len", "window"])
+def _prefill_kernel(
+    q,
+    out,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    kv_pages,
+    q_starts,
+    kv_starts,
+    page_starts,
+    num_rows,
+    max_decode_q_len,  # rows with so many tokens, or fewer, are not for this kernel
+    inner_scale,
+    outer_scale,
+    window,
+    q_token_stride,
+    q_head_stride,
+    out_token_stride,
+    out_head_stride,
+    slot_stride,
+    head_stride,
+    scale_slot_stride,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    CACHE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    head, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    row = find_row(q_starts, num_rows, tile, BLOCK_Q)
+    q_start = tl.load(q_starts + row)
+    q_len = tl.load(q_starts + row + 1) - q_start
+    first = (tile - (q_start // BLOCK_Q + row)) * BLOCK_Q
+    if (first >= q_len) | (q_len <= max_decode_q_len):
+        return
+    kv_len = tl.load(kv_starts + row + 1) - tl.load(kv_starts + row)
+    pages = kv_pages + tl.load(page_starts + row)
+    m = tl.arange(0, BLOCK_M)
+    token, heads = first + m // GROUP, head * GROUP + m % GROUP
+    d = tl.arange(0, BLOCK_D)
+    real = (m < BLOCK_Q * GROUP) & (token < q_len)
+    stored = real[:, None] & (d < D)[None, :]
+    token_at = (q_start + token).to(tl.int64)
+    q_tile = tl.load(
+        q + (token_at * q_token_stride + heads * q_head_stride)[:, None] + d[None, :], mask=stored, other=0
+    )
+    lowest = kv_len - q_len + first  # the tile's positions are lowest .. highest
+    highest = kv_len - q_len + tl.minimum(first + BLOCK_Q, q_len) - 1
+    positions = lowest + m // GROUP
+    kv_begin, left = 0, 0
+    if WINDOW:  # keys from lo on are seen by some token of the tile, from left on by all of them that stand before it
+        kv_begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
+        left = tl.maximum(highest - window + 1 + BLOCK_N - 1, 0) // BLOCK_N * BLOCK_N
+        left = tl.minimum(left, tl.cdiv(highest + 1, BLOCK_N) * BLOCK_N)
+    right = tl.maximum((lowest + 1) // BLOCK_N * BLOCK_N, left)  # all see the keys before it
+    k_head, v_head = k_cache + head.to(tl.int64) * head_stride, v_cache + head.to(tl.int64) * head_stride
+    inner_scale = inner_scale * cache_scale(k_scales, CACHE) if SOFTCAP else inner_scale
+    outer_scale = outer_scale if SOFTCAP else outer_scale * cache_scale(k_scales, CACHE)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    running_max = tl.full([BLOCK_M], -1e30, tl.float32)
+    running_sum = tl.zeros([BLOCK_M], tl.float32)
+    for phase in tl.static_range(0 if WINDOW else 1, 3):
+        begin = kv_begin if phase == 0 else (left if phase == 1 else right)
+        end = left if phase == 0 else (right if phase == 1 else highest + 1)
+        acc, running_max, running_sum = attend_kv_range(
+            acc,
+            running_max,
+            running_sum,
+            q_tile,
+            positions,
+            begin,
+            end,
+            kv_len,
+            pages,
+            k_head,
+            v_head,
+            k_scales + head,
+            v_scales + head,
+            slot_stride,
+            scale_slot_stride,
+            inner_scale,
+            outer_scale,
+            window,
+            D,
+            BLOCK_D,
+            BLOCK_N,
+            PAGE_SIZE,
+            CACHE,
+            phase != 1,
+            WINDOW,
+            SOFTCAP,
+        )
+    acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
+    # Read again, so that no addresses are kept in registers through the loops.
+    q_start = tl.load(q_starts + row, volatile=True)
+    token = (tile - (q_start // BLOCK_Q + row)) * BLOCK_Q + m // GROUP
+    stored = ((m < BLOCK_Q * GROUP) & (token < q_len))[:, None] & (d < D)[None, :]
+    at = ((q_start + token).to(tl.int64) * out_token_stride + heads * out_head_stride)[:, None] + d[None, :]
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+
+
+def attend_prefill(
+    inputs: AttentionInputs,
+    layout: AttentionLayout,
+    shape: AttentionShape,
+    blocks: TileConfig,
+    max_decode_q_len: int,
+    out: torch.Tensor,
+) -> None:
+    """Fills `out` [T, H, D] for the rows with more than `max_decode_q_len` new tokens."""
+    group = group_size(shape)
+    tiles = len(out) // (blocks.rows // group) + layout.num_rows
+    _prefill_kernel[(shape.num_kv_heads, tiles)](
+        inputs.q,
+        out,
+        *inputs.caches,
+        layout.kv_pages,
+        layout.q_starts,
+        layout.kv_starts,
+        layout.first_pages,
+        layout.num_rows,
+        max_decode_q_len,
+        *inputs.score_scales,
+        shape.window or 0,
+        *inputs.q.stride()[:2],
+        *out.stride()[:2],
+        *inputs.cache_strides,
+        GROUP=group,
+        D=shape.head_dim,
+        BLOCK_D=padded_dim(shape.head_dim),
+        BLOCK_M=blocks.rows,
+        BLOCK_N=blocks.keys,
+        PAGE_SIZE=layout.page_size,
+        CACHE=inputs.kind,
+        WINDOW=shape.window is not None,
+        SOFTCAP=inputs.softcap,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )

@@ -1,0 +1,150 @@
+"""How narrow rows (a decode step, a short draft) are cut along their keys, decided on the device.
+
+The number of programs is fixed by the greatest number of rows, so a step can stand in a CUDA graph; what each does
+comes from the lengths of the moment:
+
+    budget   W = R + spare pieces (spare: what fills the chip)
+    piece    = all keys of narrow rows / spare, in whole blocks, 2 blocks or more
+    row      gets max(1, round(its keys / piece)) equal pieces; the sum never exceeds W
+
+So one long row among short ones, or alone, is spread over the whole chip, and rows of a full batch stay whole and
+pay no second pass (flash-decoding, Dao et al. 2023; the device-side plan is ours). One small program does it, once per
+forward, for all layers of a kind.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.layout import AttentionLayout, AttentionShape, SplitKVPlan
+from plait.kernels.triton.attention.tile_config import (
+    decode_tile_config,
+    decode_tile_rows,
+    gpu_spec,
+    group_size,
+    num_extra_work_items,
+    num_prefix_splits,
+)
+
+MAX_ROWS = 4096
+MIN_PLAN_BLOCK = 64  # of the planning program: below, each power of two would be one more to compile
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_extra_items", "max_decode_q_len", "window"])
+def _plan_kernel(
+    q_starts,
+    kv_starts,
+    page_starts,
+    shared_lens,
+    work_items,  # [W, 8]: row, q_start, q_len, kv_len, first page, first key, end of keys, whether it is the whole row
+    row_item_starts,
+    num_rows,
+    num_extra_items,
+    max_decode_q_len,
+    window,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SHARED: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    r = tl.arange(0, BLOCK_R)
+    real = r < num_rows
+    q_start = tl.load(q_starts + r, mask=real, other=0)
+    q_len = tl.load(q_starts + r + 1, mask=real, other=0) - q_start
+    kv_len = tl.load(kv_starts + r + 1, mask=real, other=0) - tl.load(kv_starts + r, mask=real, other=0)
+    pages_at = tl.load(page_starts + r, mask=real, other=0)
+    is_planned = (q_len > 0) & (q_len <= max_decode_q_len) & (kv_len > 0)
+    begin = tl.zeros([BLOCK_R], tl.int32)
+    if SHARED:
+        begin = tl.load(shared_lens + r, mask=real, other=0)
+    no_prefix = begin == 0
+    if WINDOW:
+        begin = tl.maximum(begin, tl.maximum(kv_len - q_len - window + 1, 0) // BLOCK_N * BLOCK_N)
+    length = tl.where(is_planned, kv_len - begin, 0)
+    split = tl.maximum((tl.sum(length.to(tl.int64), 0) + num_extra_items - 1) // num_extra_items, 2 * BLOCK_N).to(
+        tl.int32
+    )
+    split = (split + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    count = tl.maximum((length + split // 2) // split, 1)
+    step = ((length + count - 1) // count + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    step = tl.maximum(step, BLOCK_N)
+    count = tl.where(is_planned, (length + step - 1) // step, 0)
+    ends = tl.cumsum(count, 0)
+    first = ends - count
+    tl.store(row_item_starts + r, first, mask=real)
+    tl.store(row_item_starts + num_rows, tl.sum(count, 0))
+    is_unsplit = ((count == 1) & no_prefix).to(tl.int32)
+    for i in range(0, tl.max(count, 0)):
+        item = work_items + (first + i) * 8
+        here = i < count
+        tl.store(item + 0, r, mask=here)
+        tl.store(item + 1, q_start, mask=here)
+        tl.store(item + 2, q_len, mask=here)
+        tl.store(item + 3, kv_len, mask=here)
+        tl.store(item + 4, pages_at, mask=here)
+        tl.store(item + 5, begin + i * step, mask=here)
+        tl.store(item + 6, tl.minimum(begin + i * step + step, kv_len), mask=here)
+        tl.store(item + 7, is_unsplit, mask=here)
+
+
+def allocate_plan(
+    shape: AttentionShape,
+    num_rows: int,
+    device: torch.device,
+    *,
+    max_q_len: int = 1,
+    shared_tokens: int = 0,
+) -> SplitKVPlan:
+    """Room for batches of exactly `num_rows` rows (pad with empty ones), to be filled by `fill_plan`.
+
+    `max_q_len`: the most new tokens of a row. `shared_tokens`: how many new tokens of rows that share prefixes there
+    is room for (the length of SharedPrefixes.tokens); 0 if none do. ValueError beyond MAX_ROWS rows.
+    """
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise ValueError(f"a batch has 1 to {MAX_ROWS} rows, not {num_rows}")
+    gpu, groups = gpu_spec(device), shape.num_kv_heads
+    rows = decode_tile_rows(shape, max_q_len)
+    num_items = num_rows + num_extra_work_items(gpu, shape)
+    prefix: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    if shared_tokens:
+        splits = num_prefix_splits(gpu, shape, shared_tokens)
+        sums = torch.empty((splits, shared_tokens, shape.num_heads), dtype=torch.float32, device=device)
+        prefix = (sums.new_empty((*sums.shape, shape.head_dim)), sums)
+    return SplitKVPlan(
+        shape=shape,
+        block_rows=rows,
+        work_items=torch.empty((num_items, 8), dtype=torch.int32, device=device),
+        row_item_starts=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
+        partial_out=torch.empty((num_items, groups, rows, shape.head_dim), dtype=torch.float32, device=device),
+        partial_lse=torch.empty((num_items, groups, rows), dtype=torch.float32, device=device),
+        prefix_out=prefix[0],
+        prefix_lse=prefix[1],
+    )
+
+
+def fill_plan(plan: SplitKVPlan, layout: AttentionLayout) -> None:
+    """Plans this batch: one launch, no waiting. ValueError if the plan was allocated for another number of rows."""
+    if len(plan.row_item_starts) != layout.num_rows + 1:
+        raise ValueError(f"a plan for {len(plan.row_item_starts) - 1} rows cannot hold {layout.num_rows}")
+    if layout.shared is not None and plan.prefix_out is None:
+        raise ValueError("the batch has shared prefixes, and the plan no room for them")
+    shape, gpu = plan.shape, gpu_spec(plan.work_items.device)
+    _plan_kernel[(1,)](
+        layout.q_starts,
+        layout.kv_starts,
+        layout.first_pages,
+        layout.kv_starts if layout.shared is None else layout.shared.lengths,
+        plan.work_items,
+        plan.row_item_starts,
+        layout.num_rows,
+        len(plan.work_items) - layout.num_rows,
+        plan.block_rows // group_size(shape),
+        shape.window or 0,
+        BLOCK_R=max(MIN_PLAN_BLOCK, triton.next_power_of_2(layout.num_rows)),
+        BLOCK_N=decode_tile_config(gpu, shape, plan.block_rows).keys,
+        SHARED=layout.shared is not None,
+        WINDOW=shape.window is not None,
+        num_warps=4 if layout.num_rows <= 1024 else 8,
+    )

@@ -1,0 +1,139 @@
+"""Linear layers over weights of any form: which product they take by the number of rows, and weights made wide.
+
+Up to MAX_FUSED_DEQUANT_ROWS tokens a narrow weight is widened inside the product, where reading it is most of the work. Above
+that every tile of tokens would widen it again, while one that is written out once (a few bytes for each number, against
+2 * rows operations) can go to the dense product, which is the faster one: so it is, some outputs at a time.
+Knows: numbers in arrays. Must not know: models.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+
+from plait.kernels.quantized_weights import Int4Weight, Int8Weight, LinearWeight
+from plait.kernels.triton.linear.quantized_matmul import int4_matmul, int8_matmul
+
+MAX_FUSED_DEQUANT_ROWS = 512
+DEQUANT_CHUNK_ELEMENTS = 1 << 25  # of a weight that are wide at the same time: 64 MB
+
+
+def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [M, K] times weight [N, K] transposed, plus bias [N]; [M, N] in x's dtype."""
+    if isinstance(weight, torch.Tensor):
+        return functional.linear(x, weight, bias)
+    if len(x) > MAX_FUSED_DEQUANT_ROWS:
+        return _dequantize_then_matmul(x, weight, bias)
+    return int4_matmul(x, weight, bias) if isinstance(weight, Int4Weight) else int8_matmul(x, weight, bias)
+
+
+def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As `reference_matmul.dequantize_rows`; a narrow weight's `rows` [n] are int32 or int64 and contiguous."""
+    return weight[rows] if isinstance(weight, torch.Tensor) else _dequantize(weight, rows, 0, len(rows), dtype)
+
+
+def _dequantize_then_matmul(
+    x: torch.Tensor, weight: Int4Weight | Int8Weight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    outs = _num_outputs(weight)
+    out = torch.empty((len(x), outs), dtype=x.dtype, device=x.device)
+    step = max(64, DEQUANT_CHUNK_ELEMENTS // x.shape[1])
+    for first in range(0, outs, step):
+        last = min(outs, first + step)
+        wide = _dequantize(weight, None, first, last - first, x.dtype)
+        torch.mm(x, wide.T, out=out[:, first:last])
+    return out if bias is None else out.add_(bias)
+
+
+def _num_outputs(weight: Int4Weight | Int8Weight) -> int:
+    return weight.out_features if isinstance(weight, Int4Weight) else len(weight.values)
+
+
+def _dequantize(
+    weight: Int4Weight | Int8Weight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Outputs `rows`, or `count` of them from `first` on, as [count, K]."""
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
+    grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))
+    if not count:
+        return out
+    if isinstance(weight, Int4Weight):
+        _dequantize_int4[grid](
+            weight.packed, weight.scales, weight.minima, rows, out, first, count, _num_outputs(weight), channels,
+            GROUP=weight.group, HAS_MINIMA=weight.minima is not None, HAS_ROWS=rows is not None, num_warps=4,
+        )  # fmt: skip
+    else:
+        _dequantize_int8[grid](
+            weight.values, weight.scales, rows, out, first, count, _num_outputs(weight), channels,
+            IS_GROUPED=weight.is_grouped, HAS_ROWS=rows is not None, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _dequantize_int4(
+    packed_ptr,
+    scales_ptr,
+    minima_ptr,
+    rows_ptr,
+    out_ptr,
+    first,
+    count,
+    outs,
+    channels,
+    GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    n = first + i
+    if HAS_ROWS:
+        n = tl.load(rows_ptr + i, mask=i < count, other=0)
+    span = tl.program_id(1)
+    byte = tl.arange(0, 32)
+    at = (span.to(tl.int64) * outs + n)[:, None] * 32 + byte[None, :]
+    packed = tl.load(packed_ptr + at, mask=(i < count)[:, None], other=0).to(tl.int32)  # [64, 32]
+    for half in tl.static_range(2):
+        k = span * 64 + half * 32
+        group = (k // GROUP) * outs + n
+        scale = tl.load(scales_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
+        number = ((packed >> (4 * half)) & 15).to(tl.float32)
+        if HAS_MINIMA:
+            lowest = tl.load(minima_ptr + group, mask=i < count, other=0.0).to(tl.float32)[:, None]
+            wide = number * scale + lowest
+        else:
+            wide = (number - 8) * scale
+        to = out_ptr + i[:, None].to(tl.int64) * channels + k + byte[None, :]
+        inside = (i < count)[:, None] & (k + byte < channels)[None, :]
+        tl.store(to, wide.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _dequantize_int8(
+    values_ptr,
+    scales_ptr,
+    rows_ptr,
+    out_ptr,
+    first,
+    count,
+    outs,
+    channels,
+    IS_GROUPED: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+):
+    i = tl.program_id(0) * 64 + tl.arange(0, 64)
+    n = first + i
+    if HAS_ROWS:
+        n = tl.load(rows_ptr + i, mask=i < count, other=0)
+    k = tl.program_id(1) * 64 + tl.arange(0, 64)
+    inside = (i < count)[:, None] & (k < channels)[None, :]
+    values = tl.load(values_ptr + n[:, None].to(tl.int64) * channels + k[None, :], mask=inside, other=0)
+    if IS_GROUPED:
+        scale = tl.load(scales_ptr + (k // 32)[None, :] * outs + n[:, None], mask=inside, other=0.0).to(tl.float32)
+    else:
+        scale = tl.load(scales_ptr + n, mask=i < count, other=0.0)[:, None]
+    wide = values.to(tl.float32) * scale
+    tl.store(out_ptr + i[:, None].to(tl.int64) * channels + k[None, :], wide.to(out_ptr.dtype.element_ty), mask=inside)

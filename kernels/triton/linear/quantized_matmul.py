@@ -1,0 +1,228 @@
+"""Products with 4-bit and 8-bit weights: the weights are widened in registers, on their way into the tensor cores.
+
+The tile is turned: output channels are the tensor core's rows (64 at least on Hopper) and tokens its columns, so that
+one token wastes no more than it must and the widened weights need not pass through shared memory. For few tokens
+the input channels are split over programs, whose sums are joined in a fixed order by a second kernel. Neither the
+split nor the order of a sum depends on the tokens, as long as the number of rows is in the same class of the plan.
+Knows: numbers in arrays. Must not know: models.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.quantized_weights import INT4_SPAN, Int4Weight, Int8Weight
+
+TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads under way to fill its memory
+
+
+class QuantizedMatmulConfig(NamedTuple):
+    """The tile of a program and how many programs share one sum."""
+
+    block_m: int  # tokens
+    block_n: int  # output channels
+    splits: int
+    warps: int
+    stages: int
+
+
+def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> QuantizedMatmulConfig:
+    """`pairs`: steps of 128 input channels. Up to 16 rows memory decides, above that the tensor cores do."""
+    if rows <= 16:
+        tiles = triton.cdiv(out_features, 64)
+        splits = max(1, min(TARGET_PROGRAMS // tiles, pairs // 2, 16))
+        return QuantizedMatmulConfig(16, 64, splits, 4, 4)
+    if rows <= 64:
+        tiles = triton.cdiv(out_features, 64)
+        splits = max(1, min(TARGET_PROGRAMS // 2 // tiles, pairs // 4, 8))
+        return QuantizedMatmulConfig(32 if rows <= 32 else 64, 64, splits, 4, 3)
+    return QuantizedMatmulConfig(128, 128, 1, 8, 3)
+
+
+@triton.jit
+def _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
+    """Stores the turned tile acc [BN, BM]: as the result, or as one split's float32 part."""
+    inside = (n < outs)[:, None] & (m < rows)[None, :]
+    to = out_ptr + m[None, :].to(tl.int64) * out_stride + n[:, None]
+    if SPLITS > 1:
+        to += split.to(tl.int64) * rows * out_stride
+    elif HAS_BIAS:
+        acc += tl.load(bias_ptr + n, mask=n < outs, other=0.0).to(tl.float32)[:, None]
+    tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _int4_matmul(
+    x_ptr,
+    packed_ptr,
+    scales_ptr,
+    minima_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    outs,
+    channels,
+    pairs,
+    pairs_per_split,
+    x_stride,
+    out_stride,
+    GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    split = tl.program_id(2)
+    byte = tl.arange(0, 32)
+    x_row = x_ptr + m[None, :].to(tl.int64) * x_stride  # [1, BM]
+    acc = tl.zeros((BN, BM), tl.float32)
+    for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
+        for step in tl.static_range(2):
+            span = pair * 2 + step
+            at = (span.to(tl.int64) * outs + n)[:, None] * 32 + byte[None, :]
+            packed = tl.load(packed_ptr + at, mask=(n < outs)[:, None], other=0).to(tl.int32)  # [BN, 32]
+            for half in tl.static_range(2):
+                first = span * 64 + half * 32
+                k = first + byte
+                x = tl.load(x_row + k[:, None], mask=(k < channels)[:, None] & (m < rows)[None, :], other=0.0)
+                group = (first // GROUP) * outs + n
+                scale = tl.load(scales_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
+                # 2^23 + q has q as its lowest bits: an integer becomes a float32 by one OR and one subtraction
+                nibble = ((packed >> (4 * half)) & 15) | 0x4B000000
+                if HAS_MINIMA:
+                    lowest = tl.load(minima_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
+                    wide = (nibble.to(tl.float32, bitcast=True) - 8388608.0) * scale + lowest
+                else:
+                    wide = (nibble.to(tl.float32, bitcast=True) - 8388616.0) * scale
+                acc = tl.dot(wide.to(x.dtype), x, acc)
+    _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
+
+
+@triton.jit
+def _int8_matmul(
+    x_ptr,
+    values_ptr,
+    scales_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    outs,
+    channels,
+    pairs,
+    pairs_per_split,
+    x_stride,
+    out_stride,
+    STEP: tl.constexpr,  # input channels of a product: 64, or the 32 that share a scale
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    split = tl.program_id(2)
+    x_row = x_ptr + m[None, :].to(tl.int64) * x_stride
+    values_row = values_ptr + n[:, None].to(tl.int64) * channels  # [BN, 1]
+    acc = tl.zeros((BN, BM), tl.float32)
+    for pair in range(split * pairs_per_split, tl.minimum((split + 1) * pairs_per_split, pairs)):
+        for step in tl.static_range(128 // STEP):
+            first = pair * 128 + step * STEP
+            k = first + tl.arange(0, STEP)
+            there = k < channels
+            values = tl.load(values_row + k[None, :], mask=(n < outs)[:, None] & there[None, :], other=0)
+            x = tl.load(x_row + k[:, None], mask=there[:, None] & (m < rows)[None, :], other=0.0)
+            if STEP == 32:
+                group = tl.minimum(first, channels - 1) // 32  # the last is padded with values that are 0
+                scale = tl.load(scales_ptr + group * outs + n, mask=n < outs, other=0.0).to(tl.float32)
+                acc = tl.dot((values.to(tl.float32) * scale[:, None]).to(x.dtype), x, acc)
+            else:
+                acc = tl.dot(values.to(x.dtype), x, acc)
+    if STEP == 64:
+        acc *= tl.load(scales_ptr + n, mask=n < outs, other=0.0)[:, None]
+    _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS, SPLITS)
+
+
+@triton.jit
+def _reduce_splits(parts_ptr, bias_ptr, out_ptr, rows, outs, out_stride, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * 512 + tl.arange(0, 512)
+    total = tl.zeros((512,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(parts_ptr + (split * rows + row) * outs + n, mask=n < outs, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, mask=n < outs, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * out_stride + n, total.to(out_ptr.dtype.element_ty), mask=n < outs)
+
+
+def int4_matmul(
+    x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `reference_matmul.int4_matmul`, for x bfloat16 or float16 with K contiguous."""
+    out = _check(x, weight.in_features, weight.out_features, bias, out)
+    pairs = len(weight.packed) * INT4_SPAN // 128
+    _launch(_int4_matmul, (weight.packed, weight.scales, weight.minima), x, bias, out, pairs,
+            GROUP=weight.group, HAS_MINIMA=weight.minima is not None)  # fmt: skip
+    return out
+
+
+def int8_matmul(
+    x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `reference_matmul.int8_matmul`, for x bfloat16 or float16 with K contiguous."""
+    out_features, in_features = weight.values.shape
+    out = _check(x, in_features, out_features, bias, out)
+    _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
+            STEP=32 if weight.is_grouped else 64)  # fmt: skip
+    return out
+
+
+def _check(
+    x: torch.Tensor, in_features: int, out_features: int, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if x.dim() != 2 or x.shape[1] != in_features or x.stride(1) != 1:
+        raise ValueError(f"expected x [M, {in_features}] with K contiguous, not {tuple(x.shape)}")
+    if x.dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"quantized products take bfloat16 or float16, not {x.dtype}")
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"expected a bias ({out_features},), not {tuple(bias.shape)}")
+    if out is None:
+        return torch.empty((len(x), out_features), dtype=x.dtype, device=x.device)
+    is_scattered = out.numel() > 0 and out.stride(1) != 1
+    if out.shape != (len(x), out_features) or out.dtype != x.dtype or is_scattered:
+        raise ValueError(f"expected out [{len(x)}, {out_features}] of {x.dtype}, not {out.dtype} {tuple(out.shape)}")
+    return out
+
+
+def _launch(
+    kernel: triton.JITFunction,
+    weight: tuple[torch.Tensor | None, ...],
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    pairs: int,
+    **constants: int,
+) -> None:
+    rows, outs = out.shape
+    if not rows or not outs:
+        return
+    config = quantized_matmul_config(rows, outs, pairs)
+    per_split = triton.cdiv(pairs, config.splits)
+    splits = triton.cdiv(pairs, per_split)  # none without work
+    target = out if splits == 1 else torch.empty((splits, rows, outs), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(rows, config.block_m), triton.cdiv(outs, config.block_n), splits)
+    kernel[grid](
+        x, *weight, bias, target, rows, outs, x.shape[1], pairs, per_split, x.stride(0), target.stride(-2),
+        HAS_BIAS=bias is not None, SPLITS=splits, BM=config.block_m, BN=config.block_n, **constants,
+        num_warps=config.warps, num_stages=config.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _reduce_splits[(rows, triton.cdiv(outs, 512))](
+            target, bias, out, rows, outs, out.stride(0), HAS_BIAS=bias is not None, SPLITS=splits, num_warps=4
+        )

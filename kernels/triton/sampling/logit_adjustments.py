@@ -1,0 +1,158 @@
+"""Bends logits before sampling: penalties, bias and the packed mask in one pass, which also finds each chunk's peak.
+
+The peak of a chunk that holds NaN or +inf is NaN, so one number says both that and where the largest logit is.
+Knows: numbers in arrays. Must not know: sampling parameters, grammars.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.sampling_inputs import NO_ADJUSTMENTS, LogitAdjustments
+from plait.kernels.triton.sampling.vocab_chunks import NEGATIVE_INFINITY, check_logits, chunk_size
+
+
+@triton.jit
+def _adjust_logits_kernel(
+    logits_ptr,
+    adjusted_ptr,
+    chunk_max_ptr,  # [B, S] float32
+    chunk_argmax_ptr,  # [B, S] int32
+    words_ptr,
+    mask_rows_ptr,
+    bias_ptr,
+    bias_rows_ptr,
+    counts_ptr,
+    count_rows_ptr,
+    frequency_ptr,
+    presence_ptr,
+    vocab,
+    num_chunks,
+    logits_stride,
+    adjusted_stride,
+    words_stride,
+    bias_stride,
+    counts_stride,
+    HAS_MASK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_PENALTIES: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    word = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)  # one packed word holds 32 tokens
+    token = word[:, None] * 32 + tl.arange(0, 32)[None, :]  # [CHUNK / 32, 32]
+    inside = token < vocab
+    raw = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=NEGATIVE_INFINITY).to(tl.float32)
+    broken = tl.max(tl.max(((raw != raw) | (raw == float("inf"))).to(tl.int32), axis=1), axis=0)
+    x = tl.where(raw == 0.0, 0.0, raw)  # no negative zero: its order among ties would be another
+    if HAS_PENALTIES:
+        place = tl.load(count_rows_ptr + row).to(tl.int64)
+        if place >= 0:
+            count = tl.load(counts_ptr + place * counts_stride + token, mask=inside, other=0)
+            used = tl.where(count > 0, tl.load(presence_ptr + row), 0.0)
+            x -= count.to(tl.float32) * tl.load(frequency_ptr + row) + used
+    if HAS_BIAS:
+        place = tl.load(bias_rows_ptr + row).to(tl.int64)
+        if place >= 0:
+            x += tl.load(bias_ptr + place * bias_stride + token, mask=inside, other=0.0)
+    if HAS_MASK:
+        place = tl.load(mask_rows_ptr + row).to(tl.int64)
+        if place >= 0:
+            bits = tl.load(words_ptr + place * words_stride + word, mask=word * 32 < vocab, other=0)
+            allowed = (bits[:, None] >> tl.arange(0, 32)[None, :]) & 1
+            x = tl.where(allowed != 0, x, NEGATIVE_INFINITY)
+    tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=inside)
+    max_logit = tl.max(tl.max(x, axis=1), axis=0)
+    chunk_argmax = tl.min(tl.min(tl.where(x == max_logit, token, 0x7FFFFFFF), axis=1), axis=0)
+    tl.store(chunk_max_ptr + row * num_chunks + chunk, tl.where(broken != 0, float("nan"), max_logit))
+    tl.store(chunk_argmax_ptr + row * num_chunks + chunk, chunk_argmax)
+
+
+@triton.jit
+def row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS: tl.constexpr):
+    """(peak, status) of a row from its chunks' peaks [B, S]: status 0, NO_TOKEN (-1) or NOT_FINITE (-2)."""
+    chunk = tl.arange(0, CHUNKS)
+    chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE_INFINITY)
+    broken = tl.max((chunk_max != chunk_max).to(tl.int32), axis=0)
+    max_logit = tl.max(tl.where(chunk_max != chunk_max, NEGATIVE_INFINITY, chunk_max), axis=0)
+    return max_logit, tl.where(broken != 0, -2, tl.where(max_logit == NEGATIVE_INFINITY, -1, 0))
+
+
+@triton.jit
+def _status(chunk_max_ptr, status_ptr, num_chunks, CHUNKS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    _, status = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
+    tl.store(status_ptr + row, status)
+
+
+@triton.jit
+def _count_tokens(counts_ptr, rows_ptr, tokens_ptr, counts_stride):
+    row, token = tl.load(rows_ptr + tl.program_id(0)).to(tl.int64), tl.load(tokens_ptr + tl.program_id(0))
+    if (row >= 0) & (token >= 0):
+        tl.atomic_add(counts_ptr + row * counts_stride + token, 1)
+
+
+def launch_adjust_logits(
+    logits: torch.Tensor,
+    adjusted: torch.Tensor,
+    chunk_max: torch.Tensor,
+    chunk_argmax: torch.Tensor,
+    adjustments: LogitAdjustments,
+) -> None:
+    """Shapes logits [B, V] into shaped [B, V] float32 with peaks and best tokens [B, S] of the chunks."""
+    rows, vocab = check_logits(logits)
+    masks, bias, penalties = adjustments
+    if masks is not None and masks.words.shape[1] * 32 < vocab:
+        raise ValueError(f"{masks.words.shape[1]} words per mask do not hold {vocab} tokens")
+    chunk = chunk_size(vocab)
+    num_chunks = triton.cdiv(vocab, chunk)
+    _adjust_logits_kernel[(num_chunks, rows)](
+        logits,
+        adjusted,
+        chunk_max,
+        chunk_argmax,
+        masks.words if masks else None,
+        masks.rows if masks else None,
+        bias.values if bias else None,
+        bias.rows if bias else None,
+        penalties.counts if penalties else None,
+        penalties.rows if penalties else None,
+        penalties.frequency if penalties else None,
+        penalties.presence if penalties else None,
+        vocab,
+        num_chunks,
+        logits.stride(0),
+        adjusted.stride(0),
+        masks.words.stride(0) if masks else 0,
+        bias.values.stride(0) if bias else 0,
+        penalties.counts.stride(0) if penalties else 0,
+        HAS_MASK=masks is not None,
+        HAS_BIAS=bias is not None,
+        HAS_PENALTIES=penalties is not None,
+        CHUNK=chunk,
+        num_warps=8,
+    )
+
+
+def adjust_logits(
+    logits: torch.Tensor, adjusted: torch.Tensor, status: torch.Tensor, adjustments: LogitAdjustments = NO_ADJUSTMENTS
+) -> None:
+    """As `reference_sampling.adjust_logits`. `adjusted` may be `logits` if those are float32."""
+    rows, vocab = check_logits(logits)
+    if adjusted.shape != logits.shape or adjusted.dtype != torch.float32 or adjusted.stride(1) != 1:
+        raise ValueError(f"shaped must be float32 {tuple(logits.shape)}, not {adjusted.dtype} {tuple(adjusted.shape)}")
+    if not rows:
+        return
+    num_chunks = triton.cdiv(vocab, chunk_size(vocab))
+    chunk_max = torch.empty((rows, num_chunks), dtype=torch.float32, device=logits.device)
+    chunk_argmax = torch.empty((rows, num_chunks), dtype=torch.int32, device=logits.device)
+    launch_adjust_logits(logits, adjusted, chunk_max, chunk_argmax, adjustments)
+    _status[(rows,)](chunk_max, status, num_chunks, CHUNKS=triton.next_power_of_2(num_chunks), num_warps=1)
+
+
+def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+    """As `reference_sampling.count_tokens`."""
+    if len(rows):
+        _count_tokens[(len(rows),)](counts, rows, tokens, counts.stride(0), num_warps=1)

@@ -1,0 +1,344 @@
+"""Draws one token per row: greedy, temperature, top-k, top-p, min-p, seeded, without sorting the vocabulary.
+
+    shape      [chunks, rows]  bends the logits, finds the peaks                                      (mask.py)
+    weigh      [chunks, rows]  sums whole-number weights; counts tokens in 256 bins of likelihood
+    cut        [rows]          the bin below which nothing can be kept, and where each chunk's survivors go
+    collect    [chunks, rows]  writes the survivors, in order of token id
+    choose     [rows]          finds the exact edges among them and the token
+
+Weights are integers, so sums come out the same in any order and any split: a token depends on its row alone.
+A row with more than CANDIDATES survivors (a flat nucleus) is searched where it stands, which is slower.
+Knows: numbers in arrays. Must not know: requests. The rule itself is in reference_sampling's header.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from plait.kernels.sampling_inputs import NO_ADJUSTMENTS, LogitAdjustments, SamplingInputs
+from plait.kernels.triton.sampling.logit_adjustments import launch_adjust_logits, row_max_and_status
+from plait.kernels.triton.sampling.threshold_search import (
+    draw_target,
+    filtered_weight,
+    find_threshold,
+    hash_seed_step,
+    weight_of_key,
+)
+from plait.kernels.triton.sampling.vocab_chunks import (
+    check_logits,
+    chunk_size,
+    integer_weight,
+    inverse_temperature,
+    log2_ratio_to_max,
+    order_key,
+)
+
+CANDIDATES = 4096
+NUM_BINS = 256
+BINS_PER_OCTAVE = tl.constexpr(NUM_BINS / 40)  # bins reach down to 2^-40, the smallest weight
+BLOCK = 1024  # tokens that `choose` looks at together
+PIVOTS = 8
+
+
+@dataclass(frozen=True)
+class SamplingWorkspace:
+    """Scratch memory of `sample` for up to B rows of V tokens; S chunks. A captured graph keeps one."""
+
+    adjusted: torch.Tensor  # [B, V] float32
+    chunk_max: torch.Tensor  # [B, S] float32
+    chunk_argmax: torch.Tensor  # [B, S] int32
+    chunk_weights: torch.Tensor  # [B, S] int64
+    likelihood_bins: torch.Tensor  # [B, S, BINS] int32
+    candidate_starts: torch.Tensor  # [B, S] int32
+    summary: torch.Tensor  # [B, 3] int32: survivors, cut, tokens of any weight
+    values: torch.Tensor  # [B, CANDIDATES] float32
+    ids: torch.Tensor  # [B, CANDIDATES] int32
+
+    @classmethod
+    def allocate(cls, rows: int, vocab: int, device: torch.device) -> SamplingWorkspace:
+        """4 V + 1,100 S + 32,768 bytes per row."""
+        chunks = triton.cdiv(vocab, chunk_size(vocab))
+
+        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            adjusted=empty(rows, triton.cdiv(vocab, 16) * 16, dtype=torch.float32)[:, :vocab],
+            chunk_max=empty(rows, chunks, dtype=torch.float32),
+            chunk_argmax=empty(rows, chunks, dtype=torch.int32),
+            chunk_weights=empty(rows, chunks, dtype=torch.int64),
+            likelihood_bins=empty(rows, chunks, NUM_BINS, dtype=torch.int32),
+            candidate_starts=empty(rows, chunks, dtype=torch.int32),
+            summary=empty(rows, 3, dtype=torch.int32),
+            values=empty(rows, CANDIDATES, dtype=torch.float32),
+            ids=empty(rows, CANDIDATES, dtype=torch.int32),
+        )
+
+
+@triton.jit
+def _is_greedy(temperature, top_k):
+    return (temperature <= 0.0) | (top_k == 1)
+
+
+@triton.jit
+def _is_filtered(top_k, top_p, min_p):
+    return (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+
+
+@triton.jit
+def _bin_of(power, NUM_BINS: tl.constexpr):
+    return tl.minimum((-tl.maximum(power, -64.0) * BINS_PER_OCTAVE).to(tl.int32), NUM_BINS - 1)
+
+
+@triton.jit
+def _sum_weights(
+    adjusted_ptr,
+    chunk_max_ptr,
+    chunk_weights_ptr,
+    likelihood_bins_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    vocab,
+    num_chunks,
+    adjusted_stride,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+):
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    max_logit, status = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
+    if _is_greedy(temperature, top_k) | (status != 0):
+        return
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(adjusted_ptr + row * adjusted_stride + token, mask=token < vocab, other=float("-inf"))
+    power = log2_ratio_to_max(x, max_logit, inverse_temperature(temperature))
+    weight = integer_weight(power)
+    at = row * num_chunks + chunk
+    tl.store(chunk_weights_ptr + at, tl.sum(weight, axis=0))
+    if _is_filtered(top_k, tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)):
+        counts = tl.histogram(_bin_of(power, NUM_BINS), NUM_BINS, mask=weight > 0)
+        tl.store(likelihood_bins_ptr + at * NUM_BINS + tl.arange(0, NUM_BINS), counts)
+
+
+@triton.jit
+def _find_cutoff(
+    chunk_weights_ptr,
+    chunk_max_ptr,
+    likelihood_bins_ptr,
+    candidate_starts_ptr,
+    summary_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    num_chunks,
+    CHUNKS: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    _, status = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
+    if _is_greedy(temperature, top_k) | (status != 0):
+        return
+    if not _is_filtered(top_k, top_p, min_p):
+        return
+    chunk, place = tl.arange(0, CHUNKS), tl.arange(0, NUM_BINS)
+    at = row * num_chunks + chunk
+    there = chunk < num_chunks
+    counts = tl.load(
+        likelihood_bins_ptr + at[:, None] * NUM_BINS + place[None, :], mask=there[:, None], other=0
+    )  # [CHUNKS, BINS]
+    whole = tl.sum(counts, axis=0)  # [BINS]
+    cut = NUM_BINS - 1
+    if top_k > 0:
+        cut = tl.minimum(cut, tl.sum((tl.cumsum(whole, axis=0) < top_k).to(tl.int32), axis=0))
+    if top_p < 1.0:
+        # A bin weighs at most its upper edge for each token; what follows the nucleus weighs (1 - top_p) of all.
+        total = tl.sum(tl.load(chunk_weights_ptr + at, mask=there, other=0), axis=0).to(tl.float32) / 1099511627776.0
+        most = whole.to(tl.float32) * tl.exp2(-place.to(tl.float32) / BINS_PER_OCTAVE)
+        rest = tl.cumsum(most, axis=0, reverse=True)  # from each bin on
+        spare = (1.0 - top_p) * total * 0.9999
+        cut = tl.minimum(cut, tl.maximum(tl.sum((rest > spare).to(tl.int32), axis=0) - 1, 0))
+    if min_p > 0.0:
+        cut = tl.minimum(cut, (-tl.log2(min_p) * BINS_PER_OCTAVE + 0.001).to(tl.int32))
+    kept = tl.sum(tl.where(place[None, :] <= cut, counts, 0), axis=1)  # [CHUNKS]
+    tl.store(candidate_starts_ptr + at, tl.cumsum(kept, axis=0) - kept, mask=there)
+    tl.store(summary_ptr + row * 3, tl.sum(kept, axis=0))
+    tl.store(summary_ptr + row * 3 + 1, cut)
+    tl.store(summary_ptr + row * 3 + 2, tl.sum(whole, axis=0))
+
+
+@triton.jit
+def _gather_candidates(
+    adjusted_ptr,
+    chunk_max_ptr,
+    candidate_starts_ptr,
+    summary_ptr,
+    values_ptr,
+    ids_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    vocab,
+    num_chunks,
+    adjusted_stride,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    max_logit, status = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
+    if _is_greedy(temperature, top_k) | (status != 0):
+        return
+    if not _is_filtered(top_k, tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)):
+        return
+    if tl.load(summary_ptr + row * 3) > CANDIDATES:
+        return
+    cut = tl.load(summary_ptr + row * 3 + 1)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(adjusted_ptr + row * adjusted_stride + token, mask=token < vocab, other=float("-inf"))
+    power = log2_ratio_to_max(x, max_logit, inverse_temperature(temperature))
+    keep = (_bin_of(power, NUM_BINS) <= cut) & (integer_weight(power) > 0)
+    start = tl.load(candidate_starts_ptr + row * num_chunks + chunk)
+    to = row * CANDIDATES + start + tl.cumsum(keep.to(tl.int32), axis=0) - 1
+    tl.store(values_ptr + to, x, mask=keep)
+    tl.store(ids_ptr + to, token, mask=keep)
+
+
+@triton.jit
+def _pick_token(
+    adjusted_ptr,
+    chunk_max_ptr,
+    chunk_argmax_ptr,
+    chunk_weights_ptr,
+    summary_ptr,
+    values_ptr,
+    ids_ptr,
+    out_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    seed_ptr,
+    step_ptr,
+    vocab,
+    num_chunks,
+    adjusted_stride,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIVOTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    max_logit, token = row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS)
+    if token == 0:
+        chunk = tl.arange(0, CHUNKS)
+        there = chunk < num_chunks
+        inverse = inverse_temperature(temperature)
+        if _is_greedy(temperature, top_k):
+            chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=there, other=float("-inf"))
+            chunk_argmax = tl.load(chunk_argmax_ptr + row * num_chunks + chunk, mask=there, other=0x7FFFFFFF)
+            token = tl.min(tl.where(chunk_max == max_logit, chunk_argmax, 0x7FFFFFFF), axis=0)
+        else:
+            hash_bits = hash_seed_step(tl.load(seed_ptr + row), tl.load(step_ptr + row))
+            chunk_weights = tl.load(chunk_weights_ptr + row * num_chunks + chunk, mask=there, other=0)
+            total = tl.sum(chunk_weights, axis=0)
+            if _is_filtered(top_k, top_p, min_p):
+                source, count = adjusted_ptr + row * adjusted_stride, vocab
+                found = tl.load(summary_ptr + row * 3)
+                if found <= CANDIDATES:
+                    source, count = values_ptr + row * CANDIDATES, found
+                num_nonzero = tl.load(summary_ptr + row * 3 + 2)
+                kept = filtered_weight(
+                    source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_p, BLOCK, PIVOTS
+                )
+                target = draw_target(kept, hash_bits)
+                key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)
+                wanted = (target - above) // weight_of_key(key, max_logit, inverse)  # which of the ties
+                seen = tl.zeros((), tl.int64)
+                place = tl.zeros((), tl.int32)
+                for start in range(0, count, BLOCK):
+                    at = start + tl.arange(0, BLOCK)
+                    x = tl.load(source + at, mask=at < count, other=float("-inf"))
+                    match = ((order_key(x) == key) & (at < count)).to(tl.int64)
+                    rank = seen + tl.cumsum(match, axis=0) - match
+                    place = tl.maximum(place, tl.max(tl.where((match == 1) & (rank == wanted), at, 0), axis=0))
+                    seen += tl.sum(match, axis=0)
+                token = place
+                if found <= CANDIDATES:
+                    token = tl.load(ids_ptr + row * CANDIDATES + place)
+            else:
+                target = draw_target(total, hash_bits)
+                here = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
+                running = tl.sum(tl.where(chunk < here, chunk_weights, 0), axis=0)
+                token = here * CHUNK
+                first = here * CHUNK
+                for start in range(0, CHUNK, BLOCK):
+                    at = first + start + tl.arange(0, BLOCK)
+                    x = tl.load(adjusted_ptr + row * adjusted_stride + at, mask=at < vocab, other=float("-inf"))
+                    weight = integer_weight(log2_ratio_to_max(x, max_logit, inverse))
+                    passed = (running + tl.cumsum(weight, axis=0)) <= target
+                    token += tl.sum(passed.to(tl.int32), axis=0)
+                    running += tl.sum(weight, axis=0)
+    tl.store(out_ptr + row, token)
+
+
+def sample(
+    logits: torch.Tensor,
+    inputs: SamplingInputs,
+    adjustments: LogitAdjustments = NO_ADJUSTMENTS,
+    out: torch.Tensor | None = None,
+    workspace: SamplingWorkspace | None = None,
+) -> torch.Tensor:
+    """As `reference_sampling.sample`: token ids [B] int32 from logits [B, V] of any float dtype.
+
+    `workspace` for at least B rows of V tokens; without it one is allocated. `workspace.adjusted` holds the shaped
+    logits afterwards. Raises ValueError where shapes do not fit.
+    """
+    rows, vocab = check_logits(logits)
+    out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out
+    work = workspace or SamplingWorkspace.allocate(rows, vocab, logits.device)
+    if len(work.adjusted) < rows or work.adjusted.shape[1] != vocab:
+        raise ValueError(f"the workspace holds {tuple(work.adjusted.shape)}, the logits are {tuple(logits.shape)}")
+    if any(len(column) < rows for column in inputs) or len(out) < rows:
+        raise ValueError(f"the parameters or the output have fewer than {rows} rows")
+    if not rows:
+        return out
+    chunk = chunk_size(vocab)
+    chunks = triton.cdiv(vocab, chunk)
+    filters = (inputs.temperature, inputs.top_k, inputs.top_p, inputs.min_p)
+    stride = work.adjusted.stride(0)
+    sizes = {"CHUNK": chunk, "CHUNKS": triton.next_power_of_2(chunks)}
+    launch_adjust_logits(logits, work.adjusted, work.chunk_max, work.chunk_argmax, adjustments)
+    _sum_weights[(chunks, rows)](
+        work.adjusted, work.chunk_max, work.chunk_weights, work.likelihood_bins, *filters, vocab, chunks, stride,
+        NUM_BINS=NUM_BINS, **sizes, num_warps=8,
+    )  # fmt: skip
+    _find_cutoff[(rows,)](
+        work.chunk_weights, work.chunk_max, work.likelihood_bins, work.candidate_starts, work.summary, *filters, chunks,
+        CHUNKS=sizes["CHUNKS"], NUM_BINS=NUM_BINS, num_warps=8,
+    )  # fmt: skip
+    _gather_candidates[(chunks, rows)](
+        work.adjusted, work.chunk_max, work.candidate_starts, work.summary, work.values, work.ids, *filters, vocab, chunks, stride,
+        NUM_BINS=NUM_BINS, CANDIDATES=CANDIDATES, **sizes, num_warps=16,
+    )  # fmt: skip
+    _pick_token[(rows,)](
+        work.adjusted, work.chunk_max, work.chunk_argmax, work.chunk_weights, work.summary, work.values, work.ids, out,
+        *filters, inputs.seed, inputs.step, vocab, chunks, stride,
+        CANDIDATES=CANDIDATES, BLOCK=BLOCK, PIVOTS=PIVOTS, **sizes, num_warps=8,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,106 @@
+"""Sampling that stays on the device: parameters, masks and tokens lie in buffers that never move.
+
+Knows: sampling parameters, packed masks. Must not know: logits' origin, pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from plait.kernels.operators import FusedOperators
+from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
+from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.executor.gpu.double_buffer import DoubleBuffer, copy_async, pinned_zeros
+from plait.runtime.executor.gpu.stream import Event, Stream
+from plait.runtime.sampling.sampler import TokenMask
+
+FLOAT_PARAMS = ("temperature", "top_p", "min_p")
+SEED_RANGE = 1 << 64
+
+
+def can_sample_on_device(gen: GenerationRequest) -> bool:
+    """Whether the device's sampler has all that the generation asks for."""
+    params = gen.params
+    return not (params.logprobs or params.logit_bias or params.frequency_penalty or params.presence_penalty)
+
+
+class PendingTokens:
+    """Tokens on their way to the host."""
+
+    def __init__(self, tokens: torch.Tensor, event: Event) -> None:
+        self._tokens, self._event = tokens, event
+
+    @property
+    def is_ready(self) -> bool:
+        return self._event.is_complete
+
+    def tokens(self) -> list[int]:
+        """Waits for them."""
+        self._event.wait()
+        found: list[int] = self._tokens.tolist()
+        return found
+
+
+class GpuSampler:
+    """For steps of up to `max_rows` sampled rows, one after the other."""
+
+    def __init__(self, operators: FusedOperators, max_rows: int, vocab: int, stream: Stream) -> None:
+        self.max_rows, self._stream, device = max_rows, stream, stream.device
+        fields = dict.fromkeys(FLOAT_PARAMS, (torch.float32, max_rows)) | {"top_k": (torch.int32, max_rows)}
+        fields |= dict.fromkeys(("seed", "step"), (torch.int64, max_rows))
+        self._params = DoubleBuffer(fields, stream)
+        words = -(-vocab // 32)
+        self._masks = DoubleBuffer({"rows": (torch.int32, max_rows)}, stream)
+        self._host_words = [pinned_zeros((max_rows, words), torch.int32, device) for _ in range(2)]  # in turn, too
+        self._words = torch.zeros((max_rows, words), dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
+        self._tokens_host = pinned_zeros((max_rows,), torch.int32, device)
+        self._sample = operators.make_sampler(max_rows, vocab, device)
+
+    def set_params(self, generations: Sequence[GenerationRequest]) -> None:
+        """Parameters of the rows of the next step, on their way to the device; rows beyond them are greedy."""
+        self._params.begin()
+        host, count = self._params.host, len(generations)
+        for name in (*FLOAT_PARAMS, "top_k"):
+            host[name][:count] = [getattr(gen.params, name) for gen in generations]
+        host["seed"][:count] = [(gen.seed + SEED_RANGE // 2) % SEED_RANGE - SEED_RANGE // 2 for gen in generations]
+        host["step"][:count] = [gen.num_sampled for gen in generations]
+        host["temperature"][count:] = 0.0
+        self._params.upload()
+
+    def set_mask(self, mask: TokenMask | None) -> None:
+        """The next step's masks, on their way to the device."""
+        self._masks.begin()  # the words went up before the rows
+        rows = self._masks.host["rows"]
+        rows.fill(-1)
+        if mask is not None:
+            count = len(mask.rows)
+            rows[mask.rows] = np.arange(count, dtype=np.int32)
+            self._host_words.reverse()
+            words = self._host_words[0][:count]
+            words[:, : mask.words.shape[1]] = torch.from_numpy(mask.words)
+            self._stream.enqueue(lambda: copy_async(words, self._words[:count]))
+        self._masks.upload()
+
+    def resolve_placeholders(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids [T] int32 with -1 - slot replaced by what was drawn last for that row. Can be captured.
+
+        A row for which no token was left (a negative one) goes on with any token: nobody will read what follows.
+        """
+        last_tokens = self._tokens.index_select(0, (-1 - token_ids).clamp_(min=0))
+        return torch.where(token_ids < 0, last_tokens, token_ids).clamp_(min=0)
+
+    def sample(self, logits: torch.Tensor) -> None:
+        """Draws a token for each row of logits [n, V]. Can be captured."""
+        device, count = self._params.device, len(logits)
+        inputs = SamplingInputs(*(device[name][:count] for name in SamplingInputs._fields))
+        masks = RowMasks(self._words, self._masks.device["rows"][:count])
+        self._sample(logits, inputs, LogitAdjustments(masks=masks), self._tokens[:count])
+
+    def fetch(self, count: int) -> PendingTokens:
+        """The first `count` tokens, on their way to the host. They must have arrived before anything else is drawn."""
+        host = self._tokens_host[:count]
+        return PendingTokens(host, self._stream.copy_to_host(self._tokens[:count], host))

@@ -1,0 +1,113 @@
+"""Steps that a GPU does without the host's waiting: decode in captured graphs, mixed batches operator by operator.
+
+Both sample on the device, and only the tokens come back. What the device's sampler does not have (logprobs, scores,
+logit_bias, penalties) is left to the plain path.
+Knows: which batch goes which way. Must not know: sessions, how a graph is captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from plait.runtime.batch.request import Batch, GenerationRequest, ScheduledRequest
+from plait.runtime.config import EngineConfig
+from plait.runtime.executor.gpu.cuda_graphs import DecodeGraphRunner
+from plait.runtime.executor.gpu.gpu_sampler import GpuSampler, PendingTokens, can_sample_on_device
+from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Stream
+from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.sampling.sampler import SamplerOutput, TokenMask
+
+MAX_GRAPH_ROWS = 512  # beyond, padding and page table cost more than launching operators does
+
+
+class AsyncStep:
+    """A step whose tokens are drawn on the device. `sample` not before the step ahead of it was collected: buffers are
+    shared. Rows that have ended since the launch are drawn for, too: the batch's shape is fixed by then."""
+
+    can_overlap = True
+
+    def __init__(self, batch: Batch, sampling: GpuSampler, stream: Stream, sample_work: DeviceWork) -> None:
+        self._generations = [gen for _, gen in batch.sampled_requests]
+        self._sampling, self._stream, self._sample_work = sampling, stream, sample_work
+        self._pending: PendingTokens | None = None
+
+    @torch.inference_mode()
+    def sample(self, mask: TokenMask | None) -> None:
+        if self._generations:
+            self._sampling.set_params(self._generations)
+            self._sampling.set_mask(mask)
+            self._stream.enqueue(self._sample_work)
+            self._pending = self._sampling.fetch(len(self._generations))
+
+    @property
+    def is_done(self) -> bool:
+        return self._pending is None or self._pending.is_ready
+
+    def collect(self) -> SamplerOutput:
+        if self._pending is None:  # chunks of prompts alone: nobody waits for them
+            return SamplerOutput()
+        return SamplerOutput(tokens=dict(zip(self._generations, self._pending.tokens(), strict=True)))
+
+
+class GpuStepLauncher:
+    """See the file's header. `capture` False: no graphs."""
+
+    def __init__(self, runner: TorchRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
+        assert runner.kernels.fused is not None
+        self.runner, self.stream = runner, stream
+        self.sampling = GpuSampler(runner.kernels.fused, max_batch_rows, runner.config.vocab_size, stream)
+        self.graphs: DecodeGraphRunner | None = None
+        if capture:
+            self.graphs = DecodeGraphRunner(runner, self.sampling, stream, min(max_batch_rows, MAX_GRAPH_ROWS))
+        self.num_graph_replays = self.num_overlapped = 0
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch, *, overlapped: bool) -> AsyncStep | None:
+        """The flight of a batch, its forward begun; None if some row asks for more than tokens, or if a graph is to be
+        captured, whose trial runs would draw over the tokens of the step under way."""
+        if not all(_needs_tokens_only(each) for each in batch.rows):
+            return None
+        size = self.graphs.graph_key(batch) if self.graphs is not None else None
+        if size is None or self.graphs is None:
+            sample_work = self._forward(batch)
+        elif overlapped and size not in self.graphs.graphs:
+            return None
+        else:
+            self.num_graph_replays += 1
+            sample_work = self.graphs.forward(batch, size)
+        self.num_overlapped += overlapped
+        return AsyncStep(batch, self.sampling, self.stream, sample_work)
+
+    def _forward(self, batch: Batch) -> DeviceWork:
+        """Starts the batch's forward operator by operator, and gives what samples from it."""
+        inputs, hidden = self.runner.prepare_inputs(batch), []
+
+        def forward() -> None:
+            resolved = inputs._replace(token_ids=self.sampling.resolve_placeholders(inputs.token_ids))
+            hidden.append(self.runner.run_forward(resolved))
+
+        self.stream.enqueue(forward)
+        return lambda: self.sampling.sample(self.runner.model.logits(hidden[0]))
+
+
+def _needs_tokens_only(each: ScheduledRequest) -> bool:
+    return (
+        isinstance(each.request, GenerationRequest)
+        and each.num_logits == each.is_sampled
+        and can_sample_on_device(each.request)
+    )
+
+
+def make_gpu_step_launcher(
+    config: EngineConfig, runner: TorchRunner, progress: Callable[[float], None] = lambda fraction: None
+) -> GpuStepLauncher | None:
+    """The steps of a model on an NVIDIA GPU, decode captured; None elsewhere, or where Triton's operators are not."""
+    if runner.device.type != "cuda" or runner.kernels.fused is None:
+        return None
+    steps = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
+    if steps.graphs is not None:
+        with torch.inference_mode():
+            steps.graphs.capture_decode_graphs(progress)
+    return steps

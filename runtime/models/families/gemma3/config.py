@@ -1,0 +1,125 @@
+"""Gemma 3, text: five layers with a sliding window to one without, each kind with its rotary base (arXiv:2503.19786).
+
+Its norms multiply by 1 + weight, and stand before and after both attention and MLP; embeddings are scaled, queries
+and keys normed, and the gate is a GELU.
+Knows: its config's fields. Must not know: files, tensors; see gemma3_decoder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.loading import gguf_config, hf_config
+from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
+from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
+
+LAYER_NORM_NAMES = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+DEFAULT_SLIDING_ROPE_THETA = 10_000.0
+DEFAULT_SLIDING_PATTERN = 6  # every sixth layer sees everything
+
+
+def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+    _reject_unsupported_fields(config)
+    rope = hf_config.rope_parameters(config)
+    whole_rope, local_theta = _full_and_sliding_rope(rope, config)
+    fields = hf_config.common_fields(
+        {"head_dim": 256, "tie_word_embeddings": True, **config}, rope={"rope_theta": 1_000_000.0, **whole_rope}
+    )
+    pattern = checked_int(
+        "sliding_window_pattern",
+        config.get("sliding_window_pattern", DEFAULT_SLIDING_PATTERN),
+        MAX_VALUES["num_layers"],
+    )
+    bias = checked_bool("attention_bias", config.get("attention_bias", False))
+    scalar = checked_float("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), 0.0, 1e9)
+    return ModelConfig(
+        architecture="gemma3",
+        **fields,
+        attention_bias=bias,
+        output_bias=bias,
+        sliding_window=checked_int("sliding_window", config.get("sliding_window", 4096), MAX_VALUES["context_length"]),
+        sliding_layers=hf_config.layer_types(config, fields["num_layers"], lambda i: (i + 1) % pattern != 0),
+        sliding_rope_theta=local_theta,
+        attention_scale=scalar**-0.5,
+    )
+
+
+def _reject_unsupported_fields(config: Mapping[str, Any]) -> None:
+    hf_config.require_activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if config.get(name):
+            raise UnsupportedModel(f"Gemma 3 with {name} is not supported")
+
+
+def _full_and_sliding_rope(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
+    """(the rotary parameters of layers that see everything, the base of the others)"""
+    nested = [rope.get(kind) for kind in ("full_attention", "sliding_attention")]
+    if nested == [None, None]:  # as transformers 4 wrote it
+        theta = config.get("rope_theta", 1_000_000.0)
+        return {"rope_theta": theta, **rope}, config.get("rope_local_base_freq", DEFAULT_SLIDING_ROPE_THETA)
+    full, local = nested
+    if not isinstance(full, Mapping) or not isinstance(local, Mapping):
+        raise CorruptModel("rope_parameters in config.json does not name both kinds of layers")
+    if hf_config.rope_scaling(local, config) is not None:
+        raise UnsupportedModel("rope scaling in the layers with a sliding window is not supported")
+    return full, local.get("rope_theta", DEFAULT_SLIDING_ROPE_THETA)
+
+
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+    fields = gguf_config.common_fields(keys, tensor_fields)
+    gguf_config.require_full_rotary(keys, fields["head_dim"])
+    if fields["sliding_window"] is None:
+        raise CorruptModel("the file does not name gemma3.attention.sliding_window")
+    num_layers, width = fields["num_layers"], fields["hidden_size"] / fields["num_heads"]
+    # The file does not say by what queries are divided. The 27B divides by another number than its head size.
+    scalar = width if num_layers == 62 else fields["head_dim"]
+    fields["rope_theta"] = keys.get("rope.freq_base", 1_000_000.0)
+    return ModelConfig(
+        architecture="gemma3",
+        **fields,
+        sliding_layers=_gguf_sliding_layers(keys, num_layers),
+        sliding_rope_theta=keys.get("rope.freq_base_swa", DEFAULT_SLIDING_ROPE_THETA),
+        attention_scale=keys.get("attention.scale", 1.0 / math.sqrt(scalar)),
+    )
+
+
+def _gguf_sliding_layers(keys: gguf_config.GGUFKeys, num_layers: int) -> tuple[bool, ...]:
+    """Which layers are local: a list with one entry per layer, or every how many layers one is not."""
+    pattern = keys.metadata.get(f"{keys.prefix}attention.sliding_window_pattern", DEFAULT_SLIDING_PATTERN)
+    if hasattr(pattern, "tolist"):
+        return tuple(bool(each) for each in pattern.tolist())
+    step = checked_int("attention.sliding_window_pattern", pattern, MAX_VALUES["num_layers"])
+    return tuple((i + 1) % step != 0 for i in range(num_layers))
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    return (
+        norm_shapes(config, *LAYER_NORM_NAMES) | attention_shapes(config) | qk_norm_shapes(config) | mlp_shapes(config)
+    )
+
+
+FAMILY = ModelFamily(
+    name="gemma3",
+    hf="Gemma3ForCausalLM",
+    hf_base="Gemma3TextModel",
+    gguf_architecture="gemma3",
+    read_hf_config=read_hf_config,
+    read_gguf_config=read_gguf_config,
+    layer_shapes=layer_shapes,
+    gguf_layer_names={
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+)

@@ -1,0 +1,36 @@
+"""Phi-3's layers: the plain decoder's, loaded from fused matrices whose rotary pairs are put apart.
+
+Knows: how it fuses. Must not know: files, configs' fields.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from plait.kernels.quantized_weights import select_outputs
+from plait.runtime.models.decoder import MLP, Decoder, MoE, Projection
+from plait.runtime.models.families.phi3.config import partial_rotary_permutation
+
+
+class Phi3Decoder(Decoder):
+    """The plain decoder with two fused matrices."""
+
+    def load_qkv(self, prefix: str) -> Projection:
+        config = self.config
+        weight, bias = self.load_projection(f"{prefix}.qkv_proj")
+        if config.effective_rotary_dim == config.head_dim:
+            return weight, bias
+        turning = config.num_heads + config.num_kv_heads
+        rows = torch.arange((turning + config.num_kv_heads) * config.head_dim, device=self.device)
+        rows = rows.view(-1, config.head_dim)  # [H + 2 G, D]
+        order = torch.tensor(
+            partial_rotary_permutation(config.effective_rotary_dim, config.head_dim), device=self.device
+        )
+        rows[:turning] = rows[:turning, order]
+        return select_outputs(weight, rows.flatten()), bias
+
+    def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
+        return MLP(
+            gate_up=self.load_projection(f"{prefix}.mlp.gate_up_proj"),
+            down=self.load_projection(f"{prefix}.mlp.down_proj"),
+        )

@@ -1,0 +1,94 @@
+"""Qwen 3 with a mixture of experts instead of the MLP, in all layers or in some (arXiv:2505.09388).
+
+Knows: its config's fields. Must not know: files, tensors; see qwen3_moe_decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plait.runtime.errors import CorruptModel
+from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.config import ModelConfig, MoEConfig
+from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.loading import gguf_config, hf_config
+from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
+from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
+
+
+def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+    hf_config.require_activation(config, "hidden_act", "silu")
+    hf_config.require_full_rotary(config)
+    fields = hf_config.common_fields(config)
+    bias = checked_bool("attention_bias", config.get("attention_bias", False))
+    windowed = checked_bool("use_sliding_window", config.get("use_sliding_window", False))
+    return ModelConfig(
+        architecture="qwen3_moe",
+        **fields,
+        attention_bias=bias,
+        output_bias=bias,
+        sliding_window=config.get("sliding_window", 4096) if windowed else None,
+        experts=MoEConfig(
+            num_experts=config.get("num_experts", config.get("num_local_experts", 128)),
+            experts_per_token=config.get("num_experts_per_tok", 8),
+            intermediate_size=config.get("moe_intermediate_size", 768),
+            normalize_topk=config.get("norm_topk_prob", False),
+            layers=_layers_with_experts(config, fields["num_layers"]),
+        ),
+    )
+
+
+def _layers_with_experts(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Every `decoder_sparse_step`-th layer, save those that `mlp_only_layers` lists."""
+    step = checked_int("decoder_sparse_step", config.get("decoder_sparse_step", 1), MAX_VALUES["num_layers"])
+    without = config.get("mlp_only_layers") or []
+    if not isinstance(without, list) or any(type(i) is not int for i in without):
+        raise CorruptModel("mlp_only_layers in config.json is not a list of whole numbers")
+    return tuple(i not in without and (i + 1) % step == 0 for i in range(num_layers))
+
+
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+    fields = gguf_config.common_fields(keys, tensor_fields)
+    gguf_config.require_full_rotary(keys, fields["head_dim"])
+    experts = MoEConfig(
+        num_experts=keys.checked_int("expert_count", MAX_VALUES["num_experts"]),
+        experts_per_token=keys.checked_int("expert_used_count", MAX_VALUES["num_experts"]),
+        intermediate_size=keys.checked_int("expert_feed_forward_length", MAX_VALUES["intermediate_size"]),
+        normalize_topk=checked_bool(
+            "expert_weights_norm", keys.get("expert_weights_norm", True)
+        ),  # as llama.cpp has it
+        layers=(True,) * fields["num_layers"],
+    )
+    return ModelConfig(architecture="qwen3_moe", **fields, experts=experts)
+
+
+def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    norms = norm_shapes(config, "input_layernorm", "post_attention_layernorm")
+    shapes = norms | attention_shapes(config) | qk_norm_shapes(config)
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return shapes | mlp_shapes(config)
+    wide = (experts.num_experts, experts.intermediate_size, config.hidden_size)
+    return shapes | {
+        "mlp.gate.weight": (experts.num_experts, config.hidden_size),
+        "mlp.experts.gate_proj.weight": wide,
+        "mlp.experts.up_proj.weight": wide,
+        "mlp.experts.down_proj.weight": (experts.num_experts, config.hidden_size, experts.intermediate_size),
+    }
+
+
+FAMILY = ModelFamily(
+    name="qwen3_moe",
+    hf="Qwen3MoeForCausalLM",
+    gguf_architecture="qwen3moe",
+    read_hf_config=read_hf_config,
+    read_gguf_config=read_gguf_config,
+    layer_shapes=layer_shapes,
+    gguf_layer_names={
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.experts.gate_proj": "ffn_gate_exps",
+        "mlp.experts.up_proj": "ffn_up_exps",
+        "mlp.experts.down_proj": "ffn_down_exps",
+    },
+)

@@ -1,0 +1,168 @@
+"""What every family's GGUF metadata has in common, read and checked.
+
+Knows: the keys `<architecture>.*` and what only a file's tensors tell. Must not know: one family's own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.loading.hf_config import Fields
+from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
+from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
+
+
+@dataclass(frozen=True)
+class TensorDerivedFields:
+    """What the metadata does not say and the list of tensors does.
+
+    `rope_divisors`: the values of the tensor `rope_freqs.weight`; `rope_short` and `rope_long`: those of
+    `rope_factors_short.weight` and `rope_factors_long.weight`; None where there is none.
+    """
+
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    rope_divisors: tuple[float, ...] | None = None
+    rope_short: tuple[float, ...] | None = None
+    rope_long: tuple[float, ...] | None = None
+
+
+class GGUFKeys:
+    """One architecture's keys in the metadata."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.metadata = metadata
+        self.prefix = f"{metadata.get('general.architecture')}."
+
+    def get(self, key: str, default: Any) -> Any:
+        """One value for the whole model. UnsupportedModel if the file has a list there."""
+        value = self.metadata.get(self.prefix + key, default)
+        if not isinstance(value, str | int | float | None):
+            raise UnsupportedModel(f"{self.prefix}{key} is a list; plait reads one value for all layers")
+        return value
+
+    def checked_int(self, key: str, most: int) -> int:
+        """A whole number that must be there."""
+        return checked_int(self.prefix + key, self.get(key, None), most)
+
+    def uniform_int(self, key: str, most: int, default: int | None = None) -> int:
+        """A number that a file may also give as an array with one entry per layer."""
+        value = self.metadata.get(self.prefix + key, default)
+        if hasattr(value, "tolist"):
+            different = set(value.tolist())
+            if len(different) > 1:
+                raise UnsupportedModel(f"{self.prefix}{key} differs between layers; plait needs equal layers")
+            value = different.pop() if different else None
+        return checked_int(self.prefix + key, value, most)
+
+
+def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> Fields:
+    """The fields of ModelConfig that all families keep under the same keys. Raises CorruptModel, UnsupportedModel."""
+    _reject_unsupported_fields(keys)
+    hidden_size = keys.checked_int("embedding_length", MAX_VALUES["hidden_size"])
+    num_heads = keys.uniform_int("attention.head_count", MAX_VALUES["num_heads"])
+    words = keys.metadata.get("tokenizer.ggml.tokens")
+    return dict(
+        vocab_size=keys.get("vocab_size", len(words) if isinstance(words, list) else 0),
+        hidden_size=hidden_size,
+        num_layers=keys.checked_int("block_count", MAX_VALUES["num_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=keys.uniform_int("attention.head_count_kv", MAX_VALUES["num_heads"], num_heads),
+        head_dim=_head_dim(keys, hidden_size // num_heads),
+        intermediate_size=keys.uniform_int("feed_forward_length", MAX_VALUES["intermediate_size"]),
+        rms_norm_eps=keys.get("attention.layer_norm_rms_epsilon", None),
+        rope_theta=keys.get("rope.freq_base", 10_000.0),
+        context_length=keys.checked_int("context_length", MAX_VALUES["context_length"]),
+        rope_scaling=_rope_scaling(keys, tensor_fields),
+        tie_word_embeddings=tensor_fields.tie_word_embeddings,
+        attention_bias=tensor_fields.attention_bias,
+        output_bias=tensor_fields.output_bias,
+        mlp_bias=tensor_fields.mlp_bias,
+        sliding_window=keys.get("attention.sliding_window", 0) or None,
+    )
+
+
+def require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
+    """UnsupportedModel where only a part of each head rotates."""
+    if keys.get("rope.dimension_count", head_dim) != head_dim:
+        raise UnsupportedModel(f"rope.dimension_count differs from the head size {head_dim}; they must be equal")
+
+
+def require_no_experts(keys: GGUFKeys) -> None:
+    """UnsupportedModel for a mixture of experts."""
+    if keys.get("expert_count", 0):
+        raise UnsupportedModel(f"plait does not run {keys.prefix[:-1]} as a mixture of experts; it runs qwen3moe")
+
+
+def _head_dim(keys: GGUFKeys, default: int) -> int:
+    head_dim = checked_int("attention.key_length", keys.get("attention.key_length", default), MAX_VALUES["head_dim"])
+    if keys.get("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModel(f"attention.value_length differs from the head size {head_dim}; they must be equal")
+    return head_dim
+
+
+def _reject_unsupported_fields(keys: GGUFKeys) -> None:
+    if keys.get("attention.clamp_kqv", 0) or keys.get("use_parallel_residual", False):
+        raise UnsupportedModel("the model clamps attention or runs its blocks in parallel, unlike plait")
+    if keys.get("attention.causal", True) is False:
+        raise UnsupportedModel("the model attends to later tokens too (bidirectional attention), which plait cannot")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if keys.get(key, 0):
+            raise UnsupportedModel(f"{keys.prefix}{key} is not supported")
+    split = keys.metadata.get("split.count", 0)
+    if type(split) is int and split > 1:
+        raise UnsupportedModel(f"the model is split into {split} GGUF files; merge them first")
+
+
+def _rope_scaling(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> RopeScaling | None:
+    kind = keys.get("rope.scaling.type", "none")
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 1.0))
+    if tensor_fields.rope_short is not None or tensor_fields.rope_long is not None:
+        return _longrope(keys, tensor_fields)
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedModel(f"the rope scaling {kind!r:.40} is not supported; there are linear, yarn and llama3")
+    scaled = kind != "none" or factor != 1.0
+    if tensor_fields.rope_divisors is not None:
+        if scaled:
+            raise UnsupportedModel(f"the model has both {kind} rope scaling and rope divisors; plait takes one")
+        return RopeScaling("divisors", divisors=tensor_fields.rope_divisors)
+    if kind == "yarn":
+        return _yarn(keys, checked_float("rope.scaling.factor", factor, 0.0, 1e6))
+    return RopeScaling("linear", factor=factor) if scaled else None
+
+
+def _yarn(keys: GGUFKeys, factor: float) -> RopeScaling:
+    for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor"):
+        if keys.get(key, None) is not None:
+            raise UnsupportedModel(f"YaRN with {keys.prefix}{key} is not supported")
+    own = checked_float("YaRN's attention factor", keys.get("rope.scaling.attn_factor", 1.0), 0.0, 1e6)
+    return RopeScaling(
+        "yarn",
+        factor=factor,
+        original_context_length=keys.get("rope.scaling.original_context_length", keys.get("context_length", 0)),
+        beta_fast=keys.get("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.get("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=own * yarn_attention_factor(factor),
+    )
+
+
+def _longrope(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> RopeScaling:
+    if tensor_fields.rope_short is None or tensor_fields.rope_long is None:
+        raise CorruptModel("the file has one of the tensors rope_factors_short and rope_factors_long, not both")
+    longest = keys.checked_int("context_length", MAX_VALUES["context_length"])
+    original = keys.get("rope.scaling.original_context_length", longest)
+    factor = longest / checked_int("original_context_length", original, MAX_VALUES["context_length"])
+    attention_factor = keys.get("rope.scaling.attn_factor", None)
+    return RopeScaling(
+        "longrope",
+        factor=factor,
+        original_context_length=original,
+        divisors=tensor_fields.rope_short,
+        long_divisors=tensor_fields.rope_long,
+        attention_factor=longrope_attention_factor(factor, original) if attention_factor is None else attention_factor,
+    )

@@ -1,0 +1,126 @@
+"""Chooses the form in which a model's weights are held and multiplied, and says why.
+
+A CPU has a decoder for packed weights, imported only where it can run: without numba the model runs by torch. A GPU
+has products for them beside torch's.
+
+Knows: which families, dtypes and processors have packed weights. Must not know: how they are built or multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from plait.runtime.config import WeightFormat
+from plait.runtime.errors import InputError
+from plait.runtime.models.checkpoint_interface import Checkpoint
+from plait.runtime.models.config import ModelConfig
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # what has more is rounded
+GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # a GGUF's formats whose numbers a GPU takes as they are: bits
+LoadProgress = Callable[[float], None]
+
+
+class FormatChoice(NamedTuple):
+    """The form that runs ("bf16" stands for the plain `dtype`), and in words why; `packed`: by a CPU's decoder."""
+
+    weight_format: WeightFormat
+    packed: bool
+    reason: str
+
+
+def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_format: WeightFormat) -> FormatChoice:
+    """What `weight_format` comes to with this model on this machine; InputError for int8 and int4 that cannot be had.
+
+    Reads headers alone. "as-stored" falls back to plain numbers, with the reason. `dtype` and `device` are names.
+    """
+    if weight_format == "auto":
+        weight_format = "as-stored" if device == "cpu" else "bf16"
+    if weight_format == "bf16":
+        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch")
+    reason = unsupported_reason(weights.config, dtype, device)
+    if reason is not None and weight_format in WEIGHT_BITS:
+        raise InputError(f"weights cannot be {weight_format}: {reason}")
+    if reason is None and weight_format == "as-stored":
+        reason = cpu_storage_mismatch(weights) if device == "cpu" else _gpu_storage_mismatch(weights)
+    if reason is not None:
+        return FormatChoice("bf16", False, f"{dtype}, multiplied by torch: {reason}")
+    if device != "cpu":
+        return FormatChoice(weight_format, False, _describe_gpu_format(weight_format, dtype))
+    from plait.kernels.cpu.decoder import instruction_set
+
+    numbers = (
+        "the file's own 4- and 8-bit numbers"
+        if weight_format == "as-stored"
+        else f"what has more bits is rounded to {weight_format}"
+    )
+    return FormatChoice(weight_format, True, f"{numbers}, packed: numba, {instruction_set()}")
+
+
+def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | None:
+    """Why this model has no packed form here; None if it has."""
+    if device != "cpu":
+        return _gpu_unsupported_reason(config, dtype, device)
+    if (machine := _cpu_unsupported_reason()) is not None:
+        return machine
+    if dtype != "bfloat16":
+        return f"packed weights go with bfloat16, not with {dtype}"
+    if config.architecture not in FAMILIES:
+        return f"models of the family {config.architecture} have no packed form"
+    if config.output_bias or config.mlp_bias:
+        return "biases outside of q, k and v have no packed form"
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    if any(width % 32 for width in widths) or config.head_dim > 256:
+        return f"the sizes {widths} are not all multiples of 32, or heads are wider than 256"
+    return None
+
+
+def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
+    """The first matrix that is not stored in blocks the packed decoder takes as they are; None if all are."""
+    from plait.kernels.cpu.gemm.packed_weights import LOSSLESS_GGUF_FORMATS
+
+    for name in weights.names():
+        found = weights.stored_type(name)
+        if not name.endswith(("norm.weight", ".bias")) and found not in LOSSLESS_GGUF_FORMATS:
+            return f"{name} is stored as {found}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
+    return None
+
+
+def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
+    kept = f"the file's own 4- and 8-bit numbers; matrices that are stored otherwise in {dtype}"
+    rounded = f"what has more bits is rounded to {weight_format}" + (
+        ", the output head to int8" if weight_format == "int4" else ""
+    )
+    return f"{kept if weight_format == 'as-stored' else rounded}; multiplied by triton"
+
+
+def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | None:
+    if device != "cuda":
+        return f"4- and 8-bit weights are for CPUs and CUDA devices, not for {device}"
+    if config.experts is not None:
+        return f"the experts of {config.architecture} have no product with 4 or 8 bits on a GPU"
+    import torch
+
+    from plait.kernels.triton.support import HeadShape, triton_unsupported_reason
+
+    return triton_unsupported_reason(
+        getattr(torch, dtype), HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+    )
+
+
+def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
+    """Why nothing in the file is used as it is on a GPU; None if something is."""
+    matrices = [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
+    if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
+        return None
+    return f"no matrix is stored as {', '.join(GPU_NATIVE_FORMATS)}"
+
+
+def _cpu_unsupported_reason() -> str | None:
+    try:
+        from plait.kernels.cpu.decoder import missing_features
+    except ImportError as error:
+        return f"numba cannot be imported ({error})"
+    missing = missing_features()
+    return f"this CPU has no {', '.join(missing)}" if missing else None

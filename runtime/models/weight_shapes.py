@@ -1,0 +1,68 @@
+"""Names and shapes of the weights a model needs, as transformers names them.
+
+Knows: the parts that families share. Must not know: where weights are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from plait.runtime.models.checkpoint_interface import WeightShapes
+from plait.runtime.models.config import ModelConfig
+
+LayerShapes = Callable[[ModelConfig, int], WeightShapes]  # names relative to the layer
+
+
+def model_shapes(config: ModelConfig, layer_shapes: LayerShapes) -> WeightShapes:
+    """Name and shape of every tensor of the model, in the order of the layers."""
+    shapes: WeightShapes = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+    for i in range(config.num_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(config, i).items()}
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def attention_shapes(config: ModelConfig) -> WeightShapes:
+    """q, k, v and o, with the biases the config names."""
+    hidden = config.hidden_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: WeightShapes = {}
+    for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+        shapes |= linear_shapes(f"self_attn.{name}_proj", rows, hidden, config.attention_bias)
+    return shapes | linear_shapes("self_attn.o_proj", hidden, queries, config.output_bias)
+
+
+def qk_norm_shapes(config: ModelConfig) -> WeightShapes:
+    """The norms of queries and keys, one weight for all heads."""
+    return {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+
+
+def mlp_shapes(config: ModelConfig) -> WeightShapes:
+    """gate, up and down, with the biases the config names."""
+    hidden, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    gate_up = linear_shapes("mlp.gate_proj", wide, hidden, bias) | linear_shapes("mlp.up_proj", wide, hidden, bias)
+    return gate_up | linear_shapes("mlp.down_proj", hidden, wide, bias)
+
+
+def norm_shapes(config: ModelConfig, *names: str) -> WeightShapes:
+    """Norms over the hidden state."""
+    return {f"{name}.weight": (config.hidden_size,) for name in names}
+
+
+def linear_shapes(name: str, rows: int, columns: int, bias: bool = False) -> WeightShapes:
+    """One linear layer."""
+    shapes: WeightShapes = {f"{name}.weight": (rows, columns)}
+    return shapes | {f"{name}.bias": (rows,)} if bias else shapes
+
+
+def llama_layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    """A layer of Llama's shape."""
+    norms = norm_shapes(config, "input_layernorm", "post_attention_layernorm")
+    return norms | attention_shapes(config) | mlp_shapes(config)
+
+
+def qk_norm_layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
+    """The same with norms on queries and keys."""
+    return llama_layer_shapes(config, layer) | qk_norm_shapes(config)

@@ -1,0 +1,57 @@
+"""`Engine`: the scheduler in this process, on a thread of its own.
+
+For notebooks, tests and machines where a second process is unwelcome. Knows: how to build one and hand out a
+client. Must not know: what a client does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.runtime.client.client import Client
+from plait.runtime.client.embedding import embed_texts
+from plait.runtime.config import engine_config
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.builder import build_engine_loop
+from plait.runtime.transport.local import LocalClientTransport
+from plait.runtime.transport.zmq_server import LocalServerTransport
+
+
+class Engine:
+    """A model and its scheduler in this process. `settings` are those of `EngineConfig`.
+
+    >>> with Engine() as engine:                                             # doctest: +SKIP
+    ...     state = program.run(backend=engine)
+    """
+
+    def __init__(self, model_path: str | None = None, **settings: Any) -> None:
+        config = engine_config(model_path=model_path, **settings)
+        self._server_transport = LocalServerTransport()
+        self.engine_loop = build_engine_loop(config, locate_model(config.model_path or None), self._server_transport)
+        self._client_transport = LocalClientTransport(
+            self.engine_loop.welcome, self._server_transport, self.engine_loop.step
+        )
+        self.client = Client(self._client_transport)
+
+    def embed(
+        self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
+    ) -> npt.NDArray[np.float32]:
+        """A vector for each text: [len(texts), dimensions] float32; see `Runtime.embed`."""
+        return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
+
+    def shutdown(self) -> None:
+        """Ends it; calls still waiting fail. Idempotent."""
+        self.client.close()
+        self.engine_loop.compiler.close()
+        self._server_transport.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()

@@ -1,0 +1,105 @@
+"""A conversation made ready to run, and its answer taken apart: what every chat protocol goes through.
+
+`prepare_chat` gives the prompt's tokens and the constraint; an `ChatOutput` reads one call as it comes.
+
+Knows: templates, formats, constraints. Must not know: protocols, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plait.constrained.specs import Spec
+from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.client import Client
+from plait.runtime.client.stream import CallUpdate
+from plait.runtime.messages import TokenLogprob
+from plait.runtime.server.chat.conversation import Conversation
+from plait.runtime.server.chat.formats import (
+    ReasoningFormat,
+    json_answer_constraint,
+    reasoning_format,
+    tool_constraint,
+    tool_format,
+)
+from plait.runtime.server.chat.parser import OutputParser, ParsedPart
+from plait.runtime.server.chat.prompt import PromptParts, render_chat
+from plait.runtime.server.errors import invalid
+from plait.runtime.server.generation.logprobs import LogprobAligner
+from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, tokenize
+
+MAX_TOOLS = 128
+
+
+@dataclass(frozen=True)
+class PreparedChat:
+    """`new_parser()` takes one answer apart. `constraint_param`: the request's parameter that a refusal is about."""
+
+    prompt_ids: Sequence[int]
+    constraint: Spec | None
+    constraint_param: str | None
+    new_parser: Callable[[], OutputParser]
+
+
+class ChatOutput:
+    """One call as it comes: its parts, its logprobs, and how it ended.
+
+    `finish_reason` is "tool_calls" where the model called one and was not cut off, by the limit or by a stop string.
+    `logprobs` collects what `parse_update` has come to; a protocol takes them from there.
+    """
+
+    def __init__(self, prepared: PreparedChat, client: Client, call: Call) -> None:
+        self.call = call
+        self._parser = prepared.new_parser()
+        self._logprob_aligner = LogprobAligner(client.tokenizer.vocabulary.token_bytes)
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+
+    def parse_update(self, update: CallUpdate) -> list[ParsedPart]:
+        """The parts that are certain now."""
+        parts = self._parser.push(update.text) if update.text else []
+        if update.logprobs or self._logprob_aligner.has_pending:
+            self.logprobs += self._logprob_aligner.push(update)
+        if update.finished:
+            parts += self._parser.finish()
+            reason = self.call.result(0).finish_reason
+            is_call = self._parser.num_calls and not self._parser.is_within_arguments
+            self.finish_reason = "tool_calls" if reason == "stop" and is_call else reason
+        return parts
+
+    def parse_result(self, result: CallResult) -> list[ParsedPart]:
+        """The parts of a call that is over."""
+        return self.parse_update(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
+
+
+async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:
+    """Raises ApiError or InputError for a conversation that this model cannot take."""
+    template = client.tokenizer.chat_template
+    if template is None:
+        raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
+    is_json = json_answer_constraint(conversation) is not None
+    call_format = tool_format(template.source, with_json_answer=is_json)
+    reasoning, names = reasoning_format(template.source), [tool.name for tool in conversation.callable_tools]
+    constraint, param = conversation.constraint, conversation.constraint_param
+    if names:
+        constraint, param = tool_constraint(call_format, conversation), conversation.callable_tools[0].param
+    arguments = (template, client.tokenizer.added_texts, conversation, call_format)
+    if sum(len(turn.text) for turn in conversation.turns) > TOKENIZE_IN_THREAD_CHARS:
+        parts = await asyncio.to_thread(render_chat, *arguments)
+    else:
+        parts = render_chat(*arguments)
+    starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
+    if starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
+        assert reasoning is not None  # an answer that is constrained from its first letter has no room for thought
+        parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
+    ids = await tokenize(client, parts)
+    tools = (call_format, names) if names else None
+    return PreparedChat(ids, constraint, param, lambda: OutputParser(reasoning, starts_in_reasoning, tools, is_json))
+
+
+def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:
+    """Whether the template has opened the reasoning itself."""
+    return bool(reasoning and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(reasoning.begin))

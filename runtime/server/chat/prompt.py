@@ -1,0 +1,181 @@
+"""Turns as the model was trained to read them, and none of a client's texts able to close a turn.
+
+The template renders the real conversation. Before that, whatever in a client's texts reads like a control token, whole
+or in part at a text's edge, is replaced by a placeholder; after it, placeholders become plain text. So the template may
+trim and compare contents as it likes, and still only its own text holds control tokens.
+
+Knows: templates, turns, formats. Must not know: protocols, token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from plait.runtime.errors import InputError
+from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
+from plait.runtime.server.chat.formats import ToolFormat, tool_as_json, tool_instructions
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+PromptParts = list[tuple[str, bool]]  # (text, is the chat template's own)
+
+
+class ControlTokenEscaper:
+    """Takes control tokens (`added_texts`: their texts) out of texts, and puts them back as plain text."""
+
+    def __init__(self, added_texts: frozenset[str]) -> None:
+        self._control_token_pattern = _control_token_pattern(added_texts)
+        self._nonce = secrets.token_hex(8)
+        self._escaped_texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self.end_marker = f"Qz{self._nonce}endzQ"
+
+    def escape(self, value: Any) -> Any:
+        """`value`, a text or JSON of texts, without anything that reads like a control token."""
+        if isinstance(value, str):
+            return (
+                self._escape_text(value, self._control_token_pattern)
+                if self._control_token_pattern is not None
+                else value
+            )
+        if isinstance(value, dict):
+            return {self.escape(key): self.escape(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.escape(item) for item in value]
+        return value
+
+    def _escape_text(self, text: str, search: _ControlTokenPattern) -> str:
+        text = search.pattern.sub(lambda match: self._placeholder(match[0]), text)
+        if not search.first_chars.isdisjoint(text[-search.max_length :]):
+            for size in range(min(search.max_length, len(text)), 0, -1):
+                if text[-size:] in search.prefixes:
+                    text = text[:-size] + self._placeholder(text[-size:])
+                    break
+        if not search.last_chars.isdisjoint(text[: search.max_length]):
+            for size in range(min(search.max_length, len(text)), 0, -1):
+                if text[:size] in search.suffixes:
+                    return self._placeholder(text[:size]) + text[size:]
+        return text
+
+    def _placeholder(self, text: str) -> str:
+        self._numbers[str(len(self._escaped_texts))] = len(self._escaped_texts)
+        self._escaped_texts.append(text)
+        return f"Qz{self._nonce}n{len(self._escaped_texts) - 1}zQ"
+
+    def restore(self, rendered: str) -> PromptParts:
+        """The template's text and, apart from it, what was taken."""
+        mark = f"Qz{self._nonce}n"
+        first, *pieces = rendered.split(mark)
+        parts = [(first, True)]
+        for piece in pieces:
+            number, end, rest = piece.partition("zQ")
+            if end and number in self._numbers:
+                parts += [(self._escaped_texts[self._numbers[number]], False), (rest, True)]
+            else:  # the template has cut it
+                parts.append((mark + piece, True))
+        return [part for part in parts if part[0]]
+
+
+class _ControlTokenPattern(NamedTuple):
+    """Control tokens as a pattern, and what a text may end or begin with that a template could complete to one."""
+
+    pattern: re.Pattern[str]
+    prefixes: frozenset[str]
+    suffixes: frozenset[str]
+    first_chars: frozenset[str]
+    last_chars: frozenset[str]
+    max_length: int
+
+
+@lru_cache(maxsize=8)
+def _control_token_pattern(added_texts: frozenset[str]) -> _ControlTokenPattern | None:
+    if not added_texts:
+        return None
+    pattern = re.compile("|".join(map(re.escape, sorted(added_texts, key=len, reverse=True))))
+    prefixes = frozenset(text[:at] for text in added_texts for at in range(1, len(text)))
+    suffixes = frozenset(text[at:] for text in added_texts for at in range(1, len(text)))
+    letters = frozenset(text[0] for text in added_texts), frozenset(text[-1] for text in added_texts)
+    return _ControlTokenPattern(pattern, prefixes, suffixes, *letters, max(map(len, added_texts)))
+
+
+def render_chat(
+    template: ChatTemplate, added_texts: frozenset[str], conversation: Conversation, call_format: ToolFormat
+) -> PromptParts:
+    """The prompt as (text, is the template's own) parts. InputError where the template refuses the turns."""
+    escaper = ControlTokenEscaper(added_texts)
+    turns, tools = list(conversation.turns), conversation.tools
+    if tools and not call_format.is_native:
+        turns, tools = _with_instructions(turns, tools, call_format), ()
+    messages = [escaper.escape(_message(turn, call_format, turns)) for turn in turns]
+    if conversation.continue_final:
+        messages[-1]["content"] += escaper.end_marker
+    rendered = template.render(
+        messages,
+        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
+        tools=escaper.escape([tool_as_json(tool) for tool in tools]) or None,
+    )
+    if conversation.continue_final:
+        before, found, _ = rendered.partition(escaper.end_marker)
+        if not found:
+            raise InputError("the chat template changes the last turn, so it cannot be continued")
+        rendered = before
+    return escaper.restore(rendered)
+
+
+def _with_instructions(turns: list[Turn], tools: Sequence[ToolDefinition], call_format: ToolFormat) -> list[Turn]:
+    """The system turn, made if need be, says what the tools are."""
+    text = tool_instructions(tools, call_format)
+    if turns and turns[0].role == "system":
+        return [replace(turns[0], text=f"{turns[0].text}\n\n{text}"), *turns[1:]]
+    return [Turn("system", text), *turns]
+
+
+def _message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
+    """A turn as chat templates read it; calls and results as text where the template knows none."""
+    if not call_format.is_native:
+        return _plain_message(turn, call_format, turns)
+    message: dict[str, Any] = {"role": turn.role, "content": turn.text} | _speaker_name(turn)
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
+    if turn.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _parsed_arguments(call.arguments)},
+            }
+            for call in turn.calls
+        ]
+    if turn.role == "tool":
+        message |= {"tool_call_id": turn.call_id, "name": turn.name or _tool_name(turn, turns)}
+    return message
+
+
+def _plain_message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
+    if turn.role == "tool":
+        return {"role": "user", "content": f"Result of {_tool_name(turn, turns)}: {turn.text}"}
+    text = "".join([turn.text, *(call_format.render_call(call) for call in turn.calls)])
+    return {"role": turn.role, "content": text} | _speaker_name(turn)
+
+
+def _speaker_name(turn: Turn) -> dict[str, Any]:
+    """The name of who speaks, where the client gave one: some templates write it."""
+    return {} if turn.name is None else {"name": turn.name}
+
+
+def _tool_name(turn: Turn, turns: Sequence[Turn]) -> str:
+    """The name of the tool whose call a turn answers."""
+    names = {call.id: call.name for each in turns for call in each.calls}
+    return turn.name or names.get(turn.call_id or "", "the function")
+
+
+def _parsed_arguments(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

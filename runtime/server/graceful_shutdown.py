@@ -1,0 +1,75 @@
+"""How a server stops: it admits nothing more, lets what runs end, aborts the rest at a deadline, and goes.
+
+SIGTERM and SIGINT begin it; a second SIGINT ends the waiting.
+
+Knows: uvicorn's server, signals, the gate. Must not know: sockets, routes, the runtime process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from plait.runtime.server.app_state import AppState
+from plait.runtime.server.restarting_runtime import RestartingRuntime
+
+ABORT_TIMEOUT_S = 2.0  # for aborted requests to tell their clients so
+FORCED_EXIT_CODE = 130
+
+log = logging.getLogger("plait.server")
+
+
+class GracefulServer(uvicorn.Server):
+    """uvicorn that says where it listens once it does, and stops as described above. `exit_code`: afterwards."""
+
+    def __init__(self, config: uvicorn.Config, state: AppState, runtime: RestartingRuntime, address: str) -> None:
+        super().__init__(config)
+        self._state, self._runtime, self._address = state, runtime, address
+        self._drain: asyncio.Task[None] | None = None
+        self._force_exit = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.exit_code = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        print(f"plait serves at {self._address}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The signals' handler; called between two instructions of the main thread, so it only leaves a note."""
+        if self._loop is None:
+            self.should_exit = True  # it has not begun to listen
+        else:
+            self._loop.call_soon_threadsafe(self._stop, sig)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._runtime.has_given_up and not self.should_exit:
+            log.error("the runtime cannot be started; the server ends")
+            self.exit_code, self.should_exit = 1, True
+        return await super().on_tick(counter)
+
+    def _stop(self, sig: int) -> None:
+        if self._drain is None:
+            self._state.admission.is_draining = True
+            self._drain = asyncio.create_task(self._drain_and_exit())
+        elif sig == signal.SIGINT:
+            self.exit_code = FORCED_EXIT_CODE
+            self._force_exit.set()
+
+    async def _drain_and_exit(self) -> None:
+        in_flight, deadline_s = self._state.in_flight, self._state.settings.drain_timeout_s
+        log.info("stopping: %d requests run, and have %g s", in_flight.num_admitted, deadline_s)
+        force_exit = asyncio.create_task(self._force_exit.wait())
+        ended = asyncio.create_task(in_flight.wait_until_idle(deadline_s))
+        await asyncio.wait((force_exit, ended), return_when=asyncio.FIRST_COMPLETED)
+        if in_flight.num_admitted:
+            log.warning("stopping: %d requests are aborted", in_flight.abort_all())
+            await in_flight.wait_until_idle(ABORT_TIMEOUT_S)
+        for task in (force_exit, ended):
+            task.cancel()
+        self.should_exit = True

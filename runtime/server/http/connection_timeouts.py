@@ -1,0 +1,111 @@
+"""What uvicorn leaves open: connections that send their headers slowly or without end, and those that do not read.
+
+A connection has `idle_timeout_s` for a request's line and headers, from its first byte on, and 64 KiB for them; a
+client that takes nothing of what it is sent for `write_timeout_s` is cut off, and what ran for it ends as after any
+disconnect.
+
+Knows: uvicorn's protocol over httptools, timers. Must not know: ASGI, requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 1 << 16
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+_Base: Any = HttpToolsProtocol
+
+
+class _CoalescingTransport:
+    """A transport that keeps an answer's head until its body comes, which is in the same turn: one write, not two."""
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._head = transport, loop, b""
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def _flush(self) -> None:
+        """For a head that nothing followed."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """A class for `uvicorn.Config(http=...)`."""
+
+    class TimeoutProtocol(_Base):  # type: ignore[misc]
+        """uvicorn's protocol with timers."""
+
+        _head_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
+        _head_bytes = 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(_CoalescingTransport(transport, self.loop))
+            self._start_head_timer()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            self._stop_head_timer()
+            self._stop_write_timer()
+            super().connection_lost(error)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self._head_bytes = 0
+                self._stop_head_timer()
+            elif before is None or before.response_complete:
+                self._count_head(len(data))
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._write_timer = self.loop.call_later(write_timeout_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
+
+        def _count_head(self, num_bytes: int) -> None:
+            self._head_bytes += num_bytes
+            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+            elif self._head_timer is None:
+                self._start_head_timer()
+
+        def _start_head_timer(self) -> None:
+            self._head_timer = self.loop.call_later(idle_timeout_s, self.transport.abort)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
+
+    return TimeoutProtocol

@@ -1,0 +1,114 @@
+"""Around everything else: gives each request its id and its record, and at its end counts, logs and traces it.
+
+Plain ASGI. The id is ours; what a client sends as `x-request-id` is only logged.
+
+Knows: ASGI messages and who reads a record. Must not know: routes, limits, JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from plait.runtime.server.http.static_page import PAGE_FILES
+from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_current_request
+from plait.runtime.server.ops.metrics import Metrics
+from plait.runtime.server.ops.request_log import log_request
+from plait.runtime.server.ops.tracing import Tracing, trace_id
+
+MAX_CLIENT_REQUEST_ID_CHARS = 128
+BODY_PREVIEW_BYTES = 4096
+UNLOGGED_ROUTES = PAGE_FILES.keys() | {
+    "/health",
+    "/ready",
+    "/metrics",
+    "/status",
+}  # asked all the time; logged where it went wrong
+
+
+class RequestContextMiddleware:
+    """Sets `scope["state"]["request_id"]` and the answer's `x-request-id`. `paths`: those that may be labels."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        in_flight: InFlightRequests,
+        metrics: Metrics,
+        paths: frozenset[str],
+        log_prompts: bool,
+    ) -> None:
+        self.app, self.in_flight, self.metrics, self.paths, self.log_prompts = (
+            app,
+            in_flight,
+            metrics,
+            paths,
+            log_prompts,
+        )
+        self.tracing = Tracing()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        record = self._record(scope, headers)
+        scope.setdefault("state", {})["request_id"] = record.request_id
+        set_current_request(record)
+        self.in_flight.records.add(record)
+        with self.tracing.span(scope, headers, record):
+            try:
+                await self.app(scope, self._observe_receive(receive, record), _observe_send(send, record))
+            finally:
+                self._end(scope, record)
+
+    def _record(self, scope: Scope, headers: dict[str, str]) -> RequestRecord:
+        path: str = scope["path"]
+        return RequestRecord(
+            method=scope["method"],
+            path=path,
+            request_id="req-" + secrets.token_hex(12),
+            client_request_id="".join(filter(str.isprintable, headers.get("x-request-id", "")))[
+                :MAX_CLIENT_REQUEST_ID_CHARS
+            ],
+            trace_id=trace_id(headers),
+            route=path if path in self.paths else "other",
+            task=asyncio.current_task(),
+        )
+
+    def _observe_receive(self, receive: Receive, record: RequestRecord) -> Receive:
+        async def listen() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                record.client_gone = record.end_time is None
+            elif self.log_prompts and len(record.body_preview) < BODY_PREVIEW_BYTES:
+                record.body_preview = (record.body_preview + message.get("body", b""))[:BODY_PREVIEW_BYTES]
+            return message
+
+        return listen
+
+    def _end(self, scope: Scope, record: RequestRecord) -> None:
+        record.end_time = record.end_time or time.monotonic()
+        record.route = getattr(scope.get("route"), "path", record.route)
+        self.in_flight.end(record)
+        self.metrics.end(record)
+        if record.route not in UNLOGGED_ROUTES or record.status >= 400:
+            log_request(record)
+
+
+def _observe_send(send: Send, record: RequestRecord) -> Send:
+    """Notes the status, and when the first and the last byte went."""
+
+    async def note(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            record.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+        elif message["type"] == "http.response.body":
+            record.first_byte_time = record.first_byte_time or time.monotonic()
+            if not message.get("more_body"):
+                record.end_time = time.monotonic()
+        await send(message)
+
+    return note

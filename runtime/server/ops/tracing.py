@@ -1,0 +1,130 @@
+"""OpenTelemetry spans, where its packages are installed: one per request, one below it per call of the runtime.
+
+A request's `traceparent` is honoured either way: its trace id goes into the log.
+https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+
+Knows: spans and their attributes. Must not know: how spans are exported; `export_spans` asks OpenTelemetry to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from plait.runtime.server.in_flight import RequestRecord
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+MAX_CALL_SPANS = 16
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def trace_id(headers: dict[str, str]) -> str:
+    """The trace that a request says it is part of; "" for none, or one that is not well-formed.
+
+    >>> trace_id({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})[:4]
+    'aaaa'
+    """
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return found[1] if found else ""
+
+
+class Tracing:
+    """`span(...)` wraps a request. Without OpenTelemetry it does nothing."""
+
+    def __init__(self) -> None:
+        self._trace: Any = None
+        if importlib.util.find_spec("opentelemetry") is not None:
+            with contextlib.suppress(ImportError):  # another package of that name space, without the API
+                from opentelemetry import propagate, trace
+
+                self._trace, self._extract = trace, propagate.extract
+
+    @contextlib.contextmanager
+    def span(self, scope: Scope, headers: dict[str, str], record: RequestRecord) -> Iterator[None]:
+        """The span of one request, the child of what its `traceparent` names; it ends when the block does."""
+        if self._trace is None or self._has_no_exporter():
+            yield
+            return
+        tracer = self._trace.get_tracer("plait")
+        began_ns = time.time_ns()
+        name, kind = f"{record.method} {record.path}", self._trace.SpanKind.SERVER
+        span = tracer.start_span(name, self._extract(headers), kind, start_time=began_ns)
+        if span.is_recording() and (context := span.get_span_context()).is_valid:
+            record.trace_id = f"{context.trace_id:032x}"
+        try:
+            with self._trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+                yield
+        finally:
+            if span.is_recording():
+                self._describe(tracer, span, record, began_ns)
+            span.end()
+
+    def _has_no_exporter(self) -> bool:
+        """Whether nobody has set up where spans go: what is told then is made for nothing."""
+        return isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider)
+
+    def _describe(self, tracer: Any, span: Any, record: RequestRecord, began_ns: int) -> None:
+        span.update_name(f"{record.method} {record.route}")
+        span.set_attributes(
+            {
+                "http.request.method": record.method,
+                "http.route": record.route,
+                "http.response.status_code": record.status,
+                "plait.request_id": record.request_id,
+            }
+        )
+        if record.code is not None:
+            span.set_attribute("error.type", record.code)
+        if record.status >= 500:
+            span.set_status(self._trace.StatusCode.ERROR)
+        below = self._trace.set_span_in_context(span)
+        for call, usage in list(record.usages())[:MAX_CALL_SPANS]:
+            start_ns = began_ns + int((call.started - record.start_time) * 1e9)
+            child = tracer.start_span("plait.generate", below, start_time=start_ns)
+            child.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": usage.completion_tokens,
+                    "gen_ai.response.finish_reasons": [call.result(0).finish_reason],
+                    "plait.cached_tokens": usage.cached_tokens,
+                    "plait.forced_tokens": usage.forced_tokens,
+                    "plait.queue_s": usage.queue_s,
+                    "plait.time_to_first_token_s": usage.ttft_s,
+                }
+            )
+            child.end(min(start_ns + int(usage.wall_s * 1e9), time.time_ns()))  # two clocks, read apart
+
+
+def export_spans() -> bool:
+    """Sends spans where OTEL_EXPORTER_OTLP_ENDPOINT says, unless another tool has set that up already.
+
+    False when the variable is not there. InputError when it is, and the packages that it needs are not.
+    """
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return False
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
+        raise InputError(f"an OpenTelemetry endpoint is set, which needs {packages} ({error})") from None
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return True  # opentelemetry-instrument, or the program around us, has its own
+    name = os.environ.get("OTEL_SERVICE_NAME", "plait")
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    return True

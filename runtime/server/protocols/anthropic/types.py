@@ -1,0 +1,188 @@
+"""The body of a messages request, every documented field of it.
+
+Source: https://docs.anthropic.com/en/api/messages and the types of the `anthropic` package 2.12.
+
+Knows: shapes. Must not know: what is done with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_MESSAGES = 1024
+MAX_TOOLS = 128
+
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+
+
+class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of all parts of a request."""
+
+
+class CacheControl(StrictStruct):
+    """Prefixes are cached without being asked; the mark is taken for what it is, a wish that is fulfilled."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(StrictStruct, tag_field="type", tag="text"):
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class ThinkingBlock(StrictStruct, tag_field="type", tag="thinking"):
+    """Reasoning as it was given. This server's signatures are empty."""
+
+    thinking: str
+    signature: str = ""
+
+
+class DirectCaller(StrictStruct):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(StrictStruct, tag_field="type", tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: DirectCaller | None = None
+    toolset_name: None = None
+
+
+class ToolResultBlock(StrictStruct, tag_field="type", tag="tool_result"):
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: None = None
+
+
+class SystemMessage(StrictStruct, tag_field="role", tag="system"):
+    content: str | list[TextBlock]
+
+
+class UserMessage(StrictStruct, tag_field="role", tag="user"):
+    content: str | list[TextBlock | ToolResultBlock]
+
+
+class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock]
+
+
+Message = SystemMessage | UserMessage | AssistantMessage
+
+
+class AnthropicTool(StrictStruct):
+    """A tool of the client's. `input_schema`: the input always fits it, `strict` or not."""
+
+    name: ToolName
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: Literal[True] | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class AutoChoice(StrictStruct, tag_field="type", tag="auto"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(StrictStruct, tag_field="type", tag="any"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoice(StrictStruct, tag_field="type", tag="tool"):
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoneChoice(StrictStruct, tag_field="type", tag="none"):
+    """No tool may be used."""
+
+
+class ThinkingAdaptive(StrictStruct, tag_field="type", tag="adaptive"):
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingEnabled(StrictStruct, tag_field="type", tag="enabled"):
+    budget_tokens: int
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingBetweenTools(StrictStruct, tag_field="type", tag="between_tools"):
+    """Reasoning between tool uses."""
+
+
+class ThinkingDisabled(StrictStruct, tag_field="type", tag="disabled"):
+    """No reasoning in the answer."""
+
+
+Thinking = ThinkingAdaptive | ThinkingEnabled | ThinkingBetweenTools | ThinkingDisabled
+
+
+class JsonFormat(StrictStruct):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(StrictStruct):
+    """`format`: the answer is JSON that fits the schema."""
+
+    format: JsonFormat | None = None
+    effort: Any = None
+
+
+class Metadata(StrictStruct):
+    """`user_id` goes nowhere: there is no abuse to report here."""
+
+    user_id: str | None = None
+
+
+class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What `count_tokens` takes, and the first half of a request."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[AnthropicTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    speed: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
+
+
+class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
+    """Anthropic's messages request. What `UNSUPPORTED_FIELDS` lists can only have the values given there."""
+
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    metadata: Metadata | None = None
+    container: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    service_tier: Any = None
+
+
+UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {"speed": ("standard",), "user_profile_id": (), "workspace_id": ()}
+UNSUPPORTED_MESSAGE_FIELDS = UNSUPPORTED_FIELDS | {
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "service_tier": ("auto", "standard_only"),
+}

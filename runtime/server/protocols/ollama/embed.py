@@ -1,0 +1,122 @@
+"""`/api/embed`, and `/api/embeddings` before it: Ollama's requests for vectors.
+
+Knows: Ollama's names and defaults. Must not know: sessions, how anything is pooled.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from plait.runtime.client.call import CallResult
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.generation.embedding import (
+    EmbeddingOptions,
+    check_can_embed,
+    check_dimensions,
+    embed_prompts,
+    tokenize_inputs,
+)
+from plait.runtime.server.http.error_bodies import OllamaErrorBody
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+from plait.runtime.server.protocols.ollama.models import check_model_name
+from plait.runtime.server.protocols.ollama.request import check_keep_alive, check_options
+from plait.runtime.server.protocols.ollama.types import UNSUPPORTED_OPTIONS, OllamaOptions
+
+router = APIRouter()
+
+# nothing is sampled here
+SAMPLING = ("num_predict", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+UNSUPPORTED_FIELDS = UNSUPPORTED_OPTIONS | dict.fromkeys((*SAMPLING, "presence_penalty", "frequency_penalty"), ())
+
+
+class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`truncate` (true unless it is false): an input that is longer than the context, or than `num_ctx`, loses its end.
+    Without any input, whether the model is there.
+    """
+
+    model: Annotated[str, Meta(min_length=1)]
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class EmbedResponse(msgspec.Struct):
+    """One vector of length 1 for each input; durations in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class LegacyEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """One text, whose end is cut off where it is too long."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    prompt: str
+    options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
+
+
+class LegacyEmbedResponse(msgspec.Struct):
+    """The vector as it is pooled, of whatever length."""
+
+    embedding: list[float]
+
+
+@router.post("/api/embed", **documented(EmbedRequest, EmbedResponse, error_body=OllamaErrorBody))
+async def embed(request: Request) -> Response:
+    """Vectors of one or many texts."""
+    body = await read_json(request, EmbedRequest)
+    inputs = body.input if isinstance(body.input, list) else [body.input] if body.input else []
+    results = await _results(request, body, inputs, "input", body.truncate is not False, body.dimensions, True)
+    longest = max((result.usage.wall_s for result in results), default=0.0)
+    count = sum(result.usage.prompt_tokens for result in results)
+    vectors = [result.embedding.tolist() for result in results]
+    return json_response(EmbedResponse(body.model, vectors, int(longest * 1e9), 0, count))
+
+
+@router.post("/api/embeddings", **documented(LegacyEmbedRequest, LegacyEmbedResponse, error_body=OllamaErrorBody))
+async def old_embed(request: Request) -> Response:
+    """The vector of one text."""
+    body = await read_json(request, LegacyEmbedRequest)
+    results = await _results(request, body, [body.prompt] if body.prompt else [], "prompt", True, None, False)
+    return json_response(LegacyEmbedResponse(results[0].embedding.tolist() if results else []))
+
+
+async def _results(
+    request: Request,
+    body: EmbedRequest | LegacyEmbedRequest,
+    inputs: list[str],
+    param: str,
+    truncate: bool,
+    dimensions: int | None,
+    normalize: bool,
+) -> list[CallResult]:
+    state = state_of(request)
+    check_model_name(state, body.model)
+    check_keep_alive(body.keep_alive)
+    check_can_embed(state)
+    client, options = state.client, body.options or OllamaOptions()
+    check_options(options, UNSUPPORTED_FIELDS, client.model.context_length)
+    check_dimensions(client, dimensions)
+    if not inputs:
+        return []
+    prompts = await tokenize_inputs(client, inputs, param, truncate=truncate, limit=options.num_ctx)
+    embedding_options = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
+    try:
+        return await cancel_on_disconnect(request, embed_prompts(client, prompts, embedding_options))
+    except PlaitError as error:
+        raise as_api_error(error) from error

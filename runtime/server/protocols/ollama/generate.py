@@ -1,0 +1,122 @@
+"""`/api/chat` and `/api/generate`: Ollama's requests in, lines of JSON or one object out.
+
+Knows: the order of lines. Must not know: options, templates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
+from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
+from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.generation.json_completion import with_json_completion
+from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response, stream_response
+from plait.runtime.server.protocols.ollama.models import check_model_name
+from plait.runtime.server.protocols.ollama.request import check_keep_alive, prepared_of, sampling_of, shows_thinking
+from plait.runtime.server.protocols.ollama.response import EndpointKind, OllamaResponseWriter, load_response
+from plait.runtime.server.protocols.ollama.types import (
+    OllamaChat,
+    OllamaChatRequest,
+    OllamaGenerated,
+    OllamaGenerateRequest,
+)
+
+router = APIRouter()
+
+LINES = "application/x-ndjson"
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A checked request."""
+
+    kind: EndpointKind
+    model: str
+    submission: Submission
+    prepared: PreparedChat
+    with_thinking: bool
+
+
+@router.post("/api/chat", **documented(OllamaChatRequest, OllamaChat, stream=LINES, error_body=OllamaErrorBody))
+async def chat(request: Request) -> Response:
+    """The next turn of a conversation. Streams lines of JSON unless `stream` is false."""
+    return await _answer(request, await read_json(request, OllamaChatRequest), "chat")
+
+
+@router.post(
+    "/api/generate", **documented(OllamaGenerateRequest, OllamaGenerated, stream=LINES, error_body=OllamaErrorBody)
+)
+async def generate(request: Request) -> Response:
+    """An answer to a prompt. Streams lines of JSON unless `stream` is false."""
+    return await _answer(request, await read_json(request, OllamaGenerateRequest), "generate")
+
+
+async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind) -> Response:
+    state = state_of(request)
+    check_model_name(state, body.model)
+    check_keep_alive(body.keep_alive)
+    if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
+        return json_response(load_response(kind, body.model))
+    checked = await _check(body, kind, state, tenant_of(request))
+    try:
+        if body.stream is False:
+            return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
+        return await stream_response(request, _lines(state.client, checked, request_id(request)), LINES)
+    except PlaitError as error:
+        raise as_api_error(error, constraint_param=checked.prepared.constraint_param) from error
+
+
+async def _check(
+    body: OllamaChatRequest | OllamaGenerateRequest, kind: EndpointKind, state: AppState, tenant: str
+) -> CheckedRequest:
+    client = state.client
+    with_thinking = shows_thinking(body, client)
+    prepared = await prepared_of(body, client)
+    sampling = sampling_of(body, client.model.context_length, prepared.prompt_ids)
+    sampling = with_json_completion(sampling, prepared.constraint)
+    submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant)
+    return CheckedRequest(kind, body.model, submission, prepared, with_thinking)
+
+
+async def _complete_response(client: Client, checked: CheckedRequest) -> dict[str, Any]:
+    async with submit(client, [checked.submission]) as handle:
+        (result,) = await handle.results()
+        answer = ChatOutput(checked.prepared, client, handle.calls[0])
+        writer = OllamaResponseWriter(checked.kind, checked.model, client, answer, checked.with_thinking)
+        writer.add_parts(answer.parse_result(result), is_last=True)
+        return writer.final_line(result)
+
+
+async def _lines(client: Client, checked: CheckedRequest, name: str) -> AsyncGenerator[bytes, None]:
+    async with submit(client, [checked.submission]) as handle:
+        answer = ChatOutput(checked.prepared, client, handle.calls[0])
+        writer = OllamaResponseWriter(checked.kind, checked.model, client, answer, checked.with_thinking)
+        has_begun = False
+        try:
+            async with contextlib.aclosing(handle.progress()) as batches:
+                async for batch in batches:
+                    for _, update in batch:
+                        writer.add_parts(answer.parse_update(update), is_last=update.finished)
+                    if line := writer.next_line():
+                        has_begun = True
+                        yield msgspec.json.encode(line) + b"\n"
+            yield msgspec.json.encode(writer.final_line(handle.calls[0].result(0))) + b"\n"
+        except Exception as error:
+            if not has_begun:
+                raise
+            told = as_api_error(error, constraint_param=checked.prepared.constraint_param)
+            yield msgspec.json.encode(error_body("/api/", told, name)) + b"\n"

@@ -1,0 +1,137 @@
+"""A chat completion request as a `Conversation`: roles, content parts, tools and what the answer must be.
+
+Knows: OpenAI's fields. Must not know: templates, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.runtime.server.chat.conversation import NO_PARAMETERS, Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.errors import invalid
+from plait.runtime.server.protocols.openai.chat_types import (
+    AllowedToolsChoice,
+    AssistantMessage,
+    ChatRequest,
+    FunctionTool,
+    Message,
+    NamedToolChoice,
+    RefusalPart,
+    TextPart,
+    ToolMessage,
+)
+from plait.runtime.server.protocols.openai.fields import checked_tool_names, constraint_of
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's
+
+
+def conversation_of(body: ChatRequest) -> Conversation:
+    """Raises ApiError for values that contradict each other."""
+    continue_final = bool(body.continue_final_message)
+    add_prompt = body.add_generation_prompt if body.add_generation_prompt is not None else not continue_final
+    if continue_final and add_prompt:
+        text = "'continue_final_message' and 'add_generation_prompt' cannot both be true"
+        raise invalid(text, "continue_final_message")
+    turns = _turns(body.messages)
+    if continue_final and (turns[-1].role != "assistant" or turns[-1].calls):
+        text = "'continue_final_message' needs a last message of the assistant, without tool calls"
+        raise invalid(text, "continue_final_message")
+    constraint, param = constraint_of(body)
+    tools = _tools(body.tools or [])
+    names, must_call, one_call = _tool_choice(body, tools)
+    if body.stream_options is not None and not body.stream:
+        raise invalid("'stream_options' is only for streams", "stream_options")
+    return Conversation(
+        turns=turns,
+        tools=tools,
+        callable_names=names,
+        must_call=must_call,
+        one_call=one_call or body.parallel_tool_calls is False,
+        constraint=constraint,
+        constraint_param=param,
+        add_generation_prompt=add_prompt,
+        continue_final=continue_final,
+    )
+
+
+def max_tokens_of(body: ChatRequest) -> int | None:
+    """The limit under either of its names."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise invalid("'max_tokens' and 'max_completion_tokens' are one setting; give one", "max_tokens")
+    limit = new if new is not None else old
+    if limit is not None and limit < 1:
+        name = "max_tokens" if new is None else "max_completion_tokens"
+        raise invalid(f"'{name}' must be at least 1, not {limit}", name)
+    return limit
+
+
+def top_logprobs_of(body: ChatRequest) -> int:
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise invalid(f"'top_logprobs' must be from 0 to {MAX_TOP_LOGPROBS}, not {top}", "top_logprobs")
+    if top and not body.logprobs:
+        raise invalid("'top_logprobs' needs 'logprobs' to be true", "top_logprobs")
+    return top or 0
+
+
+def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    turns = [_turn(message) for message in messages]
+    known: set[str] = set()
+    for index, turn in enumerate(turns):
+        known |= {call.id for call in turn.calls}
+        if turn.role == "tool" and turn.call_id not in known:
+            param = f"messages[{index}].tool_call_id"
+            raise invalid(f"'{param}' answers no tool call of the messages before it", param)
+    return tuple(turns)
+
+
+def _turn(message: Message) -> Turn:
+    text = _text(message.content)
+    if isinstance(message, ToolMessage):
+        return Turn("tool", text, call_id=message.tool_call_id, name=message.name)
+    if isinstance(message, AssistantMessage):
+        made = message.tool_calls or []
+        calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in made)
+        return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content, name=message.name)
+    role: Any = message.__struct_config__.tag
+    return Turn("system" if role == "developer" else role, text, name=message.name)
+
+
+def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def _tools(given: Sequence[FunctionTool]) -> tuple[ToolDefinition, ...]:
+    tools: list[ToolDefinition] = []
+    for index, item in enumerate(given):
+        function = item.function
+        if any(tool.name == function.name for tool in tools):
+            raise invalid(f"two tools are called '{function.name}'", f"tools[{index}].function.name")
+        parameters = function.parameters if function.parameters is not None else NO_PARAMETERS
+        param = f"tools[{index}].function.parameters"
+        tools.append(
+            ToolDefinition(function.name, function.description or "", parameters, param, bool(function.strict))
+        )
+    return tuple(tools)
+
+
+def _tool_choice(body: ChatRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
+    """(names of tools that may be called, or None for all; whether one must be; whether only one may be)"""
+    choice = body.tool_choice
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return frozenset(), False, False
+        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        return checked_tool_names([choice.function.name], tools, "tool_choice.function.name"), True, True
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = choice.allowed_tools
+        names = checked_tool_names(
+            [tool.function.name for tool in allowed.tools], tools, "tool_choice.allowed_tools.tools"
+        )
+        return names, allowed.mode == "required", False
+    return frozenset() if choice == "none" else None, choice == "required", False

@@ -1,0 +1,164 @@
+"""The body of a chat completion request, every documented field of it.
+
+Knows: shapes. Must not know: what is done with them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from plait.runtime.server.protocols.openai.fields import SamplingFields
+
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
+
+
+class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of all parts of a request."""
+
+
+class TextPart(StrictStruct, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(StrictStruct, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class FunctionCall(StrictStruct):
+    name: str
+    arguments: str
+
+
+class AssistantToolCall(StrictStruct):
+    """A tool call that the model made earlier."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class SystemMessage(StrictStruct, tag_field="role", tag="system"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class DeveloperMessage(StrictStruct, tag_field="role", tag="developer"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class UserMessage(StrictStruct, tag_field="role", tag="user"):
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
+    """An answer as it was given; the fields that are only null here are those this server never fills.
+
+    `provider_specific_fields`: what litellm adds to an answer, and sends back with it; it says nothing to the model.
+    """
+
+    content: str | list[TextPart | RefusalPart] | None = None
+    tool_calls: list[AssistantToolCall] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    name: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    provider_specific_fields: dict[str, Any] | None = None
+
+
+class ToolMessage(StrictStruct, tag_field="role", tag="tool"):
+    tool_call_id: str
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class Function(StrictStruct):
+    """`parameters` is a JSON schema; the arguments always fit it, `strict` or not."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(StrictStruct, tag_field="type", tag="function"):
+    function: Function
+
+
+class FunctionName(StrictStruct):
+    name: str
+
+
+class NamedToolChoice(StrictStruct, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTool(StrictStruct, tag_field="type", tag="function"):
+    function: FunctionName
+
+
+class AllowedTools(StrictStruct):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's chat completion request. What `refused` lists can only have the values given there."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    metadata: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "functions": (),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}

@@ -1,0 +1,122 @@
+"""`/v1/embeddings`: texts or tokens in, one vector for each out, as numbers or in base64.
+
+Knows: OpenAI's embedding objects. Must not know: sessions, how anything is pooled.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from plait.runtime.client.call import CallResult
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.app_state import state_of, tenant_of
+from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.generation.embedding import (
+    EmbeddingInput,
+    EmbeddingOptions,
+    check_can_embed,
+    check_dimensions,
+    embed_prompts,
+    tokenize_inputs,
+)
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+
+router = APIRouter()
+
+Encoding = Literal["float", "base64"]
+
+
+class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's embedding request: a text, a list of texts, a list of token ids, or a list of such lists.
+
+    `dimensions`: only so many first numbers of each vector. The last three are extras of ours.
+    """
+
+    model: str
+    input: str | list[str | int | list[int]]
+    dimensions: int | None = None
+    encoding_format: Encoding | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+
+
+class Embedding(msgspec.Struct):
+    """One input's vector: numbers, or the base64 of them as little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """One embedding for each input, in order."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+@router.post("/v1/embeddings", **documented(EmbeddingRequest, EmbeddingList))
+async def create_embedding(request: Request) -> Response:
+    """Embeddings of texts, where the model can pool."""
+    body = await read_json(request, EmbeddingRequest)
+    state = state_of(request)
+    state.check_model(body.model)
+    check_can_embed(state)
+    client = state.client
+    check_dimensions(client, body.dimensions)
+    prompts = await tokenize_inputs(client, split_inputs(body.input), "input")
+    embedding_options = EmbeddingOptions(
+        dimensions=body.dimensions,
+        timeout_s=body.timeout,
+        tenant=tenant_of(request),
+        cache_salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )
+    try:
+        results = await cancel_on_disconnect(request, embed_prompts(client, prompts, embedding_options))
+    except PlaitError as error:
+        raise as_api_error(error) from error
+    return json_response(_answer(results, state.model_name, body.encoding_format or "float"))
+
+
+def split_inputs(given: str | Sequence[str | int | list[int]]) -> list[EmbeddingInput]:
+    """What is to be embedded, one by one. ApiError for lists that mix kinds."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise invalid("'input' mixes token ids with texts or lists", "input")
+    found: Any = [given] if kinds == {int} else given
+    return list(found)
+
+
+def _answer(results: Sequence[CallResult], model: str, encoding: Encoding) -> EmbeddingList:
+    data = [Embedding(index, _encode_vector(result, encoding)) for index, result in enumerate(results)]
+    num_tokens = sum(result.usage.prompt_tokens for result in results)
+    return EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens))
+
+
+def _encode_vector(result: CallResult, encoding: Encoding) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(result.embedding_bytes or b"").decode()
+    numbers: list[float] = result.embedding.tolist()
+    return numbers

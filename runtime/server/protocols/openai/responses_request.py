@@ -1,0 +1,124 @@
+"""A `/v1/responses` request as a `Conversation`.
+
+Knows: OpenAI's items and tools. Must not know: templates, tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from plait.constrained.specs import JsonObject, JsonSchema, Spec
+from plait.runtime.server.chat.conversation import NO_PARAMETERS, Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.errors import invalid
+from plait.runtime.server.http.json_body import convert_json
+from plait.runtime.server.protocols.openai.fields import build_constraint, checked_tool_names
+from plait.runtime.server.protocols.openai.responses_types import (
+    AllowedToolsChoice,
+    CallItem,
+    CallOutputItem,
+    Content,
+    FunctionTool,
+    Item,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    MessageItem,
+    NamedToolChoice,
+    ReasoningItem,
+    Refusal,
+    ResponsesRequest,
+)
+
+
+def conversation_of(body: ResponsesRequest) -> Conversation:
+    """Raises ApiError for values that contradict each other."""
+    tools = _tools(body.tools or [])
+    names, must_call, one_call = _tool_choice(body, tools)
+    constraint, param = _constraint(body)
+    return Conversation(
+        turns=_turns(body),
+        tools=tools,
+        callable_names=names,
+        must_call=must_call,
+        one_call=one_call or body.parallel_tool_calls is False,
+        constraint=constraint,
+        constraint_param=param,
+    )
+
+
+def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
+    form = body.text.format if body.text else None
+    if isinstance(form, JsonObjectFormat):
+        return JsonObject(compact=bool(body.compact)), "text.format"
+    if isinstance(form, JsonSchemaFormat):
+        param = "text.format.schema"
+        options = {"annotations": not form.strict, "compact": bool(body.compact)}
+        return build_constraint(param, JsonSchema, form.schema, **options), param
+    return None, None
+
+
+def _turns(body: ResponsesRequest) -> tuple[Turn, ...]:
+    turns = [] if body.instructions is None else [Turn("system", body.instructions)]
+    if isinstance(body.input, str):
+        return (*turns, Turn("user", body.input))
+    calls: list[ToolCall] = []
+    reasoning: str | None = None
+    for index, raw in enumerate(body.input):
+        item: Item = convert_json({"type": "message", **raw}, Item, f"input[{index}]")  # type: ignore[arg-type]
+        if isinstance(item, CallItem):  # calls that follow each other, and the text before them, are one turn
+            call = ToolCall(item.call_id, item.name, item.arguments)
+            calls.append(call)
+            if turns and turns[-1].role == "assistant":
+                last = turns.pop()
+                turns.append(Turn("assistant", last.text, (*last.calls, call), last.reasoning))
+            else:
+                turns.append(Turn("assistant", "", (call,), reasoning))
+        elif isinstance(item, CallOutputItem):
+            if all(call.id != item.call_id for call in calls):
+                param = f"input[{index}].call_id"
+                raise invalid(f"'{param}' answers no function call of the items before it", param)
+            turns.append(Turn("tool", _text(item.output), call_id=item.call_id))
+        elif isinstance(item, ReasoningItem):
+            reasoning = "".join(part.text for part in item.content or [])
+            continue
+        else:
+            turns.append(_message(item, reasoning))
+        reasoning = None
+    return tuple(turns)
+
+
+def _message(item: MessageItem, reasoning: str | None) -> Turn:
+    if item.role == "assistant":
+        return Turn("assistant", _text(item.content), reasoning=reasoning)
+    return Turn("user" if item.role == "user" else "system", _text(item.content))
+
+
+def _text(content: str | Sequence[Content]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
+
+
+def _tools(given: Sequence[FunctionTool]) -> tuple[ToolDefinition, ...]:
+    tools: list[ToolDefinition] = []
+    for index, item in enumerate(given):
+        if any(tool.name == item.name for tool in tools):
+            raise invalid(f"two tools are called '{item.name}'", f"tools[{index}].name")
+        parameters: dict[str, Any] = item.parameters if item.parameters is not None else NO_PARAMETERS
+        param = f"tools[{index}].parameters"
+        tools.append(ToolDefinition(item.name, item.description or "", parameters, param, bool(item.strict)))
+    return tuple(tools)
+
+
+def _tool_choice(body: ResponsesRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
+    choice = body.tool_choice
+    if not tools:
+        if choice in (None, "none", "auto"):
+            return frozenset(), False, False
+        raise invalid("'tool_choice' needs 'tools'", "tool_choice")
+    if isinstance(choice, NamedToolChoice):
+        return checked_tool_names([choice.name], tools, "tool_choice.name"), True, True
+    if isinstance(choice, AllowedToolsChoice):
+        names = checked_tool_names([tool.name for tool in choice.tools], tools, "tool_choice.tools")
+        return names, choice.mode == "required", False
+    return frozenset() if choice == "none" else None, choice == "required", False

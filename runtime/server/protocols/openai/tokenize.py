@@ -1,0 +1,165 @@
+"""`/tokenize` and `/detokenize`: what a text, or a conversation, is in the model's tokens, and back.
+
+The shapes are those of vLLM and SGLang together: a list of prompts gives lists, one prompt gives one.
+
+Knows: these two requests. Must not know: sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import Meta
+from starlette.responses import Response
+
+from plait.runtime.client.client import Client
+from plait.runtime.server.app_state import state_of
+from plait.runtime.server.chat.engine import prepare_chat
+from plait.runtime.server.errors import invalid
+from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import json_response
+from plait.runtime.server.protocols.openai.chat_request import conversation_of
+from plait.runtime.server.protocols.openai.chat_types import ChatRequest, FunctionTool, Message
+
+router = APIRouter()
+
+MAX_PROMPTS = 1024
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`prompt`, plain text; or `messages`, as a chat completion would read them.
+
+    `add_special_tokens`: with the token that the model wants a text to begin with. `parse_special`: control tokens in
+    `prompt` are control tokens, not plain text.
+    """
+
+    model: str = "default"
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)] | None = None
+    add_special_tokens: bool = True
+    parse_special: bool = False
+    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+
+
+class Tokenized(msgspec.Struct, omit_defaults=True):
+    """`count` tokens of `max_model_len` that fit; `token_strs` where asked for."""
+
+    tokens: Sequence[int | list[int]]
+    count: int | list[int]
+    max_model_len: int
+    token_strs: Sequence[str | list[str]] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`skip_special_tokens`: control tokens give no text."""
+
+    tokens: list[int | list[int]]
+    model: str = "default"
+    skip_special_tokens: bool = True
+
+
+class Detokenized(msgspec.Struct):
+    """The text, under vLLM's name and under SGLang's."""
+
+    prompt: str | list[str]
+    text: str | list[str]
+
+
+@router.post("/tokenize", **documented(TokenizeRequest, Tokenized))
+async def tokenize_prompt(request: Request) -> Response:
+    """The token ids of a prompt or a conversation."""
+    body = await read_json(request, TokenizeRequest)
+    state = state_of(request)
+    state.check_model(body.model)
+    client = state.client
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("give 'prompt' or 'messages', and only one of them", "prompt")
+    if body.messages is not None:
+        found = [await _conversation(body, client)]
+    else:
+        for name in ("add_generation_prompt", "continue_final_message", "tools"):
+            if getattr(body, name) is not None:
+                raise invalid(f"'{name}' needs 'messages'", name)
+        prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
+        found = await _prompts(prompts, body, client)
+    many = isinstance(body.prompt, list)
+    names = [[token_text(client, token) for token in ids] for ids in found] if body.return_token_strs else None
+    limit = client.model.context_length
+    if many:
+        return json_response(Tokenized(found, [len(ids) for ids in found], limit, names))
+    return json_response(Tokenized(found[0], len(found[0]), limit, names[0] if names else None))
+
+
+@router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
+async def detokenize_tokens(request: Request) -> Response:
+    """The text of token ids."""
+    body = await read_json(request, DetokenizeRequest)
+    state = state_of(request)
+    state.check_model(body.model)
+    kinds = {type(item) for item in body.tokens}
+    if len(kinds) > 1:
+        raise invalid("'tokens' mixes token ids with lists of them", "tokens")
+    given: Any = body.tokens if kinds == {list} else [body.tokens]
+    if sum(map(len, given)) > TOKENIZE_IN_THREAD_CHARS:
+        texts = await asyncio.to_thread(_texts, state.client, given, body.skip_special_tokens)
+    else:
+        texts = _texts(state.client, given, body.skip_special_tokens)
+    told = texts if kinds == {list} else texts[0]
+    return json_response(Detokenized(told, told))
+
+
+def token_text(client: Client, token: int) -> str:
+    """What one token is called: a control token's name, another's text."""
+    name = client.tokenizer.control_texts.get(token)
+    return name if name is not None else client.tokenizer.vocabulary.token_bytes[token].decode("utf-8", "replace")
+
+
+async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
+    chat_request = ChatRequest(
+        model=body.model,
+        messages=body.messages or [],
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    return list((await prepare_chat(client, conversation_of(chat_request))).prompt_ids)
+
+
+async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client) -> list[list[int]]:
+    """The ids of each text; of many, or of long ones, one text at a time in a thread."""
+    found = []
+    is_long = sum(map(len, texts)) > TOKENIZE_IN_THREAD_CHARS
+    for text in texts:
+        parts = [(text, body.parse_special)]
+        if len(text) > TOKENIZE_IN_THREAD_CHARS:
+            check_fits_context(client, len(text))
+        if is_long:
+            ids = await asyncio.to_thread(client.tokenizer.encode, parts, at_start=True)
+        else:
+            ids = client.tokenizer.encode(parts, at_start=True)
+        found.append(prepend_bos(client, ids) if body.add_special_tokens else ids)
+    return found
+
+
+def _texts(client: Client, given: Sequence[list[int]], skips: bool) -> list[str]:
+    return [_text(client, ids, skips) for ids in given]
+
+
+def _text(client: Client, ids: list[int], skips: bool) -> str:
+    width = client.model.vocab_size
+    for token in ids:
+        if not 0 <= token < width:
+            raise invalid(f"'tokens' holds a token id that is not from 0 to {width - 1}", "tokens")
+    names = {} if skips else client.tokenizer.control_texts
+    token_bytes = client.tokenizer.vocabulary.token_bytes
+    data = [names[token].encode() if token in names else token_bytes[token] for token in ids]
+    return b"".join(data).decode("utf-8", "replace")

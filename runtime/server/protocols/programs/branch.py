@@ -1,0 +1,103 @@
+"""One growing text of a program that runs: its session, its pieces, its turns and its variables.
+
+Knows: sessions and chat templates' turns. Must not know: steps, HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from plait.runtime.client.client import Client
+from plait.runtime.client.session import Session
+from plait.runtime.errors import InputError
+from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+T = TypeVar("T")
+
+PendingText: TypeAlias = "asyncio.Task[str]"  # the text of a call that may still run
+Value: TypeAlias = "str | PendingText | list[Value]"
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A part of the text; `control`: the chat template's own."""
+
+    text: str | PendingText
+    control: bool = False
+
+    async def resolve(self) -> str:
+        return self.text if isinstance(self.text, str) else await self.text
+
+
+@dataclass
+class ProgramBranch:
+    """`turns`: (role, first piece, piece after the last) of those that ended."""
+
+    client: Client
+    session: Session
+    variables: dict[str, Value]
+    pieces: list[TextPiece] = field(default_factory=list)
+    turns: list[tuple[str, int, int]] = field(default_factory=list)
+    _num_unsent: int = 0  # characters that the next call or fork will tokenize
+
+    def write(self, text: str, *, control: bool = False) -> None:
+        """Adds known text."""
+        self.session.append(text, control=control)
+        self._num_unsent += len(text)
+        self.pieces.append(TextPiece(text, control))
+
+    async def run_tokenizing(self, start: Callable[[], T]) -> T:
+        """`start()`, which has the session tokenize what was written: in a thread, where that would take long.
+
+        Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
+        """
+        check_fits_context(self.client, self._num_unsent)
+        is_long, self._num_unsent = self._num_unsent > TOKENIZE_IN_THREAD_CHARS, 0
+        return await asyncio.to_thread(start) if is_long else start()
+
+    def begin_turn(self, role: str) -> int:
+        """The number of the turn's first piece."""
+        self.write(self._template().turn_prefix(self._roles(), role), control=True)
+        return len(self.pieces)
+
+    def end_turn(self, role: str, first: int) -> None:
+        suffix = self._template().turn_suffix(self._roles(), role)
+        self.turns.append((role, first, len(self.pieces)))
+        self.write(suffix, control=True)
+
+    def fork(self, size: int) -> list[ProgramBranch]:
+        """`size` strands that begin with all that this one has."""
+        return [
+            ProgramBranch(self.client, session, dict(self.variables), list(self.pieces), list(self.turns))
+            for session in self.session.fork(size)
+        ]
+
+    async def append_tail(self, child: ProgramBranch, start: int, num_turns: int) -> None:
+        """Adds what `child` has after piece `start` and turn `num_turns`, once it is known."""
+        shift = len(self.pieces) - start
+        for piece in child.pieces[start:]:
+            self.write(await piece.resolve(), control=piece.control)
+        self.turns += [(role, first + shift, end + shift) for role, first, end in child.turns[num_turns:]]
+
+    async def text(self, first: int = 0, end: int | None = None) -> str:
+        return "".join([await piece.resolve() for piece in self.pieces[first:end]])
+
+    def _roles(self) -> Sequence[str]:
+        return [role for role, _, _ in self.turns]
+
+    def _template(self) -> ChatTemplate:
+        template = self.client.tokenizer.chat_template
+        if template is None:
+            raise InputError("this model has no chat template, so it has no turns; use text")
+        return template
+
+
+async def resolve_value(value: Value) -> object:
+    """A variable's value as JSON."""
+    if isinstance(value, list):
+        return [await resolve_value(item) for item in value]
+    return value if isinstance(value, str) else await value

@@ -1,0 +1,158 @@
+"""`POST /v1/programs`: runs a program and answers with its variables, whole or as they come.
+
+Knows: the answer and the events. Must not know: how a program is checked or run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from plait.runtime.client.client import Client
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.app_state import request_id, state_of, tenant_of
+from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.http.json_body import read_json
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
+from plait.runtime.server.protocols.openai.tokenize import token_text
+from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
+from plait.runtime.server.protocols.programs.compiler import Step, compile_program
+from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
+from plait.runtime.server.protocols.programs.types import (
+    CallAnswer,
+    CallUsage,
+    ProgramAnswer,
+    ProgramRequest,
+    ProgramUsage,
+    TokenLogprobBody,
+    TurnAnswer,
+)
+
+router = APIRouter()
+
+MIN_LOGPROB = -9999.0  # the logprob of what cannot be; JSON has no infinity
+
+
+@router.post("/v1/programs", **documented(ProgramRequest, ProgramAnswer, stream=True))
+async def run_program(request: Request) -> Response:
+    """Runs a program in one session. Streams its variables when `stream` is true."""
+    body = await read_json(request, ProgramRequest)
+    state = state_of(request)
+    state.check_model(body.model)
+    steps = compile_program(body, state.settings.max_choices)
+    envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": state.model_name}
+    running = _Running(state.client, body, steps, envelope, tenant_of(request))
+    try:
+        if body.stream:
+            return await stream_response(request, running.events())
+        return json_response(await cancel_on_disconnect(request, running.whole()))
+    except PlaitError as error:
+        raise as_api_error(error) from error
+
+
+class _Running:
+    """One request's run."""
+
+    def __init__(
+        self, client: Client, body: ProgramRequest, steps: tuple[Step, ...], envelope: dict[str, str], tenant: str
+    ) -> None:
+        self._client, self._steps, self._envelope, self._tenant = client, steps, envelope, tenant
+        self._variables: dict[str, Value] = {
+            name: value if isinstance(value, str) else [*value] for name, value in (body.variables or {}).items()
+        }
+        self._salt, self._priority = body.cache_salt or "", body.priority or 0
+
+    async def whole(self) -> ProgramAnswer:
+        return await self._run(ProgramRun(self._client))
+
+    async def _run(self, run: ProgramRun) -> ProgramAnswer:
+        where = dict(tenant=self._tenant, cache_salt=self._salt, priority=self._priority)
+        async with run.running(self._steps, self._variables, **where) as program_branch:  # type: ignore[arg-type]
+            return await self._answer(run, program_branch)
+
+    async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
+        calls = [self._call(done) for done in run.done]
+        usages = [call.usage for call in calls]
+        prompt, completion = sum(each.prompt_tokens for each in usages), sum(each.completion_tokens for each in usages)
+        cached = sum(each.cached_tokens for each in usages)
+        return ProgramAnswer(
+            id=self._envelope["id"],
+            created=int(time.time()),
+            model=self._envelope["model"],
+            variables={name: await resolve_value(value) for name, value in program_branch.variables.items()},
+            text=await program_branch.text(),
+            messages=[
+                TurnAnswer(role, await program_branch.text(first, end)) for role, first, end in program_branch.turns
+            ],
+            calls=calls,
+            usage=ProgramUsage(prompt, cached, completion, prompt + completion),
+        )
+
+    def _call(self, done: FinishedCall) -> CallAnswer:
+        result = done.result
+        usage = CallUsage(
+            result.usage.prompt_tokens,
+            result.usage.cached_tokens,
+            result.usage.completion_tokens,
+            result.usage.forced_tokens,
+        )
+        logprobs = None
+        if result.logprobs is not None:
+            logprobs = [
+                TokenLogprobBody(
+                    each.token_id,
+                    token_text(self._client, each.token_id),
+                    max(each.logprob, MIN_LOGPROB),
+                    [(token, max(value, MIN_LOGPROB)) for token, value in each.top],
+                )
+                for each in result.logprobs
+            ]
+        scores = [max(score, MIN_LOGPROB) for score in result.choice.scores] if result.choice is not None else None
+        step = done.step
+        return CallAnswer(
+            step.name,
+            step.path,
+            done.sample,
+            done.value,
+            result.finish_reason,
+            result.matched,
+            result.violation,
+            scores,
+            logprobs,
+            usage,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """program.created, then each variable's deltas and its end as they come, then program.completed."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        run = ProgramRun(self._client, lambda update: queue.put_nowait(self._event(update)))
+        task = asyncio.create_task(self._run(run))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        has_begun = False
+        try:
+            while (event := await queue.get()) is not None:
+                if not has_begun:
+                    yield named_sse_event("program.created", {"type": "program.created", **self._envelope})
+                has_begun = True
+                yield event
+            yield named_sse_event("program.completed", {"type": "program.completed", "program": await task})
+        except Exception as error:
+            if not has_begun:
+                raise
+            yield named_sse_event("error", {"type": "error", **as_api_error(error).body()})
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _event(self, update: TextDelta | FinishedCall) -> bytes:
+        about: dict[str, Any] = {"name": update.step.name, "path": update.step.path, "sample": update.sample}
+        if isinstance(update, TextDelta):
+            return named_sse_event("variable.delta", {"type": "variable.delta", **about, "delta": update.delta})
+        told = {"value": update.value, "finish_reason": update.result.finish_reason}
+        return named_sse_event("variable.done", {"type": "variable.done", **about, **told})

@@ -1,0 +1,132 @@
+"""What SGLang's clients ask of a server besides generating: its model, its state, its cache, its health.
+
+Knows: SGLang's names for these. Must not know: how anything is generated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.server.app_state import AppState, state_of
+from plait.runtime.server.generation.embedding import EmbeddingOptions, embed_prompts
+from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.http.openapi import documented
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+
+router = APIRouter()
+
+HEALTH_TIMEOUT_S = 20.0
+
+
+class ModelInfo(msgspec.Struct):
+    """The model that is served; `model_path` is a path on the server's machine."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    context_length: int
+    vocab_size: int
+    is_generation: bool = True
+    preferred_sampling_params: None = None
+    weight_version: str = "default"
+    has_image_understanding: Literal[False] = False
+    has_audio_understanding: Literal[False] = False
+
+
+class SchedulerState(msgspec.Struct):
+    """One page of the cache holds one token."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    token_usage: float
+    num_cached_tokens: int
+
+
+class ServerInfo(msgspec.Struct):
+    model_path: str
+    served_model_name: str
+    context_length: int
+    max_total_num_tokens: int
+    version: str
+    internal_states: list[SchedulerState]
+
+
+@router.get("/get_model_info", **documented(answer=ModelInfo, errors=(500, 503)))
+@router.get("/model_info", **documented(answer=ModelInfo, errors=(500, 503)))
+async def model_info(request: Request) -> Response:
+    """The model that is served."""
+    state = state_of(request)
+    model = state.client.model
+    path = model.model_path
+    return json_response(
+        ModelInfo(path, path, state.model_name, model.context_length, model.vocab_size, model.can_generate)
+    )
+
+
+@router.get("/get_server_info", **documented(answer=ServerInfo, errors=(500, 503)))
+@router.get("/server_info", **documented(answer=ServerInfo, errors=(500, 503)))
+async def server_info(request: Request) -> Response:
+    """What the server is doing now."""
+    state = state_of(request)
+    return json_response(await cancel_on_disconnect(request, _server_info(state)))
+
+
+async def _server_info(state: AppState) -> ServerInfo:
+    client = state.client
+    now = await asyncio.to_thread(client.status)
+    used = now.held_pages / now.total_pages
+    scheduler = SchedulerState(now.running_calls, now.waiting_calls, used, now.cached_pages)
+    model = client.model
+    return ServerInfo(
+        model.model_path, state.model_name, model.context_length, now.total_pages, version("plait"), [scheduler]
+    )
+
+
+async def _flush(request: Request) -> Response:
+    await cancel_on_disconnect(request, asyncio.to_thread(state_of(request).client.flush_cache))
+    return PlainTextResponse("The cache was flushed; what running calls need is kept.\n")
+
+
+_FLUSHES: dict[str, Any] = {
+    "responses": {200: {"description": "Done.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+}
+
+
+@router.post("/flush_cache", **_FLUSHES)
+async def flush_cache(request: Request) -> Response:
+    """Drops every cached prefix that no running call needs."""
+    return await _flush(request)
+
+
+@router.get("/flush_cache", **_FLUSHES)
+async def flush_cache_by_get(request: Request) -> Response:
+    """The same: SGLang's clients use either."""
+    return await _flush(request)
+
+
+@router.get("/health_generate", **documented(errors=(500, 503, 504)))
+async def health_generate(request: Request) -> Response:
+    """200 once one token was generated for this very request, or embedded by a model that generates none."""
+    await cancel_on_disconnect(request, _one_token(state_of(request)))
+    return json_response({})
+
+
+async def _one_token(state: AppState) -> None:
+    client = state.client
+    token = next(iter(client.tokenizer.eos_ids), 0)
+    if not client.model.can_generate:
+        await embed_prompts(
+            client, [[token]], EmbeddingOptions(timeout_s=HEALTH_TIMEOUT_S, tenant="health", priority=1_000_000)
+        )
+        return
+    sampling = sampling_params(max_tokens=1, temperature=0.0, timeout_s=HEALTH_TIMEOUT_S)
+    submission = Submission([token], sampling, tenant="health", priority=1_000_000)
+    async with submit(client, [submission]) as handle:
+        await handle.results()

@@ -1,0 +1,413 @@
+"""The pool from the outside: answers, deadlines, deaths, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import current_thread
+from time import monotonic, sleep
+
+import psutil
+import pytest
+from expensive_specs import EXPENSIVE_SPECS
+
+from plait.constrained import (
+    Choices,
+    CompilePool,
+    Ebnf,
+    Grammar,
+    GrammarError,
+    JsonSchema,
+    Regex,
+    Vocabulary,
+    compile_grammar,
+)
+from plait.constrained.compile_service.pool import MAX_GROWTH_BYTES, _grammar
+from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
+
+LONG_AUTOMATA = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]
+BOMB = JsonSchema({"oneOf": LONG_AUTOMATA})  # whether they exclude each other takes hours and gigabytes to tell
+MEMBERS = JsonSchema({"enum": [f"member {i}" for i in range(50_000)]})
+PATIENCE_S = 60.0
+
+
+def wait_for(pool: CompilePool, tickets: list[int]) -> dict[int, Grammar | GrammarError]:
+    """Poll as a scheduler would until the tickets are answered."""
+    answers: dict[int, Grammar | GrammarError] = {}
+    give_up = monotonic() + PATIENCE_S
+    while not answers.keys() >= set(tickets):
+        assert monotonic() < give_up
+        poller = select.poll()
+        for fileno in pool.filenos():
+            poller.register(fileno, select.POLLIN)
+        until = pool.next_deadline()
+        poller.poll(1000 if until is None else max(0.0, min(1000, (until - monotonic()) * 1000 + 1)))
+        for ticket, answer in pool.collect():
+            assert ticket not in answers
+            answers[ticket] = answer
+    return answers
+
+
+def pids(pool: CompilePool) -> list[int]:
+    return [child.pid for child in pool._children]
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def pool(small: Vocabulary) -> Iterator[CompilePool]:
+    pool = CompilePool(small)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+def test_answers_come_to_their_tickets(pool: CompilePool) -> None:
+    tickets = [pool.submit(spec) for spec in (Regex("a+"), Choices(("ab", "1")), Regex("(a"), Regex(r"\w{1,400}"))]
+    answers = wait_for(pool, tickets)
+    number, choice, wrong, large = (answers[ticket] for ticket in tickets)
+    assert isinstance(number, Grammar)
+    assert number.matcher().forced_bytes() == b"a"
+    assert isinstance(choice, Grammar)
+    assert isinstance(wrong, GrammarError)
+    assert (wrong.where, "subpattern" in wrong.reason) == (0, True)
+    assert isinstance(large, LlguidanceGrammar)
+    assert pool.collect() == []
+    assert pool.next_deadline() is None
+
+
+def test_identical_specs_compile_once_and_stay_known(pool: CompilePool) -> None:
+    tickets = [pool.submit(Regex("[ab]+1")) for _ in range(5)]
+    assert len(pool._queue) <= 1
+    answers = wait_for(pool, tickets)
+    assert len({id(answer) for answer in answers.values()}) == 1
+    again = pool.submit(Regex("[ab]+1"))
+    assert pool.next_deadline() <= monotonic()
+    assert pool.collect() == [(again, answers[tickets[0]])]
+
+
+def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabulary) -> None:
+    pool = CompilePool(small, workers=2, deadline_s=3)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("warm")), pool.submit(Regex("up"))])
+        before = pids(pool)
+        bomb = pool.submit(BOMB)
+        others = [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 6)]
+        answers = wait_for(pool, others)
+        assert all(isinstance(answers[ticket], Grammar) for ticket in others)
+        answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
+        assert isinstance(answer, GrammarError)
+        assert answer.reason == "took longer than 3 s to compile"
+        (killed,) = set(before) - set(pids(pool))
+        give_up = monotonic() + PATIENCE_S
+        while not has_ended(killed) and monotonic() < give_up:
+            sleep(0.01)
+        assert has_ended(killed)
+        assert isinstance(wait_for(pool, [last := pool.submit(Regex("b"))])[last], Grammar)
+    finally:
+        pool.close()
+
+
+def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=0.2)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGSTOP)  # from here on only SIGKILL has any effect
+        ticket = pool.submit(Regex("b"))
+        assert isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
+        give_up = monotonic() + PATIENCE_S / 6
+        while not has_ended(pid) and monotonic() < give_up:
+            sleep(0.01)
+        assert has_ended(pid)
+    finally:
+        pool.close()
+
+
+def test_a_child_that_is_kept_from_the_processor_has_more_time(small: Vocabulary, monkeypatch) -> None:
+    monkeypatch.setattr("plait.constrained.compile_service.worker_process.PATIENCE", 1000)
+    pool = CompilePool(small, deadline_s=0.1)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (pid,) = pids(pool)
+        os.kill(pid, signal.SIGSTOP)
+        ticket = pool.submit(Regex("b"))
+        until = monotonic() + 0.5
+        while monotonic() < until:
+            assert pool.collect() == []
+            sleep(0.02)
+        os.kill(pid, signal.SIGCONT)
+        assert isinstance(wait_for(pool, [ticket])[ticket], Grammar)
+        assert pids(pool) == [pid]
+    finally:
+        pool.close()
+
+
+def test_memory_is_limited_and_only_that_ticket_fails(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=PATIENCE_S, memory_bytes=20 << 20)
+    pool.start()
+    try:
+        tickets = [pool.submit(spec) for spec in (Regex("a"), MEMBERS, Regex("b"), Regex(".*a.{25}"))]
+        answers = wait_for(pool, tickets)
+        assert isinstance(answers[tickets[0]], Grammar)
+        assert isinstance(answers[tickets[2]], Grammar)
+        assert isinstance(answers[tickets[3]], LlguidanceGrammar), (
+            "an automaton that is too large dies in a fork of its own"
+        )
+        failed = answers[tickets[1]]
+        assert isinstance(failed, GrammarError)
+        assert "memory" in failed.reason
+    finally:
+        pool.close()
+
+
+def test_a_dead_child_is_replaced(pool: CompilePool) -> None:
+    wait_for(pool, [pool.submit(Regex("a"))])
+    (first,) = pids(pool)
+    os.kill(first, signal.SIGKILL)
+    ticket = pool.submit(Regex("b"))
+    answer = wait_for(pool, [ticket])[ticket]
+    last = pool.submit(Regex("1"))
+    assert isinstance(wait_for(pool, [last])[last], Grammar)
+    assert pids(pool) != [first]
+    assert isinstance(answer, Grammar | GrammarError)  # it depends on whether the death was seen first
+
+
+def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
+    pool = CompilePool(small, cache_bytes=100_000)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 60)])
+        assert 1 < len(pool.cache) < 59
+        assert pool.cache.nbytes <= 100_000
+        assert pool.cache.get(Regex("a{59}")) is not None
+        assert pool.cache.get(Regex("a{1}")) is None
+        oldest = next(iter(pool.cache._kept))
+        assert pool.cache.get(oldest) is not None
+        wait_for(pool, [pool.submit(Regex("b{59}"))])
+        assert pool.cache.get(oldest) is not None, "what was just used is not what goes"
+    finally:
+        pool.close()
+
+
+def test_a_refusal_is_known_the_second_time(small: Vocabulary) -> None:
+    pool = CompilePool(small, deadline_s=0.3)
+    pool.start()
+    try:
+        for spec in (Regex("(a"), BOMB):
+            first = wait_for(pool, [ticket := pool.submit(spec)])[ticket]
+            pool.submit(spec)
+            ((_, second),) = pool.collect()
+            assert isinstance(first, GrammarError)
+            assert isinstance(second, GrammarError)
+            assert (first.reason, first.where) == (second.reason, second.where)
+            assert first is not second, "a raised error keeps the frames that it went through"
+        pool._refusals.put(BOMB, replace(pool._refusals.get(BOMB), until=monotonic()), 0)
+        pool.submit(BOMB)
+        assert pool.collect() == [], "what was too slow is tried again after a while"
+        many = [pool.submit(Regex("(" + "a" * n)) for n in range(300)]
+        wait_for(pool, many)
+        assert pool._refusals.nbytes <= pool._refusals.max_bytes
+    finally:
+        pool.close()
+
+
+def test_a_pattern_without_an_automaton_is_served_step_by_step(pool: CompilePool) -> None:
+    specs = (Regex(".*a.{25}"), Regex(".{1,100}"), Ebnf("root ::= [^b]* [a] [^b]{25}"))
+    before = pids(pool)
+    for spec in specs:
+        grammar = wait_for(pool, [ticket := pool.submit(spec)])[ticket]
+        assert isinstance(grammar, Grammar)
+    assert pids(pool) == before
+    assert len(pool.compile_s) == 3
+    assert max(pool.compile_s) < pool.deadline_s
+
+
+def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plait.constrained.compile_service.pool.MAX_GROWTH_BYTES", 24 << 20)
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("a"))])
+        (first,) = pids(pool)
+        assert isinstance(wait_for(pool, [ticket := pool.submit(MEMBERS)])[ticket], GrammarError)
+        assert pids(pool) != [first]
+        wait_for(pool, [pool.submit(Regex("b"))])
+        (second,) = pids(pool)
+        assert psutil.Process(second).memory_info().rss < 150 << 20
+        wait_for(pool, [pool.submit(Regex("c"))])
+        assert pids(pool) == [second]
+    finally:
+        pool.close()
+
+
+def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
+    """The bound: 128 MiB beyond what a child holds when it is ready (MAX_GROWTH_BYTES), and 64 MiB in this process."""
+    pool = CompilePool(small, deadline_s=0.5, cache_bytes=8 << 20)
+    pool.start()
+    try:
+        wait_for(pool, [pool.submit(Regex("warm"))])
+        (child,) = pool._children
+        fresh, own = child.resident_bytes(), psutil.Process().memory_info().rss
+        for name, make in EXPENSIVE_SPECS.items():
+            with contextlib.suppress(GrammarError):
+                wait_for(pool, [pool.submit(make())])
+            assert all(child.resident_bytes() <= fresh + MAX_GROWTH_BYTES + (8 << 20) for child in pool._children), name
+        assert psutil.Process().memory_info().rss <= own + (64 << 20)
+    finally:
+        pool.close()
+
+
+def test_a_grammar_that_took_long_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    monkeypatch.setattr("plait.constrained.compile_service.pool.SLOW_S", 0.0)
+    monkeypatch.setattr(
+        "plait.constrained.compile_service.pool._grammar",
+        lambda *form: built.append(current_thread()) or _grammar(*form),
+    )
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        spec = JsonSchema({"type": "object"})
+        answers = wait_for(pool, tickets := [pool.submit(spec), pool.submit(spec)])
+        assert isinstance(answers[tickets[0]], LlguidanceGrammar)
+        assert answers[tickets[0]] is answers[tickets[1]]
+        assert built[0] is not current_thread()
+        assert pool.cache.get(spec) is answers[tickets[0]]
+        pool.submit(JsonSchema({"type": "array"}))
+    finally:
+        pool.close()
+    assert [str(error) for _, error in pool.collect()] == ["the compiler was closed"]
+    assert pool.filenos() == []
+
+
+def test_a_cancelled_ticket_never_answers(pool: CompilePool) -> None:
+    gone, kept = pool.submit(Regex("a+")), pool.submit(Regex("a+"))
+    alone = pool.submit(Regex("never"))
+    pool.cancel(gone)
+    pool.cancel(alone)
+    assert set(wait_for(pool, [kept])) == {kept}
+    last = pool.submit(Regex("b"))
+    assert set(wait_for(pool, [last])) == {last}
+
+
+def test_close_ends_children_and_answers_what_waits(small: Vocabulary) -> None:
+    pool = CompilePool(small)
+    with pytest.raises(RuntimeError):
+        pool.submit(Regex("a"))
+    pool.start()
+    (pid,) = pids(pool)
+    ticket = pool.submit(Regex("a"))
+    pool.close()
+    assert has_ended(pid)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).ppid() != os.getpid(), "it is reaped"
+    assert pool.filenos() == []
+    ((answered, error),) = pool.collect()
+    assert answered == ticket
+    assert isinstance(error, GrammarError)
+
+
+def test_a_compiler_that_cannot_start_is_an_error_and_no_loop(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    pool = CompilePool(small)
+    pool.start()
+    try:
+        for pattern in ("a", "b"):
+            ticket = pool.submit(Regex(pattern))
+            answer = wait_for(pool, [ticket])[ticket]
+            assert isinstance(answer, GrammarError)
+            assert "start" in answer.reason
+        sleep(0.05)
+        pool.collect()
+        assert len(pool._children) <= 1
+    finally:
+        pool.close()
+
+
+def test_a_pool_that_may_wait_has_no_child_before_the_first_job(small: Vocabulary) -> None:
+    pool = CompilePool(small, start_eagerly=False)
+    pool.start()
+    try:
+        pool.collect()
+        assert not pool._children
+        for pattern in ("a+", "b+"):  # and keeps the one it then has
+            ticket = pool.submit(Regex(pattern))
+            assert not isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
+            assert len(pool._children) == 1
+    finally:
+        pool.close()
+
+
+PARENT = """
+import os, sys
+from plait.constrained import CompilePool, Vocabulary
+pool = CompilePool(Vocabulary((b"", b"a"), (0,), lambda text: []))
+pool.start()
+print(next(iter(pool._children)).pid, flush=True)
+sys.stdin.read()
+os._exit(1)
+"""
+
+
+def test_children_end_with_their_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not has_ended(pid)
+        parent.kill()
+    give_up = monotonic() + PATIENCE_S
+    while not has_ended(pid) and monotonic() < give_up:
+        sleep(0.02)
+    assert has_ended(pid)
+
+
+def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
+    matcher = compile_grammar(Regex(r"[0-9]+(\.[0-9]+)?"), smollm).matcher()
+    assert all(matcher.accept(token) for token in smollm.encode("2.1"))
+    assert matcher.accept(2)
+    with pytest.raises(GrammarError) as caught:
+        compile_grammar(Regex("a["), smollm)
+    assert caught.value.where == 1
+    with pytest.raises(GrammarError, match="took longer than 2 s"):
+        compile_grammar(BOMB, smollm)
+
+
+def test_children_give_way_to_their_parent(small: Vocabulary) -> None:
+    """In a session of their own Linux would give them as much as their parent, however nice they are."""
+    with contextlib.closing(CompilePool(small)) as pool:
+        pool.start()
+        wait_for(pool, [pool.submit(Regex("[a-z]+"))])
+        for pid in pids(pool):
+            assert os.getsid(pid) == os.getsid(0)
+            assert os.getpgid(pid) == pid  # Ctrl-C at the terminal is not for them
+            assert psutil.Process(pid).nice() > psutil.Process().nice()
+
+
+def test_text_that_is_forced_at_length_is_refused(small: Vocabulary) -> None:
+    long = "x" * 20_000
+    for spec, where in (
+        (JsonSchema({"properties": {"a": {"const": long}}}), "/properties/a/const"),
+        (JsonSchema({"enum": ["a", [{"b": long}]]}), "/enum"),
+        (Ebnf(f'root ::= "{long}"+ root?'), None),
+    ):
+        with pytest.raises(GrammarError, match=r"more than 16384") as caught:
+            compile_grammar(spec, small)
+        assert caught.value.where == where
+    described = JsonSchema({"type": "integer", "description": long})
+    assert isinstance(compile_grammar(described, small), Grammar)

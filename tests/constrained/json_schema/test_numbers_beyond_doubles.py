@@ -1,0 +1,69 @@
+"""Numbers beyond 2^53: exact, or refused by their pointer; a schema never admits one that it forbids."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schema_strategies import accepts, grammar_of
+
+from plait.constrained import GrammarError
+from plait.constrained.json_schema.rewrite import rewrite_schema
+
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+corners = st.sampled_from([sign << power for power in (53, 54, 58, 62, 63, 64, 70) for sign in (1, -1)])
+large = st.builds(lambda corner, offset: corner + offset, corners, st.integers(-3, 3))
+
+
+def is_valid(schema, value):
+    """Of integers, by Python's exact ones."""
+    return (
+        value >= schema.get("minimum", value)
+        and value <= schema.get("maximum", value)
+        and value > schema.get("exclusiveMinimum", value - 1)
+        and value < schema.get("exclusiveMaximum", value + 1)
+        and value in schema.get("enum", [value])
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(BOUNDS), large, min_size=1, max_size=2),
+    st.sampled_from([{"type": "integer"}, {"type": "number"}, {}, {"type": ["integer", "null"]}]),
+)
+def test_no_bound_admits_what_it_forbids(bounds, kind):
+    schema = {**kind, **bounds}
+    try:
+        grammar = grammar_of(schema)
+    except GrammarError:
+        return
+    for bound in bounds.values():
+        for value in range(bound - 3, bound + 4):
+            assert not accepts(grammar, str(value)) or is_valid(schema, value), value
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(large, min_size=1, max_size=3, unique=True))
+def test_no_list_admits_another_number(listed):
+    try:
+        grammar = grammar_of({"enum": listed})
+    except GrammarError:
+        return
+    for value in {near for number in listed for near in range(number - 3, number + 4)}:
+        assert not accepts(grammar, str(value)) or value in listed, value
+
+
+def test_what_a_double_holds_stays():
+    """The bounds that generators of schemas write for 64-bit integers, and exclusive ones made closed."""
+    highest = (1 << 63) - 1
+    grammar = grammar_of({"type": "integer", "minimum": 0, "maximum": highest})
+    assert accepts(grammar, str(highest)) and not accepts(grammar, str(highest + 1))
+    made = rewrite_schema(json.dumps({"type": "integer", "exclusiveMinimum": (1 << 53) + 1, "maximum": 1 << 54})).schema
+    assert made == {"type": "integer", "minimum": (1 << 53) + 2, "maximum": 1 << 54}
+    grammar = grammar_of({"type": "integer", "exclusiveMaximum": 1 << 63})
+    assert accepts(grammar, str(highest)) and not accepts(grammar, str(highest + 1))
+    with pytest.raises(GrammarError) as refused:
+        grammar_of({"properties": {"a": {"type": "integer", "minimum": (1 << 53) + 1}}})
+    assert refused.value.where == "/properties/a/minimum"

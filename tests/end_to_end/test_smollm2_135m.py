@@ -1,0 +1,250 @@
+"""The embedded model through the whole runtime: the same tokens as transformers, whatever the scheduling."""
+
+from __future__ import annotations
+
+import random
+
+import gguf
+import pytest
+import torch
+from fast_gguf_reader import Reader
+from tiny_hf_models import transformers_greedy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from plait.runtime.errors import Aborted
+from plait.runtime.process.engine import Engine
+from plait.runtime.sampling_params import sampling_params
+
+PROMPTS = [
+    "The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at", "The three primary colors",
+    "In 1969, humans", "A list of fruits: apple,", "2 + 2 =", "To make tea, first", "The opposite of hot is",
+    "Dear Sir or Madam,", "import numpy as np\n", "The largest planet", "Roses are red,", "My favourite book is",
+    "Question: Who wrote Hamlet?\nAnswer:", "Der Himmel ist", "¿Cómo estás?", "🙂 means", "{\"name\": \"",
+]  # fmt: skip
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def float32():
+    """In process and by torch, with the sums of a block of rows in one order."""
+    with Engine(dtype="float32", deterministic=True, check_integrity=True, max_pages=2000) as engine:
+        yield engine
+
+
+def greedy(engine, prompts, n=NUM_TOKENS, **extra):
+    calls = []
+    for i, prompt in enumerate(prompts):
+        session = engine.client.open_session()
+        session.append(prompt)
+        params = sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True) if not extra else extra["params"](i)
+        calls.append(session.generate(params))
+        session.close()
+    return [call.result() for call in calls]
+
+
+def transformers_model(path):
+    """The same GGUF in transformers, read and dequantized by the gguf package."""
+    reader = Reader(path)
+    fact = lambda key: reader.fields[f"llama.{key}"].contents()  # noqa: E731
+    config = LlamaConfig(
+        vocab_size=fact("vocab_size"), hidden_size=fact("embedding_length"), num_hidden_layers=fact("block_count"),
+        intermediate_size=fact("feed_forward_length"), num_attention_heads=fact("attention.head_count"),
+        num_key_value_heads=fact("attention.head_count_kv"), max_position_embeddings=fact("context_length"),
+        rms_norm_eps=fact("attention.layer_norm_rms_epsilon"), tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": fact("rope.freq_base")},
+    )  # fmt: skip
+    names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+             "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm",
+             "ffn_norm": "post_attention_layernorm"}  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config).eval()
+    state = {}
+    for tensor in reader.tensors:
+        value = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        part = tensor.name.split(".")
+        if part[0] == "blk":
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(part[2])
+            if heads:  # the file has each head's rotary pairs side by side, transformers has halves
+                value = value.view(heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
+            state[f"model.layers.{part[1]}.{names[part[2]]}.weight"] = value
+        else:
+            state["model.embed_tokens.weight" if part[0] == "token_embd" else "model.norm.weight"] = value
+    missing, unknown = model.load_state_dict(state, strict=False, assign=True)
+    assert (missing, unknown) == (["lm_head.weight"], [])
+    model.tie_weights()
+    model.model.rotary_emb.__init__(config)  # its buffers are not in the file
+    return model
+
+
+def test_greedy_tokens_equal_transformers(float32, model_path):
+    theirs = transformers_model(model_path)
+    for prompt, result in zip(PROMPTS, greedy(float32, PROMPTS), strict=True):
+        ids = float32.client.tokenizer.encode_plain(prompt)
+        assert len(result.token_ids) == NUM_TOKENS
+        assert result.token_ids == transformers_greedy(theirs, ids, result.token_ids), prompt
+
+
+def test_a_tiny_pool_retracts_and_gives_the_same_tokens():
+    long = [prompt * 3 for prompt in PROMPTS[:8]]
+    settings = dict(deterministic=True, check_integrity=True, max_batch_tokens=64)
+
+    def run(pages):
+        with Engine(max_pages=pages, **settings) as engine:
+            results = greedy(engine, long, 60)
+            return [r.token_ids for r in results], engine.client.status(), results
+
+    small, status, results = run(260)
+    large, calm, _ = run(6000)
+    assert status.retractions > 0
+    assert calm.retractions == 0
+    assert small == large
+    assert sum(r.usage.recomputed_tokens for r in results) > 0
+    assert status.free_pages + status.cached_pages == status.total_pages
+
+
+@pytest.mark.parametrize(("name", "count"), [("exact", 24), ("float32", 8)])
+def test_seeded_sampling_is_the_same_alone_and_among_sixteen(name, count, request):
+    def params(i):
+        seed = 1234 if i == 0 else random.getrandbits(40)
+        return sampling_params(max_tokens=count, temperature=1.0, top_p=0.95, seed=seed, ignore_eos=True)
+
+    engine = request.getfixturevalue(name)
+    alone = greedy(engine, ["Once upon a time"], params=params)[0]
+    crowd = greedy(engine, ["Once upon a time", *PROMPTS[:15]], params=params)[0]
+    assert len(alone.token_ids) == count
+    assert alone.token_ids == crowd.token_ids
+
+
+def test_chunks_and_cache_hits_leave_every_bit():
+    """Cold in chunks of 17, and again from the cache, with the weights as a user has them."""
+    prompt = " ".join(PROMPTS[:10])
+    with Engine(deterministic=True, max_pages=3000) as whole, Engine(deterministic=True, max_pages=3000,
+                                                                     max_batch_tokens=17) as chunked:  # fmt: skip
+        params = lambda i: sampling_params(max_tokens=12, temperature=0.0, logprobs=True)  # noqa: E731
+        cold = greedy(whole, [prompt], params=params)[0]
+        warm = greedy(whole, [prompt], params=params)[0]
+        pieces = greedy(chunked, [prompt], params=params)[0]
+    assert warm.usage.cached_tokens == warm.usage.prompt_tokens - 1
+    assert cold.usage.cached_tokens == 0
+    assert cold.token_ids == warm.token_ids == pieces.token_ids
+    assert cold.logprobs == warm.logprobs == pieces.logprobs
+
+
+def test_stop_strings_across_tokens_and_text_goes_on_from_the_cut(exact):
+    session = exact.client.open_session()
+    session.append("1, 2, 3, 4, 5, 6,")
+    first = session.generate(sampling_params(max_tokens=30, temperature=0.0, stop=[" 9, 1"])).result()
+    assert first.matched == " 9, 1"
+    assert first.text.endswith(" 8,")
+    session.append(" nine")
+    after = session.generate(sampling_params(max_tokens=5, temperature=0.0)).result()
+    fresh = exact.client.open_session()
+    fresh.append("1, 2, 3, 4, 5, 6," + first.text + " nine")
+    assert fresh.generate(sampling_params(max_tokens=5, temperature=0.0)).result().text == after.text
+
+
+def test_streamed_pieces_are_whole_characters_and_add_up(exact):
+    session = exact.client.open_session()
+    session.append("Some emoji: 🙂 😀 🎉 日本語 🙂 😀 🎉 日本語 🙂 😀")
+    call = session.generate(sampling_params(max_tokens=24, temperature=0.0))
+    pieces = list(call.iter_text())
+    assert "".join(pieces) == call.result().text
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert any(ord(c) > 0x2FFF for c in call.result().text), "the test should see characters of several tokens"
+
+
+@pytest.mark.parametrize("count", [32])
+def test_programs_over_one_prefix_compute_it_once(runtime, count):
+    runtime.client.flush_cache()
+    prefix = "The following is a long list of words. " + "word " * 990
+    tokenizer = runtime.client.tokenizer
+    shared = len(tokenizer.encode_plain(prefix))
+    assert 950 < shared < 1100
+    before = runtime.client.status().computed_tokens
+    calls, own = [], 0
+    for i in range(count):
+        session = runtime.client.open_session()
+        session.append(prefix + f"Question {i}: why?")
+        own += len(tokenizer.encode_plain(prefix + f"Question {i}: why?")) - shared + 1
+        calls.append(session.generate(sampling_params(max_tokens=1)))
+    usages = [call.result().usage for call in calls]
+    assert sum(u.computed_tokens for u in usages) <= shared + own
+    assert runtime.client.status().computed_tokens - before <= shared + own
+    assert sum(u.cached_tokens for u in usages) >= (count - 1) * (shared - 1)
+
+
+def test_a_thousand_sessions_at_once(runtime):
+    calls = []
+    for i in range(1000):
+        session = runtime.client.open_session()
+        session.append(f"Number {i}:")
+        calls.append(session.generate(sampling_params(max_tokens=2, seed=i)))
+        session.close()
+    assert all(len(call.result(200).token_ids) <= 2 for call in calls)
+    status = runtime.client.status()
+    assert status.running_calls == status.waiting_calls == 0
+    assert status.free_pages + status.cached_pages == status.total_pages
+
+
+@pytest.mark.parametrize("method", ["token_length_normalized", "unconditional_likelihood_normalized"])
+def test_a_select_behind_a_fork_is_joined_with_the_text_before_it(exact, method):
+    """The model's scores are those of the text in one piece, wherever the fork is and whatever was unsent."""
+    text, choices = "The capital of France is ", ["Paris", "Rome", "banana"]
+    plain = exact.client.open_session()
+    plain.append(text)
+    expected, follow = plain.select(choices, method).result(), sampling_params(max_tokens=4, temperature=0.0)
+    continued = plain.generate(follow).result().token_ids
+    for at in (len(text), len(text) - 1, len("The")):
+        session = exact.client.open_session()
+        session.append(text[:at])
+        (child,) = session.fork(1)
+        child.append(text[at:])
+        result = child.select(choices, method).result()
+        assert result.text == expected.text == "Paris"
+        assert result.choice == expected.choice, at
+        assert child.generate(follow).result().token_ids == continued
+        child.close()
+        session.close()
+    plain.close()
+
+
+@pytest.mark.parametrize("at", [0, 3, 25])
+def test_a_select_that_ended_early_leaves_the_text_whole(exact, at):
+    """Also the characters that its choices were to stand in for, sent before or not."""
+    text, follow = "The capital of France is ", sampling_params(max_tokens=4, temperature=0.0)
+    session, other = exact.client.open_session(), exact.client.open_session()
+    other.append(text)
+    session.append(text[:at])
+    (child,), (plain,) = session.fork(1), other.fork(1)
+    child.append(text[at:])
+    call = child.select(["Paris", "Rome"])
+    call.abort()
+    with pytest.raises(Aborted):
+        call.result()
+    child.append("called")
+    plain.append("called")
+    answer, expected = child.generate(follow).result(), plain.generate(follow).result()
+    assert (answer.text, answer.usage.prompt_tokens) == (expected.text, expected.usage.prompt_tokens)
+    for each in (child, session, plain, other):
+        each.close()
+
+
+def test_a_select_behind_a_call_leaves_the_tokens_of_that_call(exact):
+    """They are not known when the select is sent; text of the program's behind them, sent or not, is joined."""
+    session = exact.client.open_session()
+    session.append("The capital of France is")
+    written = session.generate(sampling_params(max_tokens=1, temperature=0.0)).result()
+    session.append(".\nThe capital of Italy is ")
+    (child,) = session.fork(1)
+    known = [*exact.client.tokenizer.encode_plain(".\nThe capital of Italy is")]
+    call = child.select(["Paris", "Rome"])
+    num_before = len(exact.client.tokenizer.encode_plain("The capital of France is")) + len(written.token_ids)
+    assert call.result().text == "Rome"
+    assert call.result().usage.prompt_tokens == num_before + len(known)
+    session.generate(sampling_params(max_tokens=1, temperature=0.0))
+    alone = session.select(["Paris", "Rome"])
+    assert alone.scored_choices.token_ids == [
+        exact.client.tokenizer.encode_plain(choice) for choice in ("Paris", "Rome")
+    ]
+    assert alone.result().finish_reason == "stop"

@@ -1,0 +1,132 @@
+"""Mixtures of experts: the sort, the grouped product and the sum, against references and a plain loop over tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton_device import DEVICE, close_enough
+
+from plait.kernels.reference import fused
+from plait.kernels.reference import matmul as reference
+from plait.kernels.triton.linear import grouped_matmul as grouped
+
+seeds = st.integers(0, 10**6)
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
+
+
+def choices(tokens: int, top_k: int, num_experts: int, seed: int, skewed: bool = False) -> torch.Tensor:
+    """Expert ids [T, top_k] with some -1; `skewed`: nearly all go to one expert."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, num_experts, (tokens, top_k), generator=g)
+    if skewed:
+        ids = torch.where(torch.rand(tokens, top_k, generator=g) < 0.9, seed % num_experts, ids)
+    return ids.int().to(DEVICE)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 60),
+    st.integers(1, 4),
+    st.sampled_from([1, 3, 8, 40]),
+    st.sampled_from([16, 32, 64]),
+    st.booleans(),
+    seeds,
+)
+def test_slots_are_sorted_as_the_reference_sorts_them(tokens, top_k, num_experts, block, skewed, seed):
+    ids = choices(tokens, top_k, num_experts, seed, skewed)
+    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
+    assert torch.equal(ours.block_experts, theirs.block_experts)
+    used = (theirs.block_experts >= 0).repeat_interleave(block)
+    assert torch.equal(ours.slots[used], theirs.slots[used])
+    assert ours[2:] == theirs[2:]
+    flat = ids.flatten()
+    placed = theirs.slots[used & (theirs.slots < len(flat))]
+    assert sorted(placed.tolist()) == (flat >= 0).nonzero().flatten().tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.sampled_from([16, 64, 128]))
+def test_no_routing_needs_more_blocks_than_there_are(counts, block):
+    needed = sum(-(-count // block) for count in counts)
+    assert needed <= reference.max_num_blocks(sum(counts), len(counts), block)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([2, 5]),
+    st.sampled_from([16, 32, 64, 128]),
+    st.sampled_from([(64, 64), (100, 200), (130, 72)]),
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    seeds,
+)
+def test_a_layer_of_experts(tokens, top_k, num_experts, block, sizes, dtype, seed):
+    hidden, inner = sizes
+    ids = choices(tokens, top_k, num_experts, seed)
+    x = randn(tokens, hidden, dtype=dtype, seed=seed)
+    first = randn(num_experts, 2 * inner, hidden, dtype=dtype, seed=seed + 1) / hidden**0.5
+    second = randn(num_experts, hidden, inner, dtype=dtype, seed=seed + 2) / inner**0.5
+    routing_weights = randn(tokens, top_k, dtype=torch.float32, seed=seed + 3).softmax(-1)
+    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
+    there = (ids >= 0).flatten()
+    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, ours), (reference, theirs)))
+    torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
+    gated = fused.silu_and_multiply(b)
+    gated[~there] = float("nan")  # rows of nobody may hold anything
+    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, ours), (reference, theirs)))
+    torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
+    b[~there] = float("nan")
+    found = grouped.combine_experts(b, routing_weights, ids)
+    torch.testing.assert_close(found, reference.combine_experts(b, routing_weights, ids), **close_enough(dtype))
+    for token in range(tokens):
+        total = torch.zeros(hidden, device=DEVICE)
+        for choice, expert in enumerate(ids[token].tolist()):
+            if expert >= 0:
+                up = fused.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
+                total += routing_weights[token, choice] * (second[expert].float() @ up.float())
+        torch.testing.assert_close(found[token].float(), total, atol=6e-2, rtol=6e-2)
+
+
+def test_a_tokens_output_does_not_depend_on_the_others():
+    ids = choices(20, 2, 4, 1)
+    x = randn(20, 96, dtype=torch.float16, seed=2)
+    weights = randn(4, 64, 96, dtype=torch.float16, seed=3)
+    together = grouped.grouped_matmul(x, weights, grouped.sort_by_expert(ids, 4, 16), 2)
+    alone = grouped.grouped_matmul(x[7:8], weights, grouped.sort_by_expert(ids[7:8].contiguous(), 4, 16), 2)
+    there = ids[7] >= 0
+    assert torch.equal(together[14:16][there], alone[there])
+
+
+def test_blocks_follow_the_load():
+    assert [grouped.routing_block_size(n, 128) for n in (8, 512, 4096, 8192, 65536)] == [16, 16, 32, 64, 128]
+    for block in (16, 32, 64, 128):
+        plan = grouped.grouped_matmul_config(block)
+        assert plan.block_n % 64 == 0
+        assert block * plan.block_n <= plan.warps * 32 * 64
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: grouped.sort_by_expert(torch.zeros(2, 2, dtype=torch.int64), 2, 16),
+        lambda: grouped.combine_experts(torch.zeros(4, 8), torch.zeros(3, 2), torch.zeros(3, 2)),
+        lambda: grouped.grouped_matmul(
+            torch.zeros(3, 8).half(),
+            torch.zeros(2, 4, 8).half(),
+            reference.ExpertRouting(*[torch.zeros(16)] * 2, 16, 4),
+            2,
+        ),
+        lambda: grouped.grouped_matmul(
+            torch.zeros(2, 8), torch.zeros(2, 4, 8), reference.ExpertRouting(*[torch.zeros(16)] * 2, 16, 4), 2
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call):
+    with pytest.raises(ValueError, match=r"int32|fit|expected|take"):
+        call()

@@ -1,0 +1,62 @@
+"""Every kernel but attention's, compiled for real for Ampere and Hopper: no spills, memory that fits, tensor cores."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from ptx_compile import ARCHITECTURES, Report, compile_file
+
+pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
+ROOT = Path(__file__).parents[3]
+FILES = [
+    "norm",
+    "activation",
+    "chunks",
+    "mask",
+    "sampling",
+    "weight_search",
+    "logprobs",
+    "quantized_matmul",
+    "narrow_weights",
+    "grouped_matmul",
+]
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[Report]:
+    return compile_file(ROOT / "tests/support/kernels/operator_launches.py")
+
+
+def launched_kernels() -> set[str]:
+    """Names of the @triton.jit functions that some line launches."""
+    names = set()
+    for file in FILES:
+        tree = ast.parse((ROOT / f"kernels/triton/{file}.py").read_text())
+        jitted = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+        used = {
+            node.value.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+        }
+        names |= jitted & used
+    return names | {"_int4_matmul", "_int8_matmul"}  # launched through a variable
+
+
+def test_every_kernel_is_compiled_for_every_architecture(reports: list[Report]) -> None:
+    for arch in ARCHITECTURES:
+        assert {report.kernel for report in reports if report.arch == arch} == launched_kernels()
+
+
+def test_nothing_spills_all_fits_and_matrices_use_the_tensor_cores(reports: list[Report]) -> None:
+    assert [(r.case, r.kernel, r.arch, fault) for r in reports for fault in r.faults()] == []
+    assert sum(report.wants_tensor_core for report in reports) >= 2 * 8
+    assert {r.tensor_core for r in reports if r.wants_tensor_core and r.arch == 90} == {"wgmma"}
+
+
+def test_faults_are_found() -> None:
+    good = dict(case="c", kernel="k", arch=90, registers=32, spilled_bytes=0, shared_bytes=1024, tensor_core="mma")
+    assert Report(**good, wants_tensor_core=True).faults() == []
+    for bad in ({"spilled_bytes": 4}, {"shared_bytes": 300_000}, {"tensor_core": ""}):
+        assert len(Report(**(good | bad), wants_tensor_core=True).faults()) == 1

@@ -1,0 +1,115 @@
+"""The fused norm, rotary embedding and KV write against the reference: in the interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton_device as kernel_device
+from attention_cases import FP8, i32, layout_of, on
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.kernels.reference import ops
+from plait.kernels.triton import rope_kv_write
+
+DEVICE = kernel_device.DEVICE.type
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+TOLERANCE = {F32: 1e-5, F16: 4e-3, BF16: 3e-2}
+
+
+def caches(cache: torch.dtype, slots: int, groups: int, dim: int) -> dict[str, torch.Tensor | None]:
+    found: dict[str, torch.Tensor | None] = {}
+    for name, scale in (("k", 0.01), ("v", 0.02)):
+        found[f"{name}_cache"] = torch.zeros(slots, groups, dim, device=DEVICE).to(cache)
+        found[f"{name}_scale"] = None
+        if cache == FP8:
+            found[f"{name}_scale"] = torch.tensor([scale], device=DEVICE)
+        elif cache == torch.int8:
+            found[f"{name}_scale"] = torch.zeros(slots, groups, device=DEVICE)
+    return found
+
+
+def held(found: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
+    """What a cache says its numbers are, float32."""
+    cache, scale = found[f"{name}_cache"], found[f"{name}_scale"]
+    assert cache is not None
+    return ops.dequantize_kv(cache, torch.arange(len(cache), device=DEVICE), scale)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 30)), min_size=1, max_size=4),
+    st.sampled_from(
+        [(1, 1, 64, 64), (8, 2, 64, 32), (3, 3, 80, 32), (16, 1, 96, 96), (7, 1, 128, 128), (2, 2, 256, 64)]
+    ),
+    st.sampled_from(
+        [(F32, F32), (BF16, BF16), (F16, F16), (BF16, FP8), (F32, FP8), (F16, torch.int8), (F32, torch.int8)]
+    ),
+    st.booleans(),
+    st.sampled_from([1, 16]),
+)
+def test_it_equals_the_reference(rows, heads, dtypes, norm, page_size):
+    (num_heads, groups, dim, turning), (dtype, cache) = heads, dtypes
+    layout, pages = layout_of(rows, page_size)
+    layout = on(DEVICE, layout)
+    layout.write_slots[0] = -1  # padding
+    generator = torch.Generator().manual_seed(1)
+    random = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)  # noqa: E731
+    qkv = (random(len(layout.positions), num_heads + 2 * groups, dim) * 1.5).to(dtype)
+    angles = random(64, turning // 2)
+    weights = {name: (1 + random(dim) / 4).to(dtype) if norm else None for name in ("q_norm", "k_norm")}
+    outs, stores = [], []
+    for operator in (ops.apply_rope_and_write_kv, rope_kv_write.apply_rope_and_write_kv):
+        stores.append(caches(cache, pages * page_size, groups, dim))
+        outs.append(operator(qkv, angles.cos(), angles.sin(), layout=layout, **stores[-1], **weights, eps=1e-5))
+    torch.testing.assert_close(outs[1], outs[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for name in ("k", "v"):
+        wanted, found = held(stores[0], name), held(stores[1], name)
+        step = TOLERANCE[dtype]  # an 8-bit number beside the right one is right where rounding fell the other way
+        if cache == FP8:
+            torch.testing.assert_close(found, wanted, atol=step, rtol=0.13)
+        else:
+            torch.testing.assert_close(found, wanted, atol=step + (0.1 if cache == torch.int8 else 0), rtol=step)
+        if dtype != BF16 or DEVICE == "cuda":  # the interpreter cuts bfloat16 off where a GPU rounds
+            same = (found - wanted).abs() <= 1e-6 + 1e-5 * wanted.abs()
+            assert same.float().mean() > 0.97
+
+
+def test_every_fp8_number_and_tie_rounds_as_torch_rounds():
+    """Keys that do not turn, with values on, between and beyond all numbers of float8_e4m3fn."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(FP8).float()
+    numbers = numbers[numbers.isfinite()].unique()
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    around = torch.cat([numbers, ties, ties * (1 + 1e-6), ties * (1 - 1e-6), torch.tensor([449.0, 1e4, -1e30, 1e-12])])
+    x = torch.zeros(-(-len(around) // 64) * 64)
+    x[: len(around)] = around
+    tokens = len(x) // 64
+    qkv = torch.stack([torch.zeros(tokens, 64), x.view(-1, 64), -x.view(-1, 64)], 1).to(DEVICE)
+    layout, pages = layout_of([(tokens, 0)])
+    cos, sin = torch.ones(tokens, 32, device=DEVICE), torch.zeros(tokens, 32, device=DEVICE)
+    found = caches(FP8, pages, 1, 64)
+    found["k_scale"] = found["v_scale"] = torch.ones(1, device=DEVICE)
+    rope_kv_write.apply_rope_and_write_kv(qkv, cos, sin, layout=on(DEVICE, layout), **found)
+    slots = layout.write_slots.long()
+    for name, sign in (("k", 1.0), ("v", -1.0)):
+        wanted = (sign * x.view(-1, 1, 64)).clamp(-448, 448).to(FP8).float()
+        assert torch.equal(found[f"{name}_cache"].cpu().view(torch.uint8)[slots].view(FP8).float(), wanted)
+
+
+def test_what_does_not_fit_is_refused():
+    layout = replace(layout_of([(1, 0)])[0], write_slots=i32([0]))
+    table = torch.ones(4, 32)
+    good = {"qkv": torch.zeros(1, 6, 64), "cos": table, "sin": table, "k_cache": torch.zeros(9, 2, 64)}
+    good |= {"v_cache": torch.zeros(9, 2, 64), "layout": layout}
+    for wrong in (
+        {"cos": torch.ones(4, 40), "sin": torch.ones(4, 40)},
+        {"v_cache": torch.zeros(9, 3, 64)},
+        {"q_norm": torch.ones(64)},
+        {"k_scale": torch.ones(1)},
+        {"qkv": torch.zeros(1, 4, 64)},
+        {"k_cache": torch.zeros(9, 2, 64, dtype=torch.int8), "v_cache": torch.zeros(9, 2, 64, dtype=torch.int8)},
+    ):
+        with pytest.raises(ValueError, match=r"fit|together|scale"):
+            rope_kv_write.apply_rope_and_write_kv(**{**good, **wrong})

@@ -1,0 +1,191 @@
+"""Model configs against transformers' own, and numbers no model can have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, MistralConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
+from plait.runtime.model_files.gguf import open_gguf
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.models.loading.gguf_config import TensorDerivedFields
+from plait.runtime.models.registry import config_from_gguf, config_from_hf
+from plait.runtime.models.rope import RopeScaling
+
+HF: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+}
+GGUF: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.vocab_size": 100,
+    "llama.embedding_length": 64,
+    "llama.block_count": 2,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.feed_forward_length": 96,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.context_length": 256,
+}
+
+
+def test_the_embedded_model() -> None:
+    config = config_from_gguf(open_gguf(locate_model(), metadata_only=True).metadata)
+    assert (config.vocab_size, config.hidden_size, config.num_layers) == (49152, 576, 30)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.intermediate_size, config.context_length, config.rope_theta) == (1536, 8192, 100_000.0)
+    assert config.rms_norm_eps == pytest.approx(1e-5)
+    assert config.tie_word_embeddings
+
+
+def test_both_sources_agree() -> None:
+    assert config_from_gguf(GGUF, TensorDerivedFields(tie_word_embeddings=False)) == config_from_hf(HF)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+def test_what_transformers_saves_is_read_and_gives_its_frequencies(
+    tmp_path: Path, rope: dict[str, Any], theta: float
+) -> None:
+    theirs = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        hidden_size=128,
+        num_attention_heads=2,
+        max_position_embeddings=512,
+        rope_parameters={"rope_theta": theta, **rope},
+    )
+    theirs.save_pretrained(tmp_path)
+    ours = config_from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert (ours.rope_theta, ours.head_dim, ours.num_kv_heads) == (theta, 64, 2)
+    if rope["rope_type"] == "default":
+        expected = theta ** (-np.arange(0, 64, 2) / 64)
+    else:
+        expected = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, "cpu")[0].numpy()
+    np.testing.assert_allclose(ours.inverse_frequencies(), expected, rtol=1e-5)
+
+
+def test_the_older_spelling_of_rope_scaling() -> None:
+    old = config_from_hf(HF | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert (old.rope_theta, old.rope_scaling) == (5e5, RopeScaling("linear", factor=2.0))
+
+
+def test_gguf_divisors_are_llama3s_scaling() -> None:
+    scaled = config_from_hf(HF | {"rope_scaling": LLAMA3})
+    plain = config_from_hf(HF)
+    divisors = [p / s for p, s in zip(plain.inverse_frequencies(), scaled.inverse_frequencies(), strict=True)]
+    config = config_from_gguf(GGUF, TensorDerivedFields(rope_divisors=tuple(divisors)))
+    np.testing.assert_allclose(config.inverse_frequencies(), scaled.inverse_frequencies(), rtol=1e-12)
+    assert max(divisors) == 8
+    with pytest.raises(CorruptModel, match="3 rope divisors"):
+        config_from_gguf(GGUF, TensorDerivedFields(rope_divisors=tuple(divisors[:3])))
+    with pytest.raises(CorruptModel, match="divisor"):
+        config_from_gguf(GGUF, TensorDerivedFields(rope_divisors=(0.0,) * 8))
+
+
+def test_mistral_and_its_window(tmp_path: Path) -> None:
+    MistralConfig(architectures=["MistralForCausalLM"], sliding_window=None).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert config_from_hf(saved).sliding_window is None
+    assert config_from_hf(saved | {"sliding_window": 128}).sliding_window == 128
+    assert config_from_hf(saved).num_kv_heads == 8
+
+
+def test_gguf_linear_scaling_and_uniform_layers() -> None:
+    linear = GGUF | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert config_from_gguf(linear).rope_scaling == RopeScaling("linear", factor=4.0)
+    uniform_int = GGUF | {"llama.attention.head_count_kv": np.array([2, 2], np.int32)}
+    assert config_from_gguf(uniform_int) == config_from_gguf(GGUF)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "GPT2LMHeadModel.*MistralForCausalLM"),
+        ({"architectures": None}, UnsupportedModel, "None"),
+        ({"num_key_value_heads": 3}, CorruptModel, "4 heads"),
+        ({"num_attention_heads": 0}, CorruptModel, "num_attention_heads"),
+        ({"num_hidden_layers": -1}, CorruptModel, "num_layers"),
+        ({"hidden_size": 2**40}, CorruptModel, "hidden_size"),
+        ({"hidden_size": True}, CorruptModel, "hidden_size"),
+        ({"vocab_size": "100"}, CorruptModel, "vocab_size"),
+        ({"head_dim": 15}, CorruptModel, "odd"),
+        ({"rms_norm_eps": float("nan")}, CorruptModel, "rms_norm_eps"),
+        ({"rms_norm_eps": 0}, CorruptModel, "rms_norm_eps"),
+        ({"rope_theta": float("inf")}, CorruptModel, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, UnsupportedModel, "dynamic"),
+        ({"rope_scaling": {"rope_type": "linear"}}, CorruptModel, "factor"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, CorruptModel, "high"),
+        ({"rope_scaling": ["linear"]}, CorruptModel, "object"),
+        ({"attention_bias": "no"}, CorruptModel, "attention_bias"),
+        ({"hidden_act": "gelu"}, UnsupportedModel, "gelu"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedModel, "quantized"),
+    ],
+)
+def test_hf_faults(change: dict[str, Any], error: type[ModelError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        config_from_hf(HF | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"general.architecture": "mamba"}, UnsupportedModel, "mamba.*llama"),
+        ({"general.architecture": ["llama"]}, UnsupportedModel, "llama"),
+        ({"llama.attention.head_count": 0}, CorruptModel, "head_count"),
+        ({"llama.attention.head_count_kv": np.array([1, 2], np.int32)}, UnsupportedModel, "between layers"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, CorruptModel, "rms_norm_eps"),
+        ({"llama.rope.dimension_count": 8}, UnsupportedModel, "dimension_count"),
+        ({"llama.rope.scaling.type": "ntk"}, UnsupportedModel, "ntk"),
+        ({"llama.expert_count": 8}, UnsupportedModel, "experts"),
+        ({"split.count": 3}, UnsupportedModel, "3 GGUF files"),
+        ({"llama.block_count": 10**9}, CorruptModel, "block_count"),
+    ],
+)
+def test_gguf_faults(change: dict[str, Any], error: type[ModelError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        config_from_gguf(GGUF | change)
+
+
+junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.none()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_value_escapes_the_checks(data: st.DataObject) -> None:
+    source, read = data.draw(
+        st.sampled_from([(HF | {"rope_scaling": LLAMA3}, config_from_hf), (GGUF, config_from_gguf)])
+    )
+    values = junk if read is config_from_hf else junk | st.just(np.arange(2))  # JSON has no arrays of numbers
+    changed = source | data.draw(st.dictionaries(st.sampled_from(sorted(source)), values, max_size=3))
+    if "rope_scaling" in changed and data.draw(st.booleans()):
+        changed["rope_scaling"] = LLAMA3 | data.draw(st.dictionaries(st.sampled_from(sorted(LLAMA3)), junk))
+    try:
+        config = read(changed)
+    except ModelError:
+        return
+    assert config.num_heads % config.num_kv_heads == 0
+    assert all(np.isfinite(config.inverse_frequencies()))

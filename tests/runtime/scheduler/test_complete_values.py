@@ -1,0 +1,172 @@
+"""`complete`: a constrained value is whole whatever the budget, and the same as without it while there is room."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+from fake_engine import LETTERS, logits_after, make_engine_loop, run_until_idle, spell, state_of, vocabulary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.constrained import Lark, Regex, Structural
+from plait.constrained.compiler import build_grammar, compile_spec
+from plait.runtime.errors import InputError
+from plait.runtime.messages import Append, Failed, Finished, Generate, Open
+from plait.runtime.sampling_params import sampling_params
+
+VOCABULARY = vocabulary()
+NESTED = "a(a|b)*(c(d){3}){0,4}"
+PATTERNS = {
+    Regex("[a-c]+x"): "[a-c]+x",
+    Regex("(ab|cd){2,9}e"): "(ab|cd){2,9}e",
+    Regex("hello( world[0-9]+z)?"): "hello( world[0-9]+z)?",
+    Regex(NESTED): NESTED,
+    Regex("[a-z]*"): "[a-z]*",
+}
+BRACKETS = Lark('start: "x" start "b" | "a" /[d-w]{2}/')
+
+
+@functools.cache
+def grammar(spec):
+    return build_grammar(compile_spec(spec, VOCABULARY), VOCABULARY)
+
+
+def text_of(tokens):
+    return "".join(LETTERS[token - 1] for token in tokens)
+
+
+def call(spec, number, **fields):
+    return Generate(number, number, sampling_params(**fields), spec)
+
+
+def run(requests, **settings):
+    grammars = {request.constraint: grammar(request.constraint) for request in requests}
+    engine_loop, transport, _ = make_engine_loop(grammars=grammars, **settings)
+    opened = [each for request in requests for each in (Open(request.session), Append(request.session, [1, 2]))]
+    calls = run_until_idle(engine_loop, transport, *opened, *requests)
+    free, cached, held = engine_loop.cache.counts()
+    assert (held, free + cached) == (0, engine_loop.cache.pool.total)
+    return calls
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(list(PATTERNS)), st.integers(0, 40), st.integers(0, 2**20), st.sampled_from([0.0, 1.0, 5.0])
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.booleans(),
+    st.integers(90, 400),
+)
+def test_a_value_is_whole_or_refused(work, logprobs, pages):
+    requests = [
+        call(spec, i, max_tokens=n, seed=seed, temperature=heat, complete=True, logprobs=logprobs)
+        for i, (spec, n, seed, heat) in enumerate(work)
+    ]
+    calls = run(requests, pages=pages, rows=4, batch_tokens=16)
+    for i, (spec, n, _, _) in enumerate(work):
+        shortest = grammar(spec).matcher().completion(1000)
+        end, text = calls[i].end, text_of(calls[i].tokens)
+        if len(shortest) > n:
+            assert isinstance(end, Failed) and end.kind == "constraint" and f"fits into {n} tokens" in end.text
+            continue
+        if n == 0:
+            continue
+        assert isinstance(end, Finished) and end.reason == "stop"
+        assert re.fullmatch(PATTERNS[spec], text), text
+        assert len(calls[i].tokens) <= n
+        assert end.usage.completion_tokens - len(text) in (0, 1)  # the end token, where it was sampled
+        if logprobs:
+            assert len(calls[i].logprobs) == end.usage.completion_tokens
+            assert end.usage.forced_tokens == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*PATTERNS, BRACKETS]), st.integers(0, 2**20))
+def test_with_room_enough_nothing_changes(spec, seed):
+    plain = run([call(spec, 1, max_tokens=300, seed=seed)], pages=2000)[1]
+    if plain.end.reason == "length":
+        return
+    whole = run([call(spec, 1, max_tokens=300, seed=seed, complete=True)], pages=2000)[1]
+    assert whole.tokens == plain.tokens
+    assert whole.end.usage.forced_tokens == plain.end.usage.forced_tokens
+
+
+def test_the_text_is_the_models_own_until_room_gets_short():
+    """Greedy over [a-c]+x with 12 tokens: eleven of the model's liking, then the x."""
+    spec = Regex("[a-c]+x")
+    tokens = [1, 2]
+    while len(tokens) < 13:
+        logits = logits_after(state_of(tokens))
+        allowed = spell("abc") if len(tokens) == 2 else spell("abcx")
+        tokens.append(max(allowed, key=lambda token: float(logits[token])))
+    end = tokens.index(spell("x")[0]) + 1 if spell("x")[0] in tokens else None
+    wanted = tokens[2:end] if end else [*tokens[2:], *spell("x")]
+    assert run([call(spec, 1, max_tokens=12, temperature=0.0, complete=True)])[1].tokens == wanted
+
+
+def test_recursion_is_closed_in_time():
+    bias = {spell("x")[0]: 100.0}  # the model would open brackets for ever
+    for n in range(3, 24):
+        calls = run([call(BRACKETS, 1, max_tokens=n, complete=True, logit_bias=bias, temperature=0.0)])
+        text = text_of(calls[1].tokens)
+        depth = (n - 3) // 2
+        assert re.fullmatch("x" * depth + "a[d-w]{2}" + "b" * depth, text), (n, text)
+        assert calls[1].end.reason == "stop"
+
+
+def test_the_context_is_a_budget_too():
+    calls = run([call(Regex("[a-z]{5,}x"), 1, max_tokens=500, complete=True)], context=20)
+    assert re.fullmatch("[a-z]{5,}x", text_of(calls[1].tokens))
+    assert len(calls[1].tokens) <= 18
+
+
+def test_without_it_a_cut_value_says_length():
+    bias = {spell("a")[0]: 100.0}
+    calls = run([call(Regex("[a-c]+x"), 1, max_tokens=6, logit_bias=bias)])
+    assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaaa")
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_value_that_fits_and_is_whole_where_room_ends_says_stop(logprobs):
+    fields = dict(complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0}, logprobs=logprobs)
+    whole = run([call(Regex("[a-z]*"), 1, max_tokens=5, **fields)])[1]
+    assert (whole.end.reason, text_of(whole.tokens)) == ("stop", "aaaaa")
+    cut = run([call(Regex("[a-c]{2,}x"), 1, max_tokens=2, **fields)])[1]
+    assert (cut.end.reason, text_of(cut.tokens)) == ("length", "aa")
+
+
+def test_free_text_is_cut_though_it_may_end_anywhere():
+    spec = Structural([("<f>", {"type": "integer"}, "<e>")])
+    engine_loop, transport, _ = make_engine_loop(grammars={spec: grammar(Regex("[a-z]*"))})
+    sampling = sampling_params(max_tokens=5, complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0})
+    calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1, 2]), Generate(1, 1, sampling, spec))
+    assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaa")
+
+
+def test_it_needs_a_constraint_and_takes_no_stops():
+    with pytest.raises(InputError, match="complete cannot be had with stop"):
+        sampling_params(complete=True, stop="x")
+    with pytest.raises(InputError, match="complete must be True or False"):
+        sampling_params(complete="yes")
+    engine_loop, transport, _ = make_engine_loop()
+    free = Generate(1, 1, sampling_params(complete=True))
+    calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1]), free)
+    assert (calls[1].end.kind, "complete needs a constraint" in calls[1].end.text) == ("invalid", True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*PATTERNS, BRACKETS]), st.integers(1, 40), st.booleans())
+def test_forced_tokens_are_those_of_decoding_one_by_one(spec, n, complete):
+    fields = dict(max_tokens=n, temperature=0.0, complete=complete)
+    jumping = run([call(spec, 1, **fields)])[1]
+    stepping = run([call(spec, 1, logprobs=True, **fields)])[1]  # with logprobs every token is sampled
+    assert stepping.tokens == jumping.tokens
+    if isinstance(jumping.end, Finished):
+        assert stepping.end.usage.forced_tokens == 0
+        assert stepping.end.reason == jumping.end.reason

@@ -1,0 +1,298 @@
+"""Steps launched before the tokens of the step before are known, on a device that is late, against the plain engine.
+
+Every run has the integrity of the pool checked after each step, and ends with no page held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from delayed_device import DelayedStream, QueuedRunner
+from engine_runs import MODELS, PAGES, WORDS, arrivals_of, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shared_prefix_reference import LEADER_READS
+from tiny_hf_models import randomized
+
+from plait.runtime.config import engine_config
+from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
+from plait.runtime.executor.torch_runner import TorchRunner
+from plait.runtime.kv_cache.prefix_cache import PrefixCache
+from plait.runtime.messages import Abort, Append, Close, Embed, Failed, Fork, Generate, Open, Select
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.overlap import OverlapController
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """One set of weights as the plain engine runs them, and on a device: with pages for all, and with few."""
+    folder = tmp_path_factory.mktemp("tiny")
+    randomized(MODELS["Llama"]()).save_pretrained(folder)
+
+    def runner(pages, tokens=24, kernels=None):
+        config = engine_config(device="cpu", dtype="float32", max_pages=pages, max_batch_tokens=tokens)
+        return TorchRunner(config, folder, kernels=kernels)
+
+    plain = runner(PAGES)
+    kernels = dataclasses.replace(plain.kernels, fused=LEADER_READS)
+    return SimpleNamespace(plain=plain, device=runner(PAGES, kernels=kernels), short=runner(70, 12, kernels))
+
+
+def late(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=True, **settings):
+    """The run on a late device, and its steps."""
+    steps = GpuStepLauncher(runner, rows, DelayedStream(progress_probability, seed), capture)
+    found = run(QueuedRunner(runner, steps.stream), arrivals, steps, rows=rows, **settings)
+    steps.stream.run_until(steps.stream.num_enqueued)
+    if steps.graphs is not None:
+        check_table_rows(steps.graphs.page_table)
+    return found, steps
+
+
+def check_table_rows(page_table):
+    """What the device has of the sequences' pages, and believes, is so."""
+    for seq, table_row in page_table._rows.items():
+        if table_row.version == seq.pages.version:
+            first, count = table_row.number * page_table.length, table_row.count
+            assert count <= len(seq.pages)
+            assert page_table.flat[first : first + count].tolist() == seq.pages.view()[:count].tolist()
+
+
+def assert_same(found, expected, aborted=None):
+    assert found.keys() == expected.keys()
+    aborted = aborted or {}
+    for call, each in expected.items():
+        told = found[call].tokens
+        if call in aborted:  # how far it was when the abort came is not the same, nor what a later call goes on from
+            shorter = min(len(told), len(each.tokens)) if call == min(aborted[call]) else 0
+            assert told[:shorter] == each.tokens[:shorter], call
+        else:
+            assert told == each.tokens, call
+            assert type(found[call].end) is type(each.end), call
+            assert getattr(found[call].end, "reason", None) == getattr(each.end, "reason", None), call
+            np.testing.assert_allclose(vector(found[call]), vector(each), atol=1e-4)
+
+
+def vector(call):
+    return np.frombuffer(getattr(call.end, "embedding", None) or b"", "<f4")
+
+
+def generate(session, call, n, constraint=None, **fields):
+    return Generate(session, call, sampling_params(**{"temperature": 0.0, "max_tokens": n} | fields), constraint)
+
+
+# -- anything beside anything ---------------------------------------------------------------------
+
+params = st.fixed_dictionaries(
+    {
+        "n": st.integers(1, 25),
+        "temperature": st.sampled_from([0.0, 0.8, 1.5]),
+        "seed": st.integers(0, 2**63 - 1),
+        "ignore_eos": st.sampled_from([True, True, False]),
+    },
+    optional={
+        "top_k": st.integers(1, 9),
+        "min_tokens": st.just(1),
+        "stop": st.sampled_from(["a", "t", "JSON"]),
+        "stop_token_ids": st.just([3, 4, 5]),
+        "logprobs": st.just(True),
+    },
+)
+programs = st.fixed_dictionaries(
+    {
+        "at": st.integers(0, 25),
+        "prompt": st.lists(st.integers(1, 3), min_size=1, max_size=30),
+        "calls": st.lists(params, min_size=1, max_size=2),
+        "constraint": st.sampled_from([None, None, None, WORDS]),
+        "end": st.sampled_from(["close", "close", "fork", "select", "embed", "embed", "abort", "abort call", None]),
+        "after": st.integers(1, 20),  # steps until it is aborted
+    }
+)
+
+
+def requests_of(number, program):
+    """What one program sends, with the steps before which it comes; and its calls that may be cut short."""
+    call, at, constraint = 100 * number, program["at"], program["constraint"]
+    sent = [(at, Open(number)), (at, Append(number, program["prompt"]))]
+    for fields in program["calls"]:
+        fields = {k: v for k, v in fields.items() if constraint is None or k not in ("stop", "stop_token_ids")}
+        sent.append((at, generate(number, call, constraint=constraint, **fields)))
+        call += 1
+    calls = set(range(100 * number, call))
+    if program["end"] == "close":
+        sent.append((at, Close(number)))
+    elif program["end"] == "fork":
+        children = [1000 + number, 2000 + number]
+        sent.append((at, Fork(number, children)))
+        sent += [(at, generate(child, 90 + 10 * child, 6)) for child in children]
+    elif program["end"] == "select":
+        sent.append((at, Select(number, call, [[1, 2], [3]])))
+    elif program["end"] == "embed":  # and, beside the calls, its prompt alone
+        alone = 3000 + number
+        sent += [(at, Embed(number, call)), (at, Open(alone)), (at, Append(alone, program["prompt"]))]
+        sent += [(at + program["after"], Embed(alone, alone))]
+    elif program["end"] is not None:
+        sent.append((at + program["after"], Abort(number, min(calls) if "call" in program["end"] else None)))
+    return sent, calls if program["end"] in ("abort", "abort call") else set()
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    work=st.lists(programs, min_size=1, max_size=7),
+    rows=st.integers(1, 7),
+    progress_probability=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+    capture=st.booleans(),
+    short=st.booleans(),
+    pooling=st.sampled_from(["last", "mean"]),
+)
+def test_any_mix_gives_what_the_plain_engine_gives(model, work, rows, progress_probability, capture, short, pooling):
+    made = [requests_of(number, program) for number, program in enumerate(work)]
+    arrivals, aborted = (
+        [each for sent, _ in made for each in sent],
+        {call: calls for _, calls in made for call in calls},
+    )
+    found, _ = late(
+        model.short if short else model.device, arrivals, progress_probability, 5, rows, capture, pooling=pooling
+    )
+    assert_same(found, run(model.plain, arrivals, rows=rows, pooling=pooling), aborted)
+
+
+# -- one thing at a time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("progress_probability", [0.0, 1.0])
+def test_most_steps_are_launched_ahead_and_only_tokens_are_waited_for(model, progress_probability):
+    arrivals = [(0, each) for _, each in arrivals_of(6, n=40)]
+    found, steps = late(model.device, arrivals, progress_probability)
+    assert_same(found, run(model.plain, arrivals))
+    assert steps.num_overlapped > 35
+    if not progress_probability:  # a wait for each step's tokens, and none for a buffer, once graphs are there
+        assert steps.stream.num_waits <= 50
+
+
+def test_prompts_join_rows_that_run_ahead(model):
+    arrivals = [(0, each) for _, each in arrivals_of(2, n=50)]
+    arrivals += [
+        (8 + 5 * i, each)
+        for i in range(4)
+        for each in (Open(10 + i), Append(10 + i, [3, 1, 2] * 15), generate(10 + i, 10 + i, 9, ignore_eos=True))
+    ]
+    found, steps = late(model.device, arrivals)
+    assert_same(found, run(model.plain, arrivals))
+    assert steps.num_overlapped > 40
+
+
+def test_a_row_that_ends_leaves_its_next_token_to_nobody(model):
+    """Stop tokens, which nobody foresees; the session's next call stands on other pages at the same places."""
+    arrivals = []
+    for i in range(6):
+        calls = [generate(i, 10 * i + j, 30, ignore_eos=True, stop_token_ids=list(range(1 + j, 60, 4))) for j in (0, 1)]
+        later = [Append(i, [1 + i] * 9), generate(i, 10 * i + 5, 12, ignore_eos=True)]
+        arrivals += [(0, each) for each in (Open(i), Append(i, [1 + i, 2, 3]), *calls, *later)]
+    found, steps = late(model.device, arrivals)
+    assert_same(found, run(model.plain, arrivals))
+    assert steps.num_overlapped > 5
+
+
+def test_a_lent_page_comes_back_when_nothing_writes_it_any_more(model, monkeypatch):
+    steps, lent, returned = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), {}, []
+    reserve_page, release_reserved, stream = PrefixCache.reserve_page, PrefixCache.release_reserved, steps.stream
+
+    def lending(cache):
+        page = reserve_page(cache)
+        lent[page] = stream.num_enqueued + 2  # inputs and forward follow
+        return page
+
+    def giving_back(cache, page):
+        assert stream.num_done >= lent[page]
+        returned.append(page)
+        release_reserved(cache, page)
+
+    monkeypatch.setattr(PrefixCache, "reserve_page", lending)
+    monkeypatch.setattr(PrefixCache, "release_reserved", giving_back)
+    calls = [generate(i, i, 30, ignore_eos=True, stop_token_ids=list(range(1, 60, 6))) for i in range(6)]
+    run(model.device, [(0, each) for i in range(6) for each in (Open(i), Append(i, [1 + i, 2]), calls[i])], steps)
+    assert returned
+    stream.run_until(stream.num_enqueued)
+    check_table_rows(steps.graphs.page_table)
+
+
+def test_constraints_are_masked_behind_the_forward(model):
+    """A row's mask needs the token before it, and is set once the forward has begun; forced tokens come behind."""
+    arrivals = [
+        (i // 3, each)
+        for i in range(6)
+        for each in (Open(i), Append(i, [2 + i] * 5), generate(i, i, 30, WORDS, seed=i, temperature=2.0))
+    ]
+    found, _ = late(model.device, arrivals)
+    assert_same(found, run(model.plain, arrivals))
+
+
+def test_calls_that_need_the_host_run_beside_those_that_do_not(model):
+    arrivals = [(0, each) for _, each in arrivals_of(3, n=40)]
+    arrivals += [
+        (10, each)
+        for each in (Open(9), Append(9, [1, 2, 3]), generate(9, 9, 6, logprobs=True, ignore_eos=True), Close(9))
+    ]
+    found, steps = late(model.device, arrivals)
+    assert_same(found, run(model.plain, arrivals))
+    assert steps.num_overlapped > 20
+
+
+def test_a_step_that_cannot_be_launched_fails_its_rows_after_those_before_have_come(model):
+    steps, launch, left = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, [9]
+
+    def breaking(batch, *, overlapped):
+        left[0] -= 1
+        if left[0] == 0:
+            assert overlapped
+            raise RuntimeError("cannot be launched")
+        return launch(steps, batch, overlapped=overlapped)
+
+    steps.launch = breaking
+    arrivals = [(0, each) for _, each in arrivals_of(2, n=30)] + [(30, each) for _, each in arrivals_of(4)[8:12]]
+    found, expected = run(model.device, arrivals, steps), run(model.plain, arrivals)
+    for call in (0, 1):
+        assert isinstance(found[call].end, Failed)
+        assert found[call].tokens and found[call].tokens == expected[call].tokens[: len(found[call].tokens)]
+    assert_same({2: found[2]}, {2: expected[2]})
+
+
+def test_a_step_whose_tokens_never_come_takes_the_one_behind_it_along(model):
+    steps, launch, steps_launched = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, []
+    broken = []
+
+    def gone():
+        raise RuntimeError("the device is gone")
+
+    def launched(batch, *, overlapped):
+        step = launch(steps, batch, overlapped=overlapped)
+        if overlapped and 5 in (each.request.call_id for each in batch.rows) and not broken:
+            broken.append(steps_launched[-1])
+            steps_launched[-1].collect = gone
+        steps_launched.append(step)
+        return step
+
+    steps.launch = launched
+    shared = [(0, each) for i in (0, 1) for each in (Open(i), Append(i, [2] * 20), generate(i, i, 30, ignore_eos=True))]
+    joins = [(9, each) for each in (Open(5), Append(5, [2] * 40), generate(5, 5, 4))]
+    after = [(30, each) for each in (Open(7), Append(7, [2] * 20), generate(7, 7, 30, ignore_eos=True))]
+    found = run(model.device, shared + joins + after, steps)
+    assert [type(found[call].end) for call in (0, 1, 5)] == [Failed] * 3
+    assert_same({7: found[7]}, {7: run(model.plain, after)[7]})
+
+
+def test_rows_that_often_jump_or_end_make_it_wait_for_tokens():
+    overlap_controller = OverlapController()
+    for _ in range(30):
+        overlap_controller.record_outcome(8, 8)
+    assert overlap_controller.is_worthwhile
+    for _ in range(30):
+        overlap_controller.record_outcome(8, 5)
+    assert not overlap_controller.is_worthwhile
+    overlap_controller.record_outcome(0, 0)
+    for _ in range(30):
+        overlap_controller.record_outcome(8, 8)
+    assert overlap_controller.is_worthwhile

@@ -1,0 +1,262 @@
+"""Chat templates: rendered as transformers does, taken apart turn by turn, and stopped when they do harm."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from plait.runtime.errors import InputError, PlaitError, UnsupportedModel
+from plait.runtime.model_files.gguf import open_gguf
+from plait.runtime.model_files.locate import locate_model
+from plait.runtime.tokenizer import chat_template
+from plait.runtime.tokenizer.chat_template import MAX_SOURCE, ChatTemplate
+from plait.runtime.tokenizer.template_sandbox import execution_limits
+
+CHATML = (
+    "{%- for message in messages %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + "
+    "'<|im_end|>\\n' }}\n{%- endfor %}\n{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim"
+    " + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+TRIMMED = (
+    "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}"
+    "{% if not loop.last or m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+# The system turn goes into the first user turn, and the roles must alternate.
+INST = (
+    "{% if messages[0].role == 'system' %}{% set sys = messages[0].content %}{% set rest = messages[1:] %}"
+    "{% else %}{% set sys = none %}{% set rest = messages %}{% endif %}{{ bos_token }}"
+    "{% for m in rest %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}[INST] {% if loop.first and sys is not none %}<<SYS>>\n{{ sys }}\n<</SYS>>\n\n"
+    "{% endif %}{{ m.content }} [/INST]{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+# An earlier assistant turn loses its mark when another turn follows.
+REWRITING = (
+    "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ m.content }}</{{ m.role }}>{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> str:
+    source = open_gguf(locate_model(), metadata_only=True).metadata["tokenizer.chat_template"]
+    assert isinstance(source, str)
+    return source
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    path = locate_model()
+    return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+
+
+def messages(roles: list[str], contents: list[str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+ROLES = st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), min_size=1, max_size=6)
+WORDS = st.text(alphabet="ab{%<|>}\n é", min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "chatml", "llama3", "trimmed"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_turn_by_turn_is_the_whole(smollm2: str, theirs: Any, name: str, data: st.DataObject) -> None:
+    source = {"smollm2": smollm2, "chatml": CHATML, "llama3": LLAMA3, "trimmed": TRIMMED}[name]
+    ours = template(source)
+    roles = data.draw(ROLES)
+    contents = [data.draw(WORDS) for _ in roles]
+    text = "".join(
+        ours.turn_prefix(roles[:i], role) + contents[i] + ours.turn_suffix(roles[:i], role)
+        for i, role in enumerate(roles)
+    )
+    chat = messages(roles, contents)
+    assert text == ours.render(chat)
+    theirs.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    for prompt in (False, True):
+        expected = theirs.apply_chat_template(chat, chat_template=source, tokenize=False, add_generation_prompt=prompt)
+        assert ours.render(chat, add_generation_prompt=prompt) == expected
+    if name != "trimmed":  # which ends the last turn only when an answer follows
+        assert text + ours.turn_prefix(roles, "assistant") == ours.render(chat, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("system", [True, False])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_system_turn_inside_the_first_user_turn(system: bool, rounds: int) -> None:
+    ours = template(INST)
+    roles = ["system"] * system + ["user", "assistant"] * rounds
+    contents = [f"text {i}" for i in range(len(roles))]
+    pieces = [(ours.turn_prefix(roles[:i], r), ours.turn_suffix(roles[:i], r)) for i, r in enumerate(roles)]
+    text = "".join(before + c + after for (before, after), c in zip(pieces, contents, strict=True))
+    assert text == ours.render(messages(roles, contents))
+    if system:
+        assert pieces[0] == ("<s>[INST] <<SYS>>\n", "")
+        assert pieces[1] == ("\n<</SYS>>\n\n", " [/INST]")
+
+
+def test_the_embedded_models_default_system_turn(smollm2: str) -> None:
+    ours = ChatTemplate(smollm2, "<|im_start|>", "<|im_end|>")
+    first = ours.turn_prefix([], "user")
+    assert first.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert first.endswith("<|im_end|>\n<|im_start|>user\n")
+    assert ours.turn_prefix([], "system") == "<|im_start|>system\n"
+    assert ours.turn_prefix(["user"], "assistant") == "<|im_start|>assistant\n"
+    assert ours.turn_suffix(["user"], "assistant") == "<|im_end|>\n"
+
+
+def test_what_cannot_be_taken_apart_is_refused() -> None:
+    with pytest.raises(InputError, match="rewrites"):
+        template(REWRITING).turn_prefix(["user", "assistant"], "user")
+    with pytest.raises(InputError, match="roles must alternate"):
+        template(INST).turn_prefix(["user"], "user")
+    with pytest.raises(InputError, match="content"):
+        template("{% for m in messages %}{{ m.content | upper }}{% endfor %}").turn_prefix([], "user")
+    with pytest.raises(InputError, match="roles are texts"):
+        template(CHATML).turn_prefix([3], "user")  # type: ignore[list-item]
+
+
+def test_the_generation_prompt_where_a_turn_cannot_stand_last() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}{{ raise_exception('no') }}{% endif %}"
+        "<{{ m.role }}>{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert template(source).turn_prefix(["user"], "assistant") == "<assistant>"
+
+
+def test_a_second_look_costs_microseconds() -> None:
+    ours, roles = template(CHATML), ["user", "assistant"] * 20
+    ours.turn_prefix(roles, "user")
+    start = time.process_time()
+    for _ in range(1000):
+        ours.turn_prefix(roles, "user")
+    assert time.process_time() - start < 0.1  # 2 us each where nothing else runs
+
+
+def test_what_transformers_templates_may_use(theirs: Any) -> None:
+    source = (
+        "{%- for m in messages %}{%- if loop.index > 3 %}{% break %}{% endif %}{% if not m.content %}{% continue %}"
+        "{% endif %}\n    {% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i * 2 %}{% endfor %}"
+        "{{ ns.n }} {{ m | tojson }} {{ {'b': 'é<', 'a': [1, none]} | tojson(indent=2) }} {{ m.content.strip() }}"
+        "{{ m.items() | list }} {{ m.role ~ 1 ~ 'x' }} {{ ['a', 'b'] | join(', ') }} {{ 'a%s' % 3 }}"
+        "{{ m.content.split('b')[-1] }} {{ m.content | replace('a', 'z') | upper }} {{ (1, 2) + (3,) }}"
+        " {{ x is defined }}"
+        "{% macro f(a) %}<{{ a }}>{% endmacro %}{{ f(m.role) }} {{ m.content[:2] }} {{ messages | length }}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{{ 'q'.replace('q', 'r') }} {{ ''.join(['a', 'b']) }}"
+        "{% endfor %}{{ tools | tojson }}{{ tools[0].function.name if tools }}{{ 7 // 2 + 2 ** 3 }}{{ 'ab' * 2 }}"
+        "{% for key, value in {'k': 1}.items() %}{{ key }}={{ value }}{% endfor %}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}"
+    )
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    chat = messages(["user", "assistant", "user", "user"], ["cab é\n", "", "a", "late"])
+    expected = theirs.apply_chat_template(chat, chat_template=source, tokenize=False, tools=tools)
+    assert template(source).render(chat, tools=tools) == expected
+
+
+def test_the_date() -> None:
+    ours = template("{{ strftime_now('%Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}")
+    assert ours.turn_prefix([], "user") == f"{datetime.now():%Y}|"
+
+
+def doubled(step: str) -> str:
+    start = "{% set ns = namespace(s='ab') %}{% for i in range(60) %}"
+    return start + step + "{% endfor %}{{ ns.s | string | length }}"
+
+
+HARMFUL = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "repeat": "{{ 'a' * 1000000000 }}",
+    "repeat list": "{{ [1] * 1000000000 }}",
+    "repeat from the right": "{{ 1000000000 * 'a' }}",
+    "tilde": doubled("{% set ns.s = ns.s ~ ns.s %}"),
+    "plus": doubled("{% set ns.s = ns.s + ns.s %}"),
+    "join filter": doubled("{% set ns.s = [ns.s, ns.s] | join %}"),
+    "join method": doubled("{% set ns.s = ''.join([ns.s, ns.s]) %}"),
+    "join separator": doubled("{% set ns.s = range(100) | join(ns.s) %}"),
+    "block": doubled("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"),
+    "macro": doubled("{% macro f(a) %}{{ a }}{{ a }}{% endmacro %}{% set ns.s = f(ns.s) %}"),
+    "replace filter": doubled("{% set ns.s = ns.s | replace('a', ns.s) %}"),
+    "replace method": doubled("{% set ns.s = ns.s.replace('', ns.s) %}"),
+    "format": doubled("{% set ns.s = '{0}{0}'.format(ns.s) %}"),
+    "percent": doubled("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
+    "format filter": doubled("{% set ns.s = '%s%s' | format(ns.s, ns.s) %}"),
+    "nested lists": doubled("{% set ns.s = [ns.s, ns.s] %}"),
+    "nested tuples": doubled("{% set ns.s = (ns.s, ns.s) %}"),
+    "nested dicts": doubled("{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
+    "nested calls": doubled("{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
+    "numbers": "{% set ns = namespace(n=99) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "wide format": "{{ '{:999999999}'.format(1) }}",
+    "wide percent": "{{ '%999999999d' % 1 }}",
+    "starred percent": "{{ '%*d' % (999999999, 1) }}",
+    "center": "{{ 'a'.center(999999999) }}",
+    "ljust": "{{ 'a'.ljust(999999999) }}",
+    "zfill": "{{ 'a'.zfill(width=999999999) }}",
+    "indent": "{{ 'a\n' | indent(999999999) }}",
+    "tojson": "{{ [[1]] | tojson(indent=999999999) }}",
+    "round": "{{ 1.5 | round(999999999, 'ceil') }}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "two recursions": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
+    "much text": "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
+    "slow steps": "{% set s = 'ab' * 999999 %}{% for i in range(99999) %}{% set x = s | upper %}{% endfor %}",
+    "lazy filters": "{% set s = range(99999) %}{% for i in s %}{{ s | map('string') | join | length }}{% endfor %}",
+    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__['sys'] }}",
+    "mutation": "{{ messages.append(1) }}",
+    "include": "{% include '/etc/passwd' %}",
+    "unknown filter": "{{ 'a' | center(10) }}",
+    "syntax": "{% for %}",
+    "deep source": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+    "deep loops": "{% for i in [1] %}" * 40 + "{% endfor %}" * 40,
+    "long source": "a" * (MAX_SOURCE + 1),
+    "long date": "{{ strftime_now('%999999999d') }}",
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_harm_ends_in_our_error_and_soon(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        chat_template, "execution_limits", partial(execution_limits, 0.2)
+    )  # some take all the time there is
+    start = time.process_time()
+    with pytest.raises(PlaitError) as caught:
+        template(HARMFUL[name]).render(messages(["user"], ["hi"]))
+    assert isinstance(caught.value, InputError | UnsupportedModel)
+    assert time.process_time() - start < 8
+
+
+def test_messages_that_are_too_long_are_refused() -> None:
+    with pytest.raises(InputError, match="too long"):
+        template(CHATML).render(messages(["user"], ["x" * 5_000_000]))
+
+
+def test_a_debuggers_trace_hook_is_left_in_place() -> None:
+    def hook(*_: Any) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(hook)
+    try:
+        template(CHATML).render(messages(["user"], ["hi"]))
+        assert sys.gettrace() is hook
+    finally:
+        sys.settrace(before)

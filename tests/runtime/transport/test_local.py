@@ -1,0 +1,90 @@
+"""The in-process engine under several threads and under asyncio, over the chain model's scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+from fake_engine import VOCAB, ChainRunner, ReadyCompiler, greedy, vocabulary
+
+from plait.runtime.client.client import Client
+from plait.runtime.config import engine_config
+from plait.runtime.errors import RuntimeGone
+from plait.runtime.messages import PROTOCOL, Welcome
+from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.engine_loop import EngineLoop
+from plait.runtime.transport.local import LocalClientTransport
+from plait.runtime.transport.zmq_server import LocalServerTransport
+
+
+@pytest.fixture
+def client():
+    transport, words = LocalServerTransport(), vocabulary()
+    welcome = Welcome(PROTOCOL, "", VOCAB, 2000, 0)
+    config = engine_config(check_integrity=True)
+    runner = ChainRunner(2000, 64)
+    engine_loop = EngineLoop(config, welcome, runner, Sampler(), words, ReadyCompiler(), transport)
+    tokenizer = SimpleNamespace(
+        encode=lambda parts, at_start: [t for text, _ in parts for t in words.encode(text)],
+        encode_plain=words.encode, add_bos=False, bos_id=None, vocabulary=words,
+    )  # fmt: skip
+    client = Client(LocalClientTransport(welcome, transport, engine_loop.step), tokenizer)
+    client.engine_loop, client.runner = engine_loop, runner
+    yield client
+    client.close()
+    transport.close()
+
+
+def ask(client, text, n=20):
+    session = client.open_session()
+    session.append(text)
+    return session.generate(sampling_params(max_tokens=n, temperature=0.0))
+
+
+def test_many_threads_wait_and_each_gets_its_own(client):
+    texts, found = [f"text {i}" for i in range(24)], {}
+
+    def run(text):
+        found[text] = ask(client, text).result(30).token_ids
+
+    threads = [threading.Thread(target=run, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {text: greedy(client.tokenizer.encode_plain(text), 20) for text in texts}
+
+
+def test_asyncio_needs_no_thread_of_the_callers(client):
+    async def main():
+        calls = [ask(client, f"task {i}") for i in range(20)]
+
+        async def read(call):
+            return "".join([piece async for piece in call.aiter_text()])
+
+        return await asyncio.wait_for(asyncio.gather(*map(read, calls)), 30), calls
+
+    texts, calls = asyncio.run(main())
+    assert texts == [call.result().text for call in calls]
+
+
+def test_closing_fails_what_still_waits(client):
+    call = ask(client, "waiting", 1500)
+    client.close()
+    with pytest.raises(RuntimeGone):
+        call.result(10)
+    with pytest.raises(RuntimeGone):
+        client.open_session()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_breaks_tells_its_waiters(client):
+    def broken():
+        raise MemoryError("out of everything")
+
+    client._transport._step = broken
+    with pytest.raises(RuntimeGone, match="out of everything"):
+        ask(client, "waiting").result(10)

@@ -1,0 +1,243 @@
+"""Who is let in: every path needs a key but the open ones, and what is refused is refused before its body is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from error_bodies import check_error_body
+from fastapi.routing import APIRoute
+
+from plait.runtime.server.app import ROUTERS, create_app
+from plait.runtime.server.http.api_keys import digest
+from plait.runtime.server.settings import server_settings
+
+KEYS = {"alice": digest(b"a-key"), "bob": digest(b"b-key")}
+ALICE = {"authorization": "Bearer a-key"}
+BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
+PATHS = sorted({route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)})
+
+
+def ask(app, method, path, **options):
+    async def go():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(go())
+
+
+def code_of(answer):
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["code"]
+
+
+@pytest.fixture
+def app(engine):
+    def make(**settings):
+        return create_app(engine, server_settings(**settings))
+
+    return make
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/openapi.json", "/docs", "/nothing", "/health/", "/ready/x"])
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "BREW"])
+def test_no_path_but_the_open_ones_without_a_key(app, path, method) -> None:
+    answer = ask(app(api_keys=KEYS), method, path)
+    if path in ("/health", "/ready"):
+        assert answer.status_code in (200, 405)
+    else:
+        assert answer.status_code == 401 and "key" in check_error_body(path, answer.json())
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Basic a-key"},
+        {"authorization": "a-key"},
+        {"authorization": "Bearer"},
+        {"x-api-key": "A-KEY"},
+        {"host": "host/health?", "authorization": ""},
+        {"x-forwarded-prefix": "/health", "x-original-url": "/health"},
+    ],
+)
+def test_what_is_no_key(app, headers) -> None:
+    assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers", [ALICE, {"authorization": "bearer  a-key "}, {"x-api-key": "b-key"}, {"AUTHORIZATION": "BEARER a-key"}]
+)
+def test_what_is_a_key(app, headers) -> None:
+    assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == 200
+
+
+def test_the_page_and_the_metrics_are_open_where_that_is_asked_for(app) -> None:
+    assert ask(app(api_keys=KEYS), "GET", "/").status_code == 200
+    assert ask(app(api_keys=KEYS, page=False), "GET", "/").status_code == 401
+    assert ask(app(page=False), "GET", "/").status_code == 404
+    assert ask(app(api_keys=KEYS), "GET", "/metrics").status_code == 401
+    assert ask(app(api_keys=KEYS, open_metrics=True), "GET", "/metrics").status_code == 200
+
+
+def test_two_keys_share_no_cache(app, engine) -> None:
+    served = app(api_keys=KEYS)
+    body = {**BODY, "prompt": "A prompt that only this test uses, long enough to be found again."}
+
+    def cached(key):
+        answer = ask(served, "POST", "/v1/completions", json=body, headers={"x-api-key": key})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached("a-key") == 0 and cached("a-key") > 10
+    assert cached("b-key") == 0
+
+
+def raw(app, headers=(), receive=None, path="/v1/completions", method="POST"):
+    """The status, error code and headers of a request given as ASGI; fails the test when its body is asked for."""
+    sent = []
+
+    async def never():
+        pytest.fail("the body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "scheme": "http",
+        "server": ("host", 80),
+        "client": ("here", 1),
+        "http_version": "1.1",
+        "root_path": "",
+    }
+    asyncio.run(app(scope, receive or never, send))
+    answered = dict(sent[0]["headers"])
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"], answered
+
+
+@pytest.mark.parametrize(
+    "path", ["//health", "/health/../metrics", "/HEALTH", "", "/health\x00", "health", "/page/../status"]
+)
+def test_a_path_that_is_only_like_an_open_one(app, path) -> None:
+    assert raw(app(api_keys=KEYS), path=path, method="GET")[:2] == (401, "invalid_api_key")
+
+
+def test_refusals_come_before_the_body(app) -> None:
+    assert raw(app(api_keys=KEYS))[:2] == (401, "invalid_api_key")
+    assert raw(app(max_body_bytes=2048), [("content-length", "2049")])[:2] == (413, "body_too_large")
+    full = app(max_queue=1, max_running=1, retry_after_s=7)
+    in_flight = full.state.plait.in_flight
+    in_flight.num_calls = 2
+    status, code, headers = raw(full)
+    assert (status, code, headers[b"retry-after"]) == (503, "queue_full", b"7")
+    assert ask(full, "GET", "/ready").status_code == 503
+    in_flight.num_calls = 1
+    assert ask(full, "GET", "/ready").status_code == 200
+    full.state.plait.admission.is_draining = True
+    status, code, headers = raw(full)
+    assert (status, code, headers[b"retry-after"]) == (503, "draining", b"7")
+    assert ask(full, "GET", "/ready").json()["error"]["code"] == "draining"
+    assert ask(full, "GET", "/health").status_code == 200
+
+
+def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
+    served = app(max_running=4, max_queue=2)
+    in_flight = served.state.plait.in_flight
+
+    async def go():
+        transport = httpx.ASGITransport(served)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host", timeout=60) as client:
+
+            async def one(path="/v1/completions", **body):
+                return await client.post(path, json=body)
+
+            alone = await one(**BODY, n=8)  # more than there is room for, and nobody else is there
+            assert in_flight.num_calls == 0
+            four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
+            while in_flight.num_calls < 4 and not four.done():
+                await asyncio.sleep(0)
+            assert in_flight.num_calls == 4
+            branches = [{"text": "a"}, {"fork": {"branches": [[{"gen": {}}, {"text": "b"}, {"gen": {"n": 2}}]] * 2}}]
+            refused = [await one(**BODY, n=3), await one("/v1/programs", program=branches)]
+            fits = await one(**BODY, n=2)
+            assert in_flight.num_calls == 4
+            four.cancel()
+            return alone, refused, fits
+
+    alone, refused, fits = asyncio.run(go())
+    assert alone.status_code == fits.status_code == 200
+    for answer in refused:
+        assert answer.status_code == 503 and code_of(answer) == "queue_full" and answer.headers["retry-after"] == "1"
+    assert in_flight.num_calls == in_flight.num_admitted == 0
+
+
+def test_a_key_has_only_so_many_requests_at_once(app) -> None:
+    served = app(api_keys=KEYS, max_requests_per_key=1)
+
+    async def go():
+        transport = httpx.ASGITransport(served)
+        async with httpx.AsyncClient(transport=transport, base_url="http://host", timeout=60) as client:
+
+            async def one(key):
+                return await client.post("/v1/completions", json={**BODY, "max_tokens": 8}, headers={"x-api-key": key})
+
+            first, second, other = await asyncio.gather(one("a-key"), one("a-key"), one("b-key"))
+            third = await one("a-key")
+            return first, second, other, third
+
+    first, second, other, third = asyncio.run(go())
+    assert [each.status_code for each in (first, second, other, third)] == [200, 429, 200, 200]
+    assert code_of(second) == "rate_limit_exceeded" and second.headers["retry-after"] == "1"
+    in_flight = served.state.plait.in_flight
+    assert in_flight.num_admitted == in_flight.num_of_tenant("alice") == len(in_flight.records) == 0
+
+
+def test_a_body_that_does_not_come_in_time(app) -> None:
+    async def drips():
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    assert raw(app(body_timeout_s=0.2), receive=drips)[:2] == (408, "body_timeout")
+
+
+def test_a_body_that_says_too_little_of_its_length(app) -> None:
+    async def floods():
+        return {"type": "http.request", "body": b"x" * 600, "more_body": True}
+
+    assert raw(app(max_body_bytes=2048), receive=floods)[:2] == (413, "body_too_large")
+
+
+def test_pages_of_other_origins(app) -> None:
+    """A browser tells where a request comes from; without CORS another site's page cannot even make us work."""
+    foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
+    answer = ask(app(), "POST", "/v1/completions", json=BODY, headers=foreign)
+    assert answer.status_code == 403 and code_of(answer) == "cross_origin"
+    assert "access-control-allow-origin" not in answer.headers
+    own = {"origin": "http://host", "sec-fetch-site": "same-origin"}
+    assert ask(app(), "POST", "/v1/completions", json=BODY, headers=own).status_code == 200
+    allowed = app(cors_origins=["https://good.example"], api_keys=KEYS)
+    assert ask(allowed, "POST", "/v1/completions", json=BODY, headers={**foreign, **ALICE}).status_code == 403
+    good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
+    asked = {**good, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    before = ask(allowed, "OPTIONS", "/v1/completions", headers=asked)
+    assert before.status_code == 200 and before.headers["access-control-allow-origin"] == "https://good.example"
+    answer = ask(allowed, "POST", "/v1/completions", json=BODY, headers={**good, **ALICE})
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://good.example"
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_the_id_is_ours(app) -> None:
+    answer = ask(app(), "GET", "/v1/models", headers={"x-request-id": "theirs"})
+    assert answer.headers["x-request-id"].startswith("req-")
+    refused = ask(app(api_keys=KEYS), "GET", "/v1/models")
+    assert refused.headers["x-request-id"] != answer.headers["x-request-id"]

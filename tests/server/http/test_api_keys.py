@@ -1,0 +1,58 @@
+"""API keys: how they are read, and which one a client has given."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait.runtime.errors import InputError
+from plait.runtime.server.http.api_keys import digest, find_key_name, read_keys
+
+KEYS = st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=5, unique=True), st.data())
+def test_a_key_has_one_owner_and_others_have_none(keys, data) -> None:
+    known = {f"k{index}": hashlib.sha256(key.encode()).hexdigest() for index, key in enumerate(keys)}
+    for index, key in enumerate(keys):
+        assert find_key_name(key.encode(), known) == f"k{index}"
+    other = data.draw(KEYS.filter(lambda key: key not in keys))
+    assert find_key_name(other.encode(), known) is None
+    assert find_key_name(b"", known) is None
+
+
+def test_a_file_of_keys(tmp_path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\nalice  one\n\nbob\tsha256:{digest(b'two')}\n")
+    keys = read_keys("three", str(file))
+    assert {find_key_name(key, keys) for key in (b"one", b"two", b"three")} == {"alice", "bob", "default"}
+    assert "one" not in str(keys) and "three" not in str(keys)
+    assert read_keys(None, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("alice", "line 1"),
+        ("a key more", "line 1"),
+        ("# x\nal/ice secret", "line 2"),
+        ("a one\na two", "line 2"),
+        ("default x", "line 1"),
+        ("\n", "no API key"),
+    ],
+)
+def test_what_a_file_may_not_hold_and_the_key_is_never_said(tmp_path, text, said) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        read_keys("given", str(file))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "ü", "x" * 513])
+def test_keys_that_no_header_could_carry(key) -> None:
+    with pytest.raises(InputError):
+        read_keys(key, None)

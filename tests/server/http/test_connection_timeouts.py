@@ -1,0 +1,92 @@
+"""Connections that dawdle: in their headers, between two requests, or in reading what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+from asgi_server import serve_app
+
+from plait.runtime.server.http.connection_timeouts import make_http_protocol
+
+HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+def connect(address):
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.settimeout(10)
+    return connection
+
+
+def read_all(connection):
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("begun", [b"", b"G", HEAD])
+def test_headers_that_do_not_come(serve, begun) -> None:
+    address, _ = serve(idle_timeout_s=0.3)
+    with connect(address) as connection:
+        connection.sendall(begun)
+        assert read_all(connection) == b""
+
+
+def test_headers_that_do_not_come_after_a_first_request(serve) -> None:
+    address, _ = serve(idle_timeout_s=0.3)
+    with connect(address) as connection:
+        connection.sendall(HEAD + b"\r\n" + b"G")
+        assert b'{"status":"ok"}' in read_all(connection)
+
+
+def test_two_requests_on_one_connection(serve) -> None:
+    address, _ = serve(idle_timeout_s=5)
+    with connect(address) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"\r\n")
+            answer = b""
+            while b'{"status":"ok"}' not in answer:
+                part = connection.recv(65536)
+                assert part, f"the connection was closed after {answer!r}"
+                answer += part
+
+
+def test_headers_without_end(serve) -> None:
+    address, _ = serve()
+    with connect(address) as connection:
+        connection.sendall(HEAD)
+        try:
+            for number in range(40):
+                connection.sendall(f"x-{number}: {'y' * 4000}\r\n".encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        else:
+            assert b" 431 " in read_all(connection)
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    """And the application hears of it as of any disconnect."""
+    ended = threading.Event()
+
+    async def floods(scope, receive, send) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            ended.set()
+
+        watching = asyncio.create_task(watch())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not ended.is_set():
+            await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await watching
+
+    with serve_app(floods, make_http_protocol(5, 0.3)) as address, connect(address) as connection:
+        connection.sendall(HEAD + b"\r\n")
+        assert ended.wait(20)

@@ -1,0 +1,82 @@
+"""Requests made out of our own OpenAPI document: no answer is a fault of ours, and none is undocumented.
+
+PLAIT_EXAMPLES sets how many per operation; `make schemathesis` tries many.
+"""
+
+from __future__ import annotations
+
+import os
+
+import httpx
+import pytest
+import schemathesis
+from asgi_server import serve_app
+from error_bodies import check_error_body
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from plait.runtime.process.engine import Engine
+from plait.runtime.server.app import create_app
+from plait.runtime.server.settings import server_settings
+
+EXAMPLES = int(os.environ.get("PLAIT_EXAMPLES", "12"))
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+OWN_TIMEOUT = 504  # the request's own, a documented answer
+
+
+@pytest.fixture(scope="module")
+def schema(small_model):
+    """Of a server whose answers are short because its context is."""
+    with (
+        Engine(small_model, context_length=96, max_pages=4000, compile_deadline_s=60) as engine,
+        serve_app(_app(engine)) as address,
+    ):
+        document = httpx.get(f"{address}/openapi.json").json()
+        yield _loaded(document, address)
+        assert httpx.get(f"{address}/health").status_code == 200
+        assert engine.client.status().held_pages == 0
+
+
+def _app(engine):
+    return create_app(engine, server_settings(model_name="default"))
+
+
+def _loaded(document, address):
+    """With the one model that is served here as the only one to ask for: else there would be little but 404."""
+    for each in document["components"]["schemas"].values():
+        is_request = each.get("additionalProperties") is False
+        if is_request and "model" in each.get("properties", {}):
+            each["properties"]["model"] = {"const": "default"}
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=address)
+    return schema
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_no_fault_and_no_undocumented_answer(schema, mode) -> None:
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) >= 10
+    for operation in operations:
+        if mode is GenerationMode.NEGATIVE and not operation.body:
+            continue  # nothing can be wrong about it
+        _try(operation, mode)
+
+
+def _try(operation, mode) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def ask(case) -> None:
+        answer = case.call(timeout=60)
+        if answer.status_code != OWN_TIMEOUT:
+            case.validate_response(answer, checks=[not_a_server_error])
+        case.validate_response(answer, checks=CHECKS)
+        if answer.status_code >= 400:
+            check_error_body(operation.path, answer.json())
+
+    ask()

@@ -1,0 +1,164 @@
+"""The page at "/": its files and their policy over plain HTTP, and a person's way through it in a headless browser."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import re
+import shutil
+from importlib import resources
+
+import httpx
+import pytest
+from asgi_server import wait_until
+
+from plait.runtime.server.http.api_keys import digest
+from plait.runtime.server.http.static_page import PAGE_FILES
+
+PAGE_FOLDER = resources.files("plait.runtime.server") / "page"
+# 2026-11-21: browsers are not on PyPI; CI installs one, a laptop may have none
+NO_BROWSER = f"no chromium and chromedriver here ({datetime.date.today()}); CI installs both"
+
+# Keeps what the first answer reads after each change of the page, however fast the pieces come.
+RECORD_TEXTS = """
+window.recordedTexts = [];
+new MutationObserver(() => {
+  const text = document.querySelector(".assistant .text");
+  if (text && text.textContent) window.recordedTexts.push(text.textContent);
+}).observe(document.getElementById("thread"), { childList: true, subtree: true, characterData: true });
+"""
+
+
+@pytest.mark.parametrize("path", PAGE_FILES)
+def test_files_and_their_policy(serve, path) -> None:
+    address, _ = serve(api_keys={"a": digest(b"a")})
+    answer = httpx.get(address + path)
+    assert answer.status_code == 200 and answer.content == (PAGE_FOLDER / PAGE_FILES[path]).read_bytes()
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'" and policy["script-src"] == "'self'" and policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    again = httpx.get(address + path, headers={"if-none-match": answer.headers["etag"]})
+    assert again.status_code == 304 and again.content == b""
+    assert httpx.post(address + path, headers={"x-api-key": "a"}).status_code == 405
+
+
+@pytest.mark.parametrize("name", PAGE_FILES.values())
+def test_no_outside_address_and_no_text_as_markup(name) -> None:
+    text = (PAGE_FOLDER / name).read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", text)
+    assert not re.search(r"<script(?! type=\"module\" src=)|\son[a-z]+=|style=", text)
+
+
+def test_what_the_page_asks_for_is_there() -> None:
+    html = (PAGE_FOLDER / "index.html").read_text()
+    for path in re.findall(r'(?:src|href)="([^"]+)"', html):
+        assert path in PAGE_FILES
+    ids = re.findall(r'\sid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for name in PAGE_FILES.values():
+        if name.endswith(".js"):
+            source = (PAGE_FOLDER / name).read_text()
+            assert set(re.findall(r'byId\("([^"]+)"\)', source)) <= set(ids), name
+            for other in re.findall(r'from "\./([^"]+)"', source):
+                assert other in PAGE_FILES.values()
+    for target in re.findall(r'(?:for|aria-controls|aria-labelledby)="([^"]+)"', html):
+        assert target in ids
+
+
+@pytest.fixture
+def browser():
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip(NO_BROWSER)
+    webdriver = pytest.importorskip("selenium.webdriver", reason=NO_BROWSER)
+    options = webdriver.ChromeOptions()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+class Person:
+    """Sits before the browser."""
+
+    def __init__(self, browser) -> None:
+        self.browser = browser
+
+    def at(self, name):
+        return self.browser.find_element("id", name)
+
+    def press(self, *keys) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    def sees(self, condition) -> bool:
+        return wait_until(condition, 30)
+
+    def fits_the_width(self) -> bool:
+        wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        return self.browser.execute_script(wide)
+
+    def resize(self, width, height) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_a_person_gives_a_key_chats_and_runs_a_schema_with_the_keyboard_alone(serve, browser, tmp_path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    address, state = serve(api_keys={"me": digest(b"my-key")})
+    person = Person(browser)
+    person.resize(1200, 800)
+    browser.get(address)
+    assert person.sees(lambda: person.at("keybar").is_displayed())
+    assert person.sees(lambda: browser.switch_to.active_element.get_attribute("id") == "key")
+    person.press("my-key", Keys.ENTER)
+    assert person.sees(lambda: person.at("state").get_attribute("data-state") == "good")
+    assert person.at("model").text == "SmolLM2-135M-Instruct.Q4_1" and not person.at("keybar").is_displayed()
+
+    person.at("max-tokens")
+    browser.execute_script("document.getElementById('max-tokens').value = 40")
+    browser.execute_script(RECORD_TEXTS)
+    person.at("message").send_keys("<b>What is</b> the capital of France?", Keys.ENTER)
+    assert person.sees(lambda: "tokens in" in browser.find_elements("css selector", ".assistant .stats")[0].text)
+    texts = browser.execute_script("return window.recordedTexts")
+    assert texts and texts[-1] == browser.execute_script(
+        "return document.querySelector('.assistant .text').textContent"
+    )
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts)), "pieces came out of order"
+    assert browser.find_element("css selector", ".user .text").text == "<b>What is</b> the capital of France?"
+    assert not browser.find_elements("css selector", ".thread b")
+
+    browser.execute_script("document.getElementById('max-tokens').value = 4000")
+    person.at("message").send_keys("Tell me a very long story.", Keys.ENTER)
+    assert person.sees(lambda: state.in_flight.num_admitted == 1)
+    person.at("tab-chat").send_keys(Keys.ARROW_LEFT)  # round to the last tab
+    assert person.sees(lambda: person.at("running").text == "1" and person.at("rate").text != "0")
+    assert browser.find_element("css selector", "#requests td").text.startswith("req-")
+    person.press(Keys.ESCAPE)
+    assert person.sees(lambda: state.in_flight.num_admitted == 0)
+    assert person.sees(lambda: person.at("none").is_displayed())
+
+    person.at("tab-live").send_keys(Keys.ARROW_LEFT)
+    person.at("schema-prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+    assert person.sees(lambda: person.at("verdict").text == "fits the schema")
+    value = json.loads(person.at("output").text)
+    assert set(value) == {"name", "age", "languages"} and 0 <= value["age"] <= 130
+    person.at("schema-text").send_keys("}")
+    person.at("schema-run").click()
+    assert person.sees(lambda: person.at("verdict").text == "the schema is not JSON")
+
+    for width in (1200, 390, 320):
+        person.resize(width, 800)
+        for tab in ("tab-chat", "tab-schema", "tab-live"):
+            person.at(tab).click()
+            assert person.fits_the_width(), (tab, width)
+            browser.save_screenshot(str(tmp_path / f"{tab}-{width}.png"))
+    problems = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
+    assert problems == []

@@ -1,0 +1,75 @@
+"""Spans, read from OpenTelemetry's own in-memory exporter."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from asgi_server import wait_until
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from plait.runtime.errors import InputError
+from plait.runtime.server.ops import tracing
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 3, "n": 2, "stream": True}
+
+
+@pytest.fixture
+def spans(monkeypatch):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+def test_a_request_is_a_span_below_its_caller(serve, spans) -> None:
+    address, _ = serve()
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    answer = httpx.post(f"{address}/v1/completions", json=BODY, headers=headers, timeout=60)
+    assert wait_until(lambda: len(spans.get_finished_spans()) == 3)
+    *calls, request = spans.get_finished_spans()
+    assert request.name == "POST /v1/completions" and request.kind == trace.SpanKind.SERVER
+    assert f"{request.context.trace_id:032x}" == TRACE and f"{request.parent.span_id:016x}" == PARENT
+    assert request.attributes["http.response.status_code"] == 200
+    assert request.attributes["plait.request_id"] == answer.headers["x-request-id"]
+    for call in calls:
+        assert call.name == "plait.generate" and call.parent.span_id == request.context.span_id
+        assert call.attributes["gen_ai.usage.output_tokens"] == 3
+        assert request.start_time <= call.start_time <= call.end_time <= request.end_time
+
+
+def test_a_refusal_is_an_error_on_its_span(serve, spans) -> None:
+    address, state = serve()
+    state.admission.is_draining = True
+    httpx.post(f"{address}/v1/completions", json=BODY, headers={"traceparent": "00-junk"})
+    assert wait_until(lambda: spans.get_finished_spans())
+    (request,) = spans.get_finished_spans()
+    assert request.parent is None and request.status.status_code == trace.StatusCode.ERROR
+    assert request.attributes["error.type"] == "draining"
+
+
+@pytest.mark.parametrize(
+    "header", ["", "00-" + "0" * 32 + f"-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01"]
+)
+def test_a_trace_that_is_none(header) -> None:
+    assert tracing.trace_id({"traceparent": header}) == ""
+    assert tracing.trace_id({"traceparent": f"00-{TRACE}-{PARENT}-00"}) == TRACE
+
+
+def test_without_opentelemetry_requests_run(serve, monkeypatch) -> None:
+    monkeypatch.setattr(tracing.importlib.util, "find_spec", lambda name: None)
+    address, _ = serve()
+    assert httpx.post(f"{address}/v1/completions", json={**BODY, "max_tokens": 1}, timeout=60).status_code == 200
+
+
+def test_an_endpoint_without_its_packages_is_an_error(monkeypatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert tracing.export_spans() is False
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(InputError, match="opentelemetry-sdk"):
+        tracing.export_spans()

@@ -1,0 +1,285 @@
+"""`/v1/messages` through Anthropic's own client, streaming and not, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import anthropic
+import httpx
+import pytest
+from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
+
+from plait.runtime.client.call import CallResult
+from plait.runtime.messages import Usage
+from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
+from plait.runtime.server.protocols.anthropic.partial_json import read_partial_object
+
+ASK = [{"role": "user", "content": "Name three colours."}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Paris", "Rome"]},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+TIME = {"name": "get_time", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+
+
+@pytest.fixture(scope="session")
+def claude(address):
+    return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=60)
+
+
+def both(claude, **fields):
+    """The whole answer, after a stream of the same request has been found equal to it."""
+    fields = {"model": "default", "max_tokens": 4, "extra_body": {"temperature": 0}} | fields
+    whole = claude.messages.create(**fields)
+    assert isinstance(whole, Message) and whole.type == "message" and whole.role == "assistant"
+    with claude.messages.stream(**fields) as stream:
+        events = [event.type for event in stream if event.type in RAW]
+        streamed = stream.get_final_message()
+    assert events[:2] == ["message_start", "ping"] if "ping" in events else events[0] == "message_start"
+    assert events[-2:] == ["message_delta", "message_stop"]
+    assert bare(streamed) == bare(whole)
+    return whole
+
+
+RAW = {"message_start", "ping", "content_block_start", "content_block_stop", "message_delta", "message_stop"}
+
+
+def bare(message):
+    """Without what is new each time: ids, and which part of the prompt was cached."""
+    told = message.model_dump(exclude_none=True)
+    usage = told.pop("usage")
+    told.pop("id")
+    for block in told["content"]:
+        block.pop("id", None)
+        block.pop("parsed_output", None)
+    told["in"] = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+    return told | {"out": usage["output_tokens"]}
+
+
+def test_a_message_and_its_stream(claude):
+    whole = both(claude, messages=ASK, system="Be brief.", metadata={"user_id": "u"})
+    (block,) = whole.content
+    assert isinstance(block, TextBlock) and block.text
+    assert whole.stop_reason == "max_tokens" and whole.stop_sequence is None
+    assert whole.usage.output_tokens == 4
+
+
+def test_system_as_blocks_and_cache_control_are_the_same_prompt(claude):
+    mark = {"type": "ephemeral"}
+    blocks = [{"type": "text", "text": "Be brief.", "cache_control": mark}]
+    content = [{"type": "text", "text": "Name three colours.", "cache_control": mark | {"ttl": "1h"}}]
+    plain = both(claude, messages=ASK, system="Be brief.")
+    parts = both(claude, messages=[{"role": "user", "content": content}], system=blocks, cache_control=mark)
+    assert parts.content[0].text == plain.content[0].text
+    assert parts.usage.cache_read_input_tokens > 0
+
+
+def test_stop_reasons(claude):
+    text = both(claude, messages=ASK, max_tokens=8).content[0].text
+    stop = text[10:14]
+    stopped = both(claude, messages=ASK, max_tokens=8, stop_sequences=["never ever", stop])
+    assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
+    assert stopped.content[0].text == text[: text.index(stop)]
+    yes = {"format": {"type": "json_schema", "schema": {"const": "yes"}}}
+    assert both(claude, messages=ASK, output_config=yes, max_tokens=8).stop_reason == "end_turn"
+    warm = both(claude, messages=ASK, max_tokens=0)
+    assert warm.content == [] and warm.stop_reason == "max_tokens" and warm.usage.output_tokens == 0
+
+
+def test_an_answer_goes_on_from_the_last_turn(claude):
+    begun = [*ASK, {"role": "assistant", "content": "The colours are red,"}]
+    goes_on = both(claude, messages=begun, max_tokens=4)
+    text = both(claude, messages=ASK, max_tokens=4).content[0].text
+    assert goes_on.content[0].text != text
+    counted = claude.messages.count_tokens(model="default", messages=begun)
+    asked = claude.messages.count_tokens(model="default", messages=ASK)
+    assert isinstance(counted, MessageTokensCount) and counted.input_tokens > asked.input_tokens
+
+
+def test_turns_of_one_role_are_one_turn(claude):
+    split = [{"role": "user", "content": "Name"}, {"role": "user", "content": "three colours."}]
+    one = [{"role": "user", "content": "Name\n\nthree colours."}]
+    count = claude.messages.count_tokens
+    assert count(model="default", messages=split) == count(model="default", messages=one)
+
+
+def test_count_tokens_is_what_a_message_uses(claude):
+    fields = dict(model="default", messages=ASK, system="Be brief.", tools=[WEATHER])
+    counted = claude.messages.count_tokens(**fields).input_tokens
+    claude.messages.create(**fields, max_tokens=1)
+    usage = claude.messages.create(**fields, max_tokens=1).usage
+    assert usage.cache_read_input_tokens > 0
+    assert counted == usage.input_tokens + usage.cache_read_input_tokens
+
+
+@pytest.mark.parametrize("choice", [{"type": "tool", "name": "get_weather"}, {"type": "any"}])
+def test_tools_that_must_be_used(claude, choice):
+    choice = choice if choice["type"] == "tool" else choice | {"disable_parallel_tool_use": True}
+    whole = both(claude, messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80)
+    (block,) = whole.content
+    assert isinstance(block, ToolUseBlock) and whole.stop_reason == "tool_use"
+    if choice["type"] == "tool":
+        assert block.name == "get_weather"
+        assert block.input["city"] in ("Paris", "Rome") and isinstance(block.input["days"], int)
+
+
+def test_a_tool_result_is_read(claude):
+    used = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rome", "days": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]}
+    turns = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "I look."}, used]}]
+    told = [result | {"is_error": True}, {"type": "text", "text": "And now?"}]
+    whole = both(claude, messages=[*turns, {"role": "user", "content": told}], tools=[WEATHER])
+    assert whole.usage.output_tokens == 4
+    count = claude.messages.count_tokens
+    failed = count(model="default", messages=[*turns, {"role": "user", "content": [result | {"is_error": True}]}])
+    worked = count(model="default", messages=[*turns, {"role": "user", "content": [result]}])
+    assert failed.input_tokens > worked.input_tokens
+
+
+def test_tool_choice_none_and_auto(claude):
+    never = both(claude, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
+    assert all(isinstance(block, TextBlock) for block in never.content)
+    claude.messages.create(model="default", max_tokens=2, messages=ASK, tools=[WEATHER], tool_choice={"type": "auto"})
+
+
+def test_output_format_is_json_that_fits(claude):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    config = {"format": {"type": "json_schema", "schema": schema}}
+    whole = both(claude, messages=ASK, output_config=config, max_tokens=12)
+    assert json.loads(whole.content[0].text)["n"] in (1, 22)
+
+
+async def _count_events(address):
+    client = anthropic.AsyncAnthropic(base_url=address, api_key="none", max_retries=0)
+    async with client, client.messages.stream(model="default", messages=ASK, max_tokens=5) as stream:
+        return [text async for text in stream.text_stream]
+
+
+def test_the_asynchronous_client(address):
+    import asyncio
+
+    assert "".join(asyncio.run(_count_events(address)))
+
+
+def test_the_order_of_raw_events(address):
+    body = {"model": "default", "max_tokens": 4, "messages": ASK, "stream": True}
+    answer = httpx.post(f"{address}/v1/messages", json=body, timeout=60)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    pairs = [event.split("\n") for event in answer.text.strip().split("\n\n")]
+    names = [name.removeprefix("event: ") for name, _ in pairs]
+    data = [json.loads(line.removeprefix("data: ")) for _, line in pairs]
+    assert names == [each["type"] for each in data]
+    assert names[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(names[3:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert data[0]["message"]["stop_reason"] is None and data[0]["message"]["content"] == []
+    assert data[-2]["usage"]["output_tokens"] == 4
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}}
+WRONG = [
+    ({"max_tokens": None}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"system": [IMAGE]}, "system[0].type"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "adaptive"}}, "thinking"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"stop_sequences": [""]}, "stop_sequences"),
+    ({"stop_sequences": ["x"] * 100}, "stop_sequences"),
+    ({"service_tier": "priority"}, "service_tier"),
+    ({"container": "c"}, "container"),
+    ({"speed": "fast"}, "speed"),
+    ({"output_config": {"effort": "max"}}, "output_config.effort"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "no"}}}}, "output_config.format.schema"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+    ({"tools": [WEATHER, WEATHER]}, "get_weather"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice.name"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [WEATHER | {"defer_loading": True}]}, "defer_loading"),
+    ({"tools": [WEATHER | {"input_schema": {"type": "no"}}]}, "tools[0].input_schema"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "messages[0]"),
+    ({"mcp_servers": []}, "mcp_servers"),
+    ({"cache_control": {"type": "forever"}}, "cache_control.type"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), WRONG, ids=[str(change)[:50] for change, _ in WRONG])
+def test_what_is_refused_is_named(http, change, named):
+    body = {"model": "default", "max_tokens": 4, "messages": ASK} | change
+    for extra in ({}, {"stream": True}):
+        answer = http.post("/v1/messages", json={**body, **extra})
+        assert answer.status_code == 400, answer.text
+        told = answer.json()
+        assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"
+        assert named in told["error"]["message"] and told["request_id"].startswith("req-")
+
+
+def test_errors_are_the_clients_own_types(claude, address):
+    with pytest.raises(anthropic.NotFoundError, match="claude-x"):
+        claude.messages.create(model="claude-x", max_tokens=1, messages=ASK)
+    with pytest.raises(anthropic.BadRequestError, match="tokens"):
+        claude.messages.create(model="default", max_tokens=1, messages=[{"role": "user", "content": "a b " * 9000}])
+    large = httpx.post(f"{address}/v1/messages", content=b" " * (9 << 20), headers={"content-type": "application/json"})
+    assert large.status_code == 413 and large.json()["error"]["type"] == "request_too_large"
+    missing = httpx.post(f"{address}/v1/messages/nothing", json={})
+    assert missing.status_code == 404 and missing.json()["type"] == "error"
+
+
+# -- without a server -------------------------------------------------------------------------------
+
+PARTS = [
+    ParsedPart("reasoning", "I th"),
+    ParsedPart("reasoning", "ink"),
+    ParsedPart("text", "A"),
+    ParsedPart("text", "B"),
+    ParsedPart("call", "f", 0),
+    ParsedPart("arguments", '{"a":', 0),
+    ParsedPart("arguments", "1}", 0),
+    ParsedPart("call", "g", 1),
+    ParsedPart("arguments", '{"b":["x', 1),
+]
+
+
+@pytest.mark.parametrize("with_thinking", [True, False])
+def test_blocks_are_what_their_events_add_up_to(with_thinking):
+    blocks = ContentBlocks(with_thinking)
+    events = [event for part in PARTS for event in blocks.add([part])] + blocks.finish()
+    thinking = {"type": "thinking", "thinking": "I think", "signature": ""}
+    text, *calls = blocks.content()[with_thinking:]
+    assert (blocks.content()[0] == thinking) == with_thinking
+    assert text == {"type": "text", "text": "AB"}
+    assert [(call["name"], call["input"]) for call in calls] == [("f", {"a": 1}), ("g", {"b": []})]
+    starts = [event.data["index"] for event in events if event.name == "content_block_start"]
+    stops = [event.data["index"] for event in events if event.name == "content_block_stop"]
+    assert starts == stops == list(range(3 + with_thinking))
+
+
+def test_a_full_context_is_said():
+    result = CallResult("x", "length", Usage(completion_tokens=5))
+    assert stop_reason_of(result, 5, False)["stop_reason"] == "max_tokens"
+    assert stop_reason_of(result, 9, False)["stop_reason"] == "model_context_window_exceeded"
+
+
+@pytest.mark.parametrize("value", [{}, {"a": [1, {"b": 'x"\\u00e9{'}], "c": {"d": None}, "e": -1.5e3, "f": True}])
+def test_any_beginning_of_an_object_can_be_read(value):
+    text = json.dumps(value)
+    assert read_partial_object(text) == value
+    sizes = [len(json.dumps(read_partial_object(text[:at]))) for at in range(len(text) + 1)]
+    assert sizes == sorted(sizes)
+    assert read_partial_object('{"a":1,"b":{"c":2,"d":"x') == {"a": 1, "b": {"c": 2}}

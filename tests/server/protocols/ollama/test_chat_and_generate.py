@@ -1,0 +1,261 @@
+"""Ollama's endpoints through its own client, streaming and not, and what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from importlib.metadata import version
+
+import httpx
+import ollama
+import pytest
+
+from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.protocols.ollama.model_description import describe
+from plait.runtime.server.protocols.ollama.response import OllamaResponseWriter
+
+ASK = [{"role": "user", "content": "Name three colours."}]
+SHORT = {"num_predict": 5, "temperature": 0}
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+        },
+    },
+}
+COUNTS = ("prompt_eval_count", "eval_count")
+DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+@pytest.fixture(scope="session")
+def llama(address):
+    return ollama.Client(host=address, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def real_llama(real_address):
+    return ollama.Client(host=real_address, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def name(llama):
+    return llama.list().models[0].model
+
+
+def both(llama, **fields):
+    """The whole answer of chat, after its stream has been found equal."""
+    fields = {"model": "default", "options": SHORT} | fields
+    whole = llama.chat(**fields)
+    assert isinstance(whole, ollama.ChatResponse) and whole.done and whole.message.role == "assistant"
+    lines = list(llama.chat(**fields, stream=True))
+    assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "".join(line.message.content or "" for line in lines) == whole.message.content
+    calls = [call.model_dump() for line in lines for call in line.message.tool_calls or ()]
+    assert calls == [call.model_dump() for call in whole.message.tool_calls or ()]
+    assert lines[-1].done_reason == whole.done_reason
+    assert [lines[-1][count] for count in COUNTS] == [whole[count] for count in COUNTS]
+    logprobs = [each.model_dump() for line in lines for each in line.logprobs or ()]
+    assert logprobs == [each.model_dump() for each in whole.logprobs or ()]
+    return whole
+
+
+def test_a_chat_and_its_stream(llama, name):
+    whole = both(llama, model=name, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", think=False)
+    assert whole.model == name and whole.message.content and whole.done_reason == "length"
+    assert whole.eval_count == 5 and all(whole[each] >= 0 for each in DURATIONS)
+    assert len(whole.logprobs) == 5 and all(len(each.top_logprobs) == 2 for each in whole.logprobs)
+    assert "".join(each.token for each in whole.logprobs) == whole.message.content
+
+
+def test_generate_is_a_chat_of_one_turn(llama):
+    chat = both(llama, messages=[{"role": "system", "content": "Be brief."}, *ASK])
+    fields = dict(model="default", prompt=ASK[0]["content"], system="Be brief.", options=SHORT)
+    whole = llama.generate(**fields)
+    assert isinstance(whole, ollama.GenerateResponse) and whole.response == chat.message.content
+    assert whole.prompt_eval_count == chat.prompt_eval_count
+    lines = list(llama.generate(**fields, stream=True))
+    assert "".join(line.response for line in lines) == whole.response and lines[-1].eval_count == 5
+
+
+def test_a_raw_prompt_is_continued(real_llama):
+    told = real_llama.generate(model="default", prompt="The capital of France is", raw=True, options=SHORT)
+    assert "Paris" in told.response and told.prompt_eval_count == 5
+    marked = real_llama.generate(model="default", prompt="<|im_start|>", raw=True, options={"num_predict": 1})
+    assert marked.prompt_eval_count == 1
+
+
+def test_formats(llama):
+    enough = SHORT | {"num_predict": 12}
+    whole = both(llama, messages=ASK, format=SCHEMA | {"properties": {"n": {"enum": [1, 22]}}}, options=enough)
+    assert json.loads(whole.message.content)["n"] in (1, 22) and whole.done_reason == "stop"
+    told = llama.generate(model="default", prompt="{}", format={"enum": ["a", "b"]}, options=enough)
+    assert json.loads(told.response) in ("a", "b")
+    assert llama.chat("default", ASK, format="json", options=SHORT).message.content.startswith("{")
+
+
+def test_tools(llama):
+    turns = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}]},
+        {"role": "tool", "tool_name": "get_weather", "content": "sunny"},
+    ]
+    assert both(llama, messages=turns, tools=[WEATHER]).eval_count > 0
+
+
+def test_a_format_beside_tools(llama):
+    whole = both(llama, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40})
+    assert whole.message.tool_calls or json.loads(whole.message.content) in ("a", "b")
+
+
+def test_options(llama):
+    text = both(llama, messages=ASK).message.content
+    stopped = both(llama, messages=ASK, options=SHORT | {"stop": [text[6:9]], "num_ctx": 512, "repeat_penalty": 1.0})
+    assert stopped.done_reason == "stop" and stopped.message.content == text[: text.index(text[6:9])]
+    seeded = [llama.chat("default", ASK, options={"num_predict": 6, "seed": 4}).message.content for _ in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_the_models(real_llama, real_address):
+    (listed,) = real_llama.list().models
+    name = listed.model
+    assert name.endswith(":latest") and listed.size > 10**7 and len(listed.digest) == 64
+    assert listed.details.format == "gguf" and listed.details.family == "llama"
+    assert listed.details.parameter_size == "134.52M"
+    (loaded,) = real_llama.ps().models
+    assert loaded.name == name and loaded.context_length > 0 and loaded.digest == listed.digest
+    shown = real_llama.show(name)
+    assert shown.details == listed.details and "tools" in shown.capabilities and "thinking" not in shown.capabilities
+    assert shown.modelinfo["general.architecture"] == "llama" and "<|im_start|>" in shown.template
+    assert shown.modelinfo["tokenizer.ggml.tokens"] is None
+    long = httpx.post(f"{real_address}/api/show", json={"name": name, "verbose": True}).json()
+    assert len(long["model_info"]["tokenizer.ggml.tokens"]) == 49152
+    assert httpx.get(f"{real_address}/api/version").json() == {"version": version("plait")}
+
+
+def test_nothing_asked_is_whether_the_model_is_there(llama):
+    assert llama.chat("default", []).done_reason == "load"
+    assert llama.generate("default", "").done_reason == "load"
+    with pytest.raises(ollama.ResponseError, match="nothing") as refused:
+        llama.chat("nothing", ASK)
+    assert refused.value.status_code == 404
+
+
+def test_the_asynchronous_client(address):
+    async def ask():
+        client = ollama.AsyncClient(host=address)
+        return [line.message.content async for line in await client.chat("default", ASK, stream=True, options=SHORT)]
+
+    assert "".join(asyncio.run(ask()))
+
+
+def test_lines_are_json(address):
+    answer = httpx.post(f"{address}/api/chat", json={"model": "default", "messages": ASK, "options": SHORT}, timeout=60)
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert lines[-1]["done"] is True and len(lines) > 1
+
+
+WRONG = [
+    ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}]}, "tool_calls"),
+    ({"format": "xml"}, "format"),
+    ({"format": {"type": "no"}}, "format"),
+    ({"tools": [WEATHER, WEATHER]}, "get_weather"),
+    ({"think": True}, "think"),
+    ({"think": "high"}, "think"),
+    ({"keep_alive": 0}, "keep_alive"),
+    ({"keep_alive": "soon"}, "keep_alive"),
+    ({"top_logprobs": 99}, "top_logprobs"),
+    ({"options": {"num_ctx": 1 << 20}}, "num_ctx"),
+    ({"options": {"num_predict": -3}}, "num_predict"),
+    ({"options": {"temperature": -1}}, "temperature"),
+    ({"options": {"top_p": 2}}, "top_p"),
+    ({"options": {"repeat_penalty": 1.1}}, "repeat_penalty"),
+    ({"options": {"mirostat": 1}}, "mirostat"),
+    ({"options": {"num_gpu": 1}}, "num_gpu"),
+    ({"options": {"temprature": 1}}, "temprature"),
+    ({"options": {"stop": [""]}}, "stop"),
+]
+WRONG_GENERATE = [
+    ({"images": ["aGk="]}, "images"),
+    ({"suffix": "x"}, "suffix"),
+    ({"template": "x"}, "template"),
+    ({"context": [1]}, "context"),
+    ({"raw": True, "system": "x"}, "system"),
+    ({"width": 5}, "width"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "named"),
+    [("chat", *each) for each in WRONG] + [("generate", *each) for each in WRONG_GENERATE],
+    ids=lambda each: str(each)[:40],
+)
+def test_what_is_refused_is_named(http, path, change, named):
+    body = {"model": "default", "options": SHORT} | ({"messages": ASK} if path == "chat" else {"prompt": "x"}) | change
+    for extra in ({}, {"stream": False}):
+        answer = http.post(f"/api/{path}", json=body | extra)
+        assert answer.status_code == 400, answer.text
+        assert set(answer.json()) == {"error"} and named in answer.json()["error"]
+
+
+def test_an_error_of_the_path_has_ollamas_shape(address):
+    answer = httpx.post(f"{address}/api/pull", json={})
+    assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
+
+
+# -- without a server -------------------------------------------------------------------------------
+
+
+class _Logged:
+    logprobs: list = []  # noqa: RUF012
+
+
+def test_a_call_is_told_when_it_is_whole():
+    writer = OllamaResponseWriter("chat", "m", None, _Logged(), with_thinking=True)
+    told = []
+    reasoned, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
+    cut_off = [ParsedPart("call", "g", 1), ParsedPart("arguments", '{"b', 1)]
+    for part in [reasoned, *first, ParsedPart("arguments", ":1}", 0), ParsedPart("text", "ok"), *cut_off]:
+        writer.add_parts([part], is_last=False)
+        line = writer.next_line()
+        told.append(line and line["message"])
+    writer.add_parts([], is_last=True)
+    assert writer.next_line() is None  # g was cut off
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    assert [each for each in told if each] == [
+        {"role": "assistant", "content": "", "thinking": "hm"},
+        {"role": "assistant", "content": "ok", "tool_calls": [call]},
+    ]
+
+
+def test_a_folder_is_described(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    save_file(
+        {"a": torch.zeros(3, 4, dtype=torch.bfloat16), "b": torch.zeros(5, dtype=torch.bfloat16)},
+        tmp_path / "x.safetensors",
+    )
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos": [1]}')
+    about = describe(str(tmp_path))
+    assert (about.format, about.family, about.num_parameters, about.quantization) == (
+        "safetensors",
+        "llama",
+        17,
+        "BF16",
+    )
+    assert about.metadata["eos"] == [1] and about.short_metadata["eos"] is None and about.size > 34

@@ -1,0 +1,285 @@
+"""`/v1/programs`: programs as JSON give what the language gives, streamed or whole; what is wrong in one is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from plait.runtime.server.errors import ApiError
+from plait.runtime.server.http.json_body import parse
+from plait.runtime.server.protocols.programs.compiler import MAX_DEPTH, compile_program
+from plait.runtime.server.protocols.programs.types import ProgramRequest
+
+GREEDY = {"temperature": 0, "max_tokens": 4}
+
+
+@pytest.fixture(scope="session")
+def real_http(real_address):
+    with httpx.Client(base_url=real_address, timeout=60) as client:
+        yield client
+
+
+def run(http, program, **fields):
+    """The whole answer, after its stream has been found to add up to it."""
+    body = {"program": program, "defaults": GREEDY} | fields
+    answer = http.post("/v1/programs", json=body)
+    assert answer.status_code == 200, answer.text
+    whole = answer.json()
+    pieces, ended = {}, {}
+    events = list(stream(http, body))
+    assert events[0][0] == "program.created" and events[-1][0] == "program.completed"
+    for name, data in events[1:-1]:
+        assert name == data["type"]
+        key = (data["path"], data["sample"])
+        assert key not in ended
+        if name == "variable.delta":
+            pieces.setdefault(key, []).append(data["delta"])
+        else:
+            ended[key] = data["value"]
+    assert {key: "".join(found) for key, found in pieces.items()}.items() <= ended.items()
+    assert ended == {(call["path"], call["sample"]): call["value"] for call in whole["calls"]}
+    assert bare(events[-1][1]["program"]) == bare(whole)
+    usage = whole["usage"]
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        assert usage[name] == sum(call["usage"][name] for call in whole["calls"])
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    return whole
+
+
+def stream(http, body):
+    with http.stream("POST", "/v1/programs", json=body | {"stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        for event in "".join(answer.iter_text()).strip().split("\n\n"):
+            name, _, data = event.partition("\n")
+            yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def bare(program):
+    calls = [{key: value for key, value in call.items() if key not in ("usage", "scores")} for call in program["calls"]]
+    return {"text": program["text"], "variables": program["variables"], "messages": program["messages"], "calls": calls}
+
+
+def completed(http, text):
+    body = {"model": "default", "prompt": text, **GREEDY}
+    return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+
+
+def test_text_and_gen_are_a_completion_each(http):
+    program = [
+        {"text": "The capital of France is"},
+        {"gen": {"name": "a"}},
+        {"text": " And so"},
+        {"gen": {"name": "b"}},
+    ]
+    whole = run(http, program)
+    first = completed(http, "The capital of France is")
+    assert whole["variables"]["a"] == first
+    assert whole["text"].startswith(f"The capital of France is{first} And so")
+    assert whole["text"].endswith(whole["variables"]["b"])
+    assert [call["path"] for call in whole["calls"]] == ["program[1].gen", "program[3].gen"]
+    assert whole["calls"][1]["usage"]["cached_tokens"] >= whole["calls"][0]["usage"]["prompt_tokens"]
+
+
+def test_roles_are_a_chat(http):
+    turns = [("system", "Be brief."), ("user", "Name a colour.")]
+    program = [{"role": role, "content": [{"text": text}]} for role, text in turns]
+    program.append({"role": "assistant", "content": [{"gen": {"name": "colour"}}]})
+    whole = run(http, program)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    chat = {"model": "default", "messages": messages, **GREEDY}
+    told = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+    assert whole["variables"]["colour"] == told
+    assert whole["messages"] == [*messages, {"role": "assistant", "content": told}]
+
+
+def test_select_and_constraints(real_http):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    program = [
+        {"text": "The capital of France is"},
+        {"select": {"name": "city", "choices": [" banana", " Paris"]}},
+        {"gen": {"name": "year", "regex": " [0-9]{4}", "max_tokens": 6}},
+        {"gen": {"name": "value", "json_schema": schema, "complete": True, "max_tokens": 8}},
+        {"gen": {"name": "spec", "constraint": {"type": "choices", "choices": ["x", "y"]}}},
+        {"gen": {"name": "one", "choices": [" left", " right"], "temperature": 1.0, "seed": 1}},
+        {"gen": {"name": "ebnf", "ebnf": 'root ::= "ab" | "cd"', "complete": True, "return_logprob": True}},
+    ]
+    whole = run(real_http, program)
+    found, calls = whole["variables"], whole["calls"]
+    assert found["city"] == " Paris" and len(calls[0]["scores"]) == 2 and calls[0]["scores"][1] > calls[0]["scores"][0]
+    assert re.fullmatch(" [0-9]{4}", found["year"]) and isinstance(json.loads(found["value"])["n"], int)
+    assert found["spec"] in "xy" and found["one"] in (" left", " right") and found["ebnf"] in ("ab", "cd")
+    assert "".join(each["token"] for each in calls[5]["logprobs"]).startswith(found["ebnf"])
+    assert whole["text"] == "The capital of France is" + "".join(found.values())
+
+
+def test_forks_gather(http):
+    branches = [
+        [{"text": f" {word}"}, {"gen": {"name": "tip"}}, {"gen": {"name": f"own{i}"}}] for i, word in enumerate("AB")
+    ]
+    program = [{"text": "Tips:"}, {"fork": {"branches": branches}}, {"text": " So"}, {"gen": {"name": "end"}}]
+    whole = run(http, program)
+    assert whole["variables"]["tip"] == [completed(http, f"Tips: {word}") for word in "AB"]
+    assert [len(whole["variables"][f"own{i}"]) for i in range(2)] == [1, 1]
+    assert whole["text"] == "Tips: So" + whole["variables"]["end"] and whole["variables"]["end"] == completed(
+        http, "Tips: So"
+    )
+    assert [call["path"] for call in whole["calls"]][:2] == [f"program[1].fork.branches[0][{i}].gen" for i in (1, 2)]
+
+
+def test_forks_append_and_variables_are_plain_text(http):
+    branches = [[{"text": " A"}, {"gen": {"name": "tip"}}], [{"text": " B"}]]
+    program = [
+        {"role": "user", "content": [{"var": "said"}, {"fork": {"branches": branches, "join": "append"}}]},
+        {"role": "assistant", "content": [{"gen": {"name": "x"}}, {"var": "x"}, {"var": "many", "index": 1}]},
+    ]
+    whole = run(http, program, variables={"said": "<|im_end|>", "many": ["one", "two"]})
+    tip = next(call["value"] for call in whole["calls"] if call["name"] == "tip")
+    x = whole["variables"]["x"]
+    assert "tip" not in whole["variables"]
+    assert whole["messages"][0]["content"] == f"<|im_end|> A{tip} B"
+    assert whole["messages"][1]["content"] == f"{x}{x}two"
+    control = http.post("/tokenize", json={"prompt": "<|im_end|>", "parse_special": True}).json()["count"]
+    plain = http.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["count"]
+    assert control == 1 < plain
+    first = next(call for call in whole["calls"] if call["name"] == "tip")
+    chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "<|im_end|> A"}]}).json()["tokens"]
+    closing = http.post("/tokenize", json={"prompt": "<|im_end|>\n<|im_start|>assistant\n", "parse_special": True})
+    assert first["usage"]["prompt_tokens"] == len(chat) - closing.json()["count"]
+
+
+def test_samples(http):
+    gen = {"name": "s", "n": 3, "temperature": 1.0, "seed": 7}
+    whole = run(http, [{"text": "Once"}, {"gen": gen}, {"text": "!"}, {"var": "s", "index": 2}])
+    texts = whole["variables"]["s"]
+    assert len(texts) == 3 and len(set(texts)) > 1
+    assert whole["text"] == f"Once{texts[0]}!{texts[2]}"
+    assert [call["sample"] for call in whole["calls"]] == [0, 1, 2]
+
+
+def test_a_lenient_value_says_what_is_wrong_with_it(http):
+    schema = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "uniqueItems": True,
+        "minItems": 2,
+        "maxItems": 2,
+    }
+    lenient = {"type": "json_schema", "schema": json.dumps(schema), "lenient": True}
+    whole = run(http, [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}])
+    (call,) = whole["calls"]
+    value = json.loads(call["value"])
+    assert (call["violation"] is None) == (len(set(value)) == 2)
+
+
+def test_what_fails_while_it_runs_names_its_node(http):
+    late = [{"text": "a"}, {"gen": {"name": "a"}}, {"fork": {"branches": [[{"gen": {"max_tokens": 4000, "timeout": 0.05,
+            "ignore_eos": True}}]]}}]  # fmt: skip
+    answer = http.post("/v1/programs", json={"program": late, "defaults": GREEDY})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["param"] == "program[2].fork.branches[0][0].gen.timeout"
+    events = list(stream(http, {"program": late, "defaults": GREEDY}))
+    assert events[-1][0] == "error" and events[-1][1]["error"]["param"].startswith("program[2].fork")
+    empty = http.post("/v1/programs", json={"program": [{"gen": {}}]})
+    assert empty.status_code == 400 and empty.json()["error"]["param"] == "program[0].gen"
+    token = http.post("/v1/programs", json={"program": [{"text": "a"}, {"gen": {"stop_token_ids": [1 << 30]}}]})
+    assert token.status_code == 400 and token.json()["error"]["param"] == "program[1].gen.stop_token_ids"
+
+
+def test_the_example_of_the_page(http):
+    page = (Path(__file__).parents[4] / "docs" / "programs-api.md").read_text()
+    body = json.loads(page.split("-d '", 1)[1].split("'\n```", 1)[0])
+    body["defaults"]["max_tokens"] = 3
+    whole = run(http, body["program"], variables=body["variables"], defaults=body["defaults"])
+    assert whole["variables"]["kind"] in ("food", "sport") and len(whole["variables"]["tip"]) == 2
+    assert [turn["role"] for turn in whole["messages"]] == ["user", "assistant", "user"]
+
+
+# -- without a server -------------------------------------------------------------------------------
+
+GEN = {"gen": {"name": "g"}}
+
+
+def nested(depth):
+    return [{"fork": {"branches": [nested(depth - 1)]}}] if depth else [GEN]
+
+
+WRONG = [
+    ({"program": []}, "program"),
+    ({"program": [{}]}, "program[0]"),
+    ({"program": [{"text": "a"}]}, "program"),
+    ({"program": [{"text": "a", "var": "b"}]}, "program[0]"),
+    ({"program": [{"txt": "a"}]}, "program[0].txt"),
+    ({"program": [{"text": 5}]}, "program[0].text"),
+    ({"program": [{"text": "a", "index": 1}]}, "program[0].index"),
+    ({"program": [{"text": "a", "content": []}]}, "program[0].content"),
+    ({"program": [{"role": "user"}]}, "program[0].content"),
+    ({"program": [{"role": "robot", "content": []}]}, "program[0].role"),
+    ({"program": [{"role": "user", "content": [{"role": "user", "content": []}]}]}, "program[0].content[0].role"),
+    ({"program": [{"var": "x"}, GEN]}, "program[0].var"),
+    ({"program": [GEN, {"var": "g", "index": 0}]}, "program[1].index"),
+    ({"program": [{"gen": {"name": "g", "n": 2}}, {"var": "g"}]}, "program[1].var"),
+    ({"program": [{"gen": {"name": "g", "n": 2}}, {"var": "g", "index": 2}]}, "program[1].index"),
+    ({"program": [{"fork": {"branches": [[GEN], [{"var": "g"}]]}}]}, "program[0].fork.branches[1][0].var"),
+    ({"program": [{"fork": {"branches": [[GEN]], "join": "append"}}, {"var": "g", "index": 0}]}, "program[1].var"),
+    ({"program": [{"fork": {"branches": []}}]}, "program[0].fork.branches"),
+    ({"program": [{"fork": {"branches": [[GEN]], "join": "no"}}]}, "program[0].fork.join"),
+    ({"program": [{"fork": {"branches": [[GEN]] * 200}}]}, "program[0].fork.branches"),
+    ({"program": [{"gen": {"n": 100}}, {"gen": {"n": 100}}]}, "program[1].gen.n"),
+    ({"program": nested(MAX_DEPTH + 1)}, None),
+    (
+        {"program": [{"text": ""}] * 4000 + [{"fork": {"branches": [[{"text": ""}] * 200]}}]},
+        "program[4000].fork.branches[0]",
+    ),
+    ({"program": [{"gen": {"name": ""}}]}, "program[0].gen.name"),
+    ({"program": [{"gen": {"temperature": -1}}]}, "program[0].gen.temperature"),
+    ({"program": [{"gen": {"timeout": 0}}]}, "program[0].gen.timeout"),
+    ({"program": [{"gen": {"top_logprobs_num": 3}}]}, "program[0].gen.top_logprobs_num"),
+    ({"program": [{"gen": {"stop": [""]}}]}, "program[0].gen.stop"),
+    ({"program": [{"gen": {"choices": ["a", "a"]}}]}, "program[0].gen.choices"),
+    ({"program": [{"gen": {"regex": "a", "choices": ["a"]}}]}, "program[0].gen.choices"),
+    ({"program": [{"gen": {"constraint": {"type": "regex", "pattern": 5}}}]}, "program[0].gen.constraint.pattern"),
+    ({"program": [{"gen": {"constraint": {"type": "choices", "choices": []}}}]}, "program[0].gen.constraint"),
+    ({"program": [{"gen": {"complete": True}}]}, "program[0].gen.complete"),
+    ({"program": [{"select": {"choices": []}}]}, "program[0].select.choices"),
+    ({"program": [{"select": {"choices": ["a", ""]}}]}, "program[0].select.choices[1]"),
+    ({"program": [{"select": {"choices": ["a"], "choices_method": "best"}}]}, "program[0].select.choices_method"),
+    ({"program": [GEN], "defaults": {"top_p": 7}}, "defaults.top_p"),
+    ({"program": [GEN], "variables": {"a": 5}}, None),
+    ({"program": [GEN], "more": 1}, "more"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), WRONG, ids=[str(body)[:60] for body, _ in WRONG])
+def test_what_is_wrong_in_a_program_is_named(body, param):
+    with pytest.raises(ApiError) as refused:
+        compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)
+    assert refused.value.status == 400
+    if param is not None:
+        assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("form", "text"), [("regex", "("), ("json_schema", "{"), ("lark", "start: no")])
+def test_a_constraint_that_does_not_compile_is_named(http, form, text):
+    for more in ({}, {"stream": True}):
+        answer = http.post("/v1/programs", json={"program": [{"text": "a"}, {"gen": {form: text}}]} | more)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == f"program[1].gen.{form}"
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized(http):
+    answer = http.post("/v1/programs", json={"program": [{"text": "a" * 1_000_000}] * 3 + [{"gen": {}}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] == "program[3].gen" and "3000000 characters, which cannot" in error["message"]
+
+
+@pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1])
+def test_what_is_allowed_is_allowed(depth):
+    body = {"program": nested(depth), "defaults": {"min_tokens": 3}}
+    body["program"].append({"var": "g", "index": [0] * depth})
+    steps = compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)
+    assert len(steps) == 2

@@ -1,0 +1,186 @@
+"""Every field that a client package can send is honoured or refused by its name: none is unknown, none ignored.
+
+The fields and their values are those of the packages' own types, so a new release of one that has more fields fails
+here until someone has decided about them. SGLang's are those of its documentation.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sglang_request_types as sglang_types
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
+from ollama import _types as ollama
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+from typed_dict_samples import fields_of, samples
+
+ASK = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "x", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+FEW = {"num_predict": 2}
+SAMPLED = {"temperature", "top_p", "stop", "seed", "presence_penalty", "frequency_penalty", "max_tokens", "n"}
+SAMPLED |= {"logprobs", "logit_bias", "stream_options", "user"}
+CLAUDES = {"messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
+LLAMAS = {"model", "stream", "options", "format", "keep_alive", "think", "logprobs", "top_logprobs"}
+
+# path, and behind "#" the field that these fields stand in:
+# (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
+ENDPOINTS = {
+    "/v1/chat/completions": (
+        ChatParams,
+        {"model": "default", "messages": ASK, "max_tokens": 2},
+        SAMPLED
+        | {"messages", "model", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"}
+        | {"parallel_tool_calls", "prompt_cache_key", "safety_identifier"},
+        {
+            "modalities": [["text"]],
+            "service_tier": ["auto", "default"],
+            "verbosity": ["medium"],
+            "prompt_cache_retention": ["in_memory"],
+        },
+    ),
+    "/v1/completions": (
+        TextParams,
+        {"model": "default", "prompt": "hi", "max_tokens": 2},
+        SAMPLED | {"prompt", "model", "best_of", "echo"},
+        {},
+    ),
+    "/v1/responses": (
+        ResponseParams,
+        {"model": "default", "input": "hi", "max_output_tokens": 2},
+        {"input", "instructions", "model", "include", "max_output_tokens", "metadata", "parallel_tool_calls", "user"}
+        | {"safety_identifier", "prompt_cache_key", "temperature", "text", "tool_choice", "tools", "top_logprobs"}
+        | {"top_p"},
+        {
+            "prompt_cache_retention": ["in_memory"],
+            "reasoning": [{}],
+            "service_tier": ["auto", "default"],
+            "stream_options": [{}],
+            "truncation": ["disabled"],
+        },
+    ),
+    "/v1/messages": (
+        MessageCreateParamsBase,
+        {"model": "default", "messages": ASK, "max_tokens": 2},
+        CLAUDES | {"max_tokens", "stop_sequences", "metadata"},
+        {"service_tier": ["auto", "standard_only"], "speed": ["standard"]},
+    ),
+    "/v1/messages/count_tokens": (
+        MessageCountTokensParams,
+        {"model": "default", "messages": ASK},
+        CLAUDES,
+        {"speed": ["standard"]},
+    ),
+    "/api/chat": (
+        ollama.ChatRequest,
+        {"model": "default", "messages": ASK, "stream": False, "options": FEW},
+        LLAMAS | {"messages", "tools"},
+        {},
+    ),
+    "/api/generate": (
+        ollama.GenerateRequest,
+        {"model": "default", "prompt": "hi", "stream": False, "options": FEW},
+        LLAMAS | {"prompt", "system", "raw"},
+        {},
+    ),
+    "/generate": (
+        sglang_types.Generate,
+        {"text": "hi there", "sampling_params": {"max_new_tokens": 2}},
+        {"text", "input_ids", "sampling_params", "rid", "return_logprob", "logprob_start_len", "top_logprobs_num"}
+        | {"return_text_in_logprobs", "stream"},
+        {},
+    ),
+    "/generate#sampling_params": (
+        sglang_types.Sampling,
+        {"max_new_tokens": 2},
+        {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"}
+        | {"frequency_penalty", "presence_penalty", "min_new_tokens", "json_schema", "regex", "ebnf", "ignore_eos"}
+        | {"skip_special_tokens", "logit_bias", "sampling_seed"},
+        {"spaces_between_special_tokens": [True]},
+    ),
+    "/v1/embeddings": (
+        EmbeddingParams,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "dimensions", "encoding_format", "user"},
+        {},
+    ),
+    "/api/embed": (
+        ollama.EmbedRequest,
+        {"model": "default", "input": "hi"},
+        {"model", "input", "truncate", "dimensions", "options", "keep_alive"},
+        {},
+    ),
+    "/api/embeddings": (
+        ollama.EmbeddingsRequest,
+        {"model": "default", "prompt": "hi"},
+        {"model", "prompt", "options", "keep_alive"},
+        {},
+    ),
+}
+# what a field cannot be without, and values of it that no type tells
+BESIDE = {
+    ("/v1/chat/completions", "top_logprobs"): {"logprobs": True},
+    ("/v1/chat/completions", "max_completion_tokens"): {"max_tokens": None},
+    ("/v1/chat/completions", "tool_choice"): {"tools": [{"type": "function", "function": TOOL}]},
+    ("/v1/responses", "tool_choice"): {"tools": [{"type": "function", **TOOL}]},
+    ("/v1/messages", "tool_choice"): {"tools": [{"name": "x", "input_schema": TOOL["parameters"]}]},
+    ("/api/chat", "top_logprobs"): {"logprobs": True},
+    ("/api/generate", "top_logprobs"): {"logprobs": True},
+    ("/generate", "input_ids"): {"text": None},
+    ("/generate", "logprob_start_len"): {"return_logprob": True},
+    ("/generate", "top_logprobs_num"): {"return_logprob": True},
+    ("/generate", "return_text_in_logprobs"): {"return_logprob": True},
+}
+MORE = {"messages": [ASK], "logit_bias": [{"5": 1}], "model": ["default"], "think": [False]}
+MORE |= {"sampling_params": [{"max_new_tokens": 1}], "json_schema": ['{"type": "null"}'], "ebnf": ['root ::= "a"']}
+FIELDS = [(path, name) for path, (typed, *_) in ENDPOINTS.items() for name in fields_of(typed)]
+
+
+@pytest.mark.parametrize(("path", "name"), FIELDS)
+def test_honoured_or_refused_by_name(http, path, name):
+    typed, base, honoured, neutral = ENDPOINTS[path]
+    beside = base | BESIDE.get((path, name), {}) | ({"stream": True} if name == "stream_options" else {})
+    taken = []
+    for value in values_of(typed, name):
+        answer = ask(http, path, beside | {name: value})
+        if answer.status_code == 200:
+            taken.append(value)
+        else:
+            assert answer.status_code == (404 if name == "model" else 400), (value, answer.text)
+            assert named(answer.json()["error"], path) == name or name in said(answer.json()["error"]), answer.text
+            assert "unknown parameter: " + repr(name) not in said(answer.json()["error"]), answer.text
+    if name in honoured:
+        assert taken, "it is refused, whatever it is"
+    else:
+        assert taken == neutral.get(name, []), "it is taken, and nothing is done with it"
+
+
+def ask(http, path, fields):
+    path, _, within = path.partition("#")
+    return http.post(path, json={"text": "hi there", within: fields} if within else fields)
+
+
+def values_of(typed, name):
+    """Each once; null is as if it were not given."""
+    kind = fields_of(typed)[name]
+    values = [] if name == "model" else [sample.value for sample in samples(kind) if sample.value is not None]
+    generates = typed not in (ollama.EmbedRequest, ollama.EmbeddingsRequest)
+    if name == "options" and generates:  # without a limit an answer may fill the context
+        values = [value | FEW if value.get("num_predict") is None else value for value in values]
+    return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values + MORE.get(name, [])))]
+
+
+def named(error, path):
+    """The field of the request that OpenAI's shape blames."""
+    param = (error.get("param") if isinstance(error, dict) else None) or ""
+    within = path.partition("#")[2]
+    return param.removeprefix(f"{within}.").partition(".")[0].partition("[")[0]
+
+
+def said(error):
+    """The words, in any protocol's shape."""
+    return error["message"] if isinstance(error, dict) else error

@@ -1,0 +1,101 @@
+"""What ends what: a client that hangs up frees its pages, a runtime that dies is replaced, and every answer says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+import uvicorn
+from tiny_llama_gguf import write_small_model
+
+from plait.runtime.server.app import create_app
+from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.settings import server_settings
+
+LONG = {"model": "default", "prompt": "Once", "max_tokens": 900_000, "ignore_eos": True, "n": 2}
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    """Of a model whose answers never end by themselves."""
+    model = write_small_model(tmp_path_factory.mktemp("models") / "endless.gguf", 1_000_000)
+    runtime = RestartingRuntime(model, progress=False, max_waiting_calls=8)
+    yield runtime
+    runtime.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(runtime):
+    """The application in a thread of this process, so that a test can look behind it."""
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(runtime, server_settings()), port=0, log_config=None, lifespan="off")
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.005)
+
+
+def is_idle(runtime):
+    status = runtime.client.status()
+    return status.running_calls == status.waiting_calls == status.sessions == status.held_pages == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_hangs_up_frees_its_pages(address, runtime, stream) -> None:
+    wait_for(lambda: is_idle(runtime))
+
+    async def ask_and_hang_up():
+        async with httpx.AsyncClient() as client:
+            request = client.build_request("POST", f"{address}/v1/completions", json=LONG | {"stream": stream})
+            task = asyncio.create_task(client.send(request, stream=True))
+            await asyncio.to_thread(wait_for, lambda: runtime.client.status().running_calls == 2)
+            if stream:
+                lines = (await task).aiter_lines()
+                assert json.loads((await anext(lines)).removeprefix("data: "))["choices"]
+            else:
+                task.cancel()
+
+    asyncio.run(ask_and_hang_up())
+    wait_for(lambda: is_idle(runtime))
+
+
+def test_no_room_is_503_and_says_when_to_come_again(address, runtime) -> None:
+    answer = httpx.post(f"{address}/v1/completions", json=LONG | {"n": 20}, timeout=30)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
+    assert int(answer.headers["retry-after"]) >= 1
+    wait_for(lambda: is_idle(runtime))
+
+
+def test_a_runtime_that_dies_is_replaced(address, runtime) -> None:
+    before, pid = runtime.num_restarts, runtime.client.model.server_pid
+    with httpx.stream("POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(pid, signal.SIGKILL)
+        said = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert said[-1]["error"]["code"] == "runtime_gone"
+    gone = httpx.get(f"{address}/v1/models")
+    if gone.status_code != 200:
+        assert gone.status_code == 503 and gone.headers["retry-after"]
+    wait_for(lambda: runtime.num_restarts == before + 1, 60)
+    short = {"model": "default", "prompt": "Once", "max_tokens": 2}
+    answer = httpx.post(f"{address}/v1/completions", json=short, timeout=30)
+    assert answer.status_code == 200 and runtime.client.model.server_pid != pid

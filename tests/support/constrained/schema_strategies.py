@@ -1,0 +1,103 @@
+"""Schemas and values to draw, and how a text fares under the masks of a schema, byte by byte.
+
+A vocabulary of bytes hides nothing that a mask would allow. Knows: hypothesis, jsonschema-rs as the judge. Must not
+know: any one test.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+from hypothesis import strategies as st
+
+from plait.constrained import Grammar, JsonSchema, Vocabulary
+from plait.constrained.compiler import build_grammar, compile_spec
+
+EOS_ID = 0
+BYTE_VOCABULARY = Vocabulary(
+    (b"", *(bytes([byte]) for byte in range(256))), (EOS_ID,), lambda text: [1 + b for b in text.encode()]
+)
+
+
+def grammar_of(schema: Any, **options: bool) -> Grammar:
+    return build_grammar(
+        compile_spec(JsonSchema(schema, **{"compact": not options.get("whitespace"), **options}), BYTE_VOCABULARY),
+        BYTE_VOCABULARY,
+    )
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return all(matcher.accept(1 + byte) for byte in text.encode()) and matcher.is_accepting
+
+
+def reference_validator(schema: Any) -> Any:
+    return jsonschema_rs.validator_for(schema, validate_formats=True)
+
+
+def exceeds_double_range(text: str | None) -> bool:
+    """JSON allows 1e999, and so do the masks; Python's reader makes an infinity of it, which no judge takes."""
+    return text is not None and "inf" in repr(json.loads(text)).lower()
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-20, 20), st.sampled_from(["", "a", "b", "ab", "abc", "ba", "2024-01-01"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "c"]), inner, max_size=3),
+    max_leaves=6,
+)
+LEAVES = st.one_of(
+    st.booleans(),
+    st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"]).map(lambda t: {"type": t}),
+    st.lists(SCALARS, min_size=1, max_size=3).map(lambda listed: {"enum": listed}),
+    SCALARS.map(lambda value: {"const": value}),
+    st.integers(0, 3).map(lambda n: {"minLength": n}),
+    st.integers(0, 3).map(lambda n: {"maxLength": n}),
+    st.integers(-5, 5).map(lambda n: {"minimum": n}),
+    st.integers(-5, 5).map(lambda n: {"exclusiveMaximum": n}),
+    st.sampled_from(["^a", "b$", "^[ab]{2}$", "a"]).map(lambda pattern: {"pattern": pattern}),
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=2, unique=True).map(lambda names: {"required": names}),
+    st.integers(0, 2).map(lambda n: {"minItems": n}),
+    st.integers(0, 2).map(lambda n: {"maxItems": n}),
+    st.integers(0, 2).map(lambda n: {"minProperties": n}),
+    st.integers(0, 2).map(lambda n: {"maxProperties": n}),
+    st.just({"uniqueItems": True, "items": {"enum": [1, "a"]}}),
+    st.just({"dependentRequired": {"a": ["b"], "b": ["c"]}}),
+)
+
+
+def _composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    some = st.lists(inner, min_size=1, max_size=3)
+    named = st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2)
+    return st.one_of(
+        some.map(lambda listed: {"oneOf": listed}),
+        some.map(lambda listed: {"anyOf": listed}),
+        some.map(lambda listed: {"allOf": listed}),
+        inner.map(lambda one: {"not": one}),
+        st.tuples(inner, inner, inner).map(lambda three: dict(zip(("if", "then", "else"), three, strict=True))),
+        st.tuples(named, inner).map(lambda two: {"properties": two[0], "additionalProperties": two[1]}),
+        st.tuples(named, st.sampled_from(["a", "b"])).map(
+            lambda t: {"type": "object", "properties": t[0], "required": [t[1]]}
+        ),
+        inner.map(lambda one: {"items": one}),
+        inner.map(lambda one: {"contains": one, "maxItems": 2}),
+        inner.map(lambda one: {"patternProperties": {"^a": one}}),
+        named.map(lambda some: {"dependentSchemas": some}),
+        st.sampled_from([{"pattern": "^a"}, {"enum": ["a", "b"]}, {"maxLength": 1}]).map(
+            lambda n: {"propertyNames": n}
+        ),
+        st.tuples(inner, inner)
+        .filter(lambda two: all(isinstance(i, dict) for i in two))
+        .map(lambda two: {**two[0], **two[1]}),
+    )
+
+
+SCHEMAS = st.recursive(LEAVES, _composed, max_leaves=7)

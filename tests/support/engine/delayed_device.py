@@ -1,0 +1,103 @@
+"""A device that does its work late: a queue that goes on when somebody waits for it, or when it feels like it.
+
+What is put in reads the host's buffers, the tokens drawn and the KV pages only when it is done; a copy to the host is
+made at its own time, and until then its target holds rubbish. So whoever fills a buffer again too early, reads one too
+early, draws over tokens that are still to be read, or hands on what was not awaited gets wrong tokens here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+GARBAGE = -1_000_000
+
+
+class DelayedEvent:
+    def __init__(self, stream: DelayedStream, place: int, copy=None) -> None:
+        self._stream, self._place, self._copy = stream, place, copy
+
+    @property
+    def is_complete(self) -> bool:
+        self._stream.maybe_progress()
+        return self._stream.num_done >= self._place and self._copy not in self._stream.copies
+
+    def wait(self) -> None:
+        if not self.is_complete:
+            self._stream.num_waits += 1
+        self._stream.run_until(self._place)
+        if self._copy in self._stream.copies:
+            self._stream.finish_copy(self._copy)
+
+
+class DelayedStream:
+    """`progress_probability`: how likely it is, at each chance, to do one more piece of work. 0.0: never before it must."""
+
+    def __init__(self, progress_probability: float, seed: int = 0) -> None:
+        self.device = torch.device("cpu")
+        self.num_enqueued = self.num_done = self.num_waits = 0
+        self.copies = []  # to the host: (place in the queue, source, target)
+        self._queue, self._progress_probability, self._random = (
+            deque(),
+            progress_probability,
+            np.random.default_rng(seed),
+        )
+
+    # -- what the engine uses
+
+    def enqueue(self, work) -> None:
+        self._queue.append(work)
+        self.num_enqueued += 1
+        self.maybe_progress()
+
+    def capture(self, work):
+        self.run_until(self.num_enqueued)
+        with torch.inference_mode():
+            work()
+        return work
+
+    def record_event(self) -> DelayedEvent:
+        return DelayedEvent(self, self.num_enqueued)
+
+    def copy_to_host(self, source, target) -> DelayedEvent:
+        target.fill_(GARBAGE)
+        copy = (self.num_enqueued, source, target)
+        self.copies.append(copy)
+        return DelayedEvent(self, self.num_enqueued, copy)
+
+    # -- what the device does
+
+    def maybe_progress(self) -> None:
+        while self._random.random() < self._progress_probability and (self._queue or self.copies):
+            ready = [copy for copy in self.copies if copy[0] <= self.num_done]
+            if ready and (not self._queue or self._random.random() < 0.5):
+                self.finish_copy(ready[0])
+            elif self._queue:
+                self.run_until(self.num_done + 1)
+
+    def run_until(self, place: int) -> None:
+        with torch.inference_mode():
+            while self.num_done < place:
+                self._queue.popleft()()
+                self.num_done += 1
+
+    def finish_copy(self, copy) -> None:
+        self.copies.remove(copy)
+        with torch.inference_mode():
+            copy[2].copy_(copy[1])
+
+
+class QueuedRunner:
+    """A model runner whose own forwards, which the host waits for, come behind what is in the queue."""
+
+    def __init__(self, runner, stream: DelayedStream) -> None:
+        self._runner, self._stream = runner, stream
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def forward(self, batch):
+        self._stream.run_until(self._stream.num_enqueued)
+        return self._runner.forward(batch)

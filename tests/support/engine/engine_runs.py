@@ -1,0 +1,61 @@
+"""Whole schedulers over tiny real models, stepped through requests that come at given steps."""
+
+from __future__ import annotations
+
+import torch
+from fake_engine import VOCAB, ListTransport, ReadyCompiler, outcomes, vocabulary
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM
+
+from plait.constrained import Choices, compile_grammar
+from plait.runtime.config import engine_config
+from plait.runtime.messages import PROTOCOL, Append, Close, EmbeddingInfo, Generate, Open, Welcome
+from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
+from plait.runtime.scheduler.engine_loop import EngineLoop
+
+CPU = torch.device("cpu")
+SHAPE = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
+GEMMA = SHAPE | dict(head_dim=16, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
+MODELS = {
+    "Llama": lambda: LlamaForCausalLM(LlamaForCausalLM.config_class(**SHAPE)),
+    "Gemma 3": lambda: Gemma3ForCausalLM(Gemma3ForCausalLM.config_class(**GEMMA, pad_token_id=0)),
+}
+WORDS = Choices(("a cat in the hat", "a car 123", "dogged pursuit of JSON", "do"))
+GRAMMARS = {WORDS: compile_grammar(WORDS, vocabulary())}
+PAGES = 300
+
+
+def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):
+    """{call: tokens, ...} of requests that arrive before the step that numbers them; the number of steps."""
+    transport, config = (
+        ListTransport(),
+        engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings),
+    )
+    welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0, EmbeddingInfo(SHAPE["hidden_size"], pooling, True))
+    made = (vocabulary(), ReadyCompiler(GRAMMARS), transport, steps)
+    engine_loop = EngineLoop(config, welcome, runner, Sampler(), *made)
+    for number in range(2000):
+        transport.inbox += [(b"c", request) for at, request in arrivals if at == number]
+        engine_loop.step(timeout_s=0.0)
+        later = any(at > number for at, _ in arrivals)
+        if not (engine_loop.has_work or later or transport.inbox):
+            assert engine_loop.cache.counts()[2] == 0, "pages are held at rest"
+            return outcomes(transport)
+    raise AssertionError("the scheduler did not come to rest")
+
+
+def arrivals_of(count, n=30, **fields):
+    greedy = sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True, **fields)
+    return [
+        (3 * i, request)
+        for i in range(count)
+        for request in (Open(i), Append(i, [1 + i % 3] * (1 + i)), Generate(i, i, greedy), Close(i))
+    ]

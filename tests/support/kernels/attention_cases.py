@@ -1,0 +1,144 @@
+"""Random batches for attention kernels: ragged rows over scattered pages, caches of every kind, shared prefixes.
+
+Knows: layouts, the reference. Must not know: which kernel is tested, or on which device it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from plait.kernels.layout import AttentionLayout, SharedPrefixes
+from plait.kernels.reference import ops
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What of a model an attention kernel sees."""
+
+    group: int = 4
+    kv_heads: int = 2
+    dim: int = 64
+    dtype: torch.dtype = torch.float32
+    cache: torch.dtype | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+
+def i32(numbers: Sequence[int], device: str = "cpu") -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int32, device=device)
+
+
+def offsets_of(lengths: Sequence[int]) -> list[int]:
+    found = [0]
+    for length in lengths:
+        found.append(found[-1] + length)
+    return found
+
+
+def layout_of(
+    rows: Sequence[tuple[int, int]],  # (q_len, cached tokens); (0, 0) pads
+    page_size: int = 1,
+    groups: Sequence[tuple[Sequence[int], int]] = (),  # (rows, leading tokens that they share)
+    max_q_len: int = 1,  # of a member
+    seed: int = 0,
+    in_order: bool = False,
+) -> tuple[AttentionLayout, int]:
+    """The layout on the CPU, and how many pages there are. Some pages belong to nobody; `in_order`: the last."""
+    q_lens, kv_lens = [q for q, _ in rows], [q + cached for q, cached in rows]
+    counts = [-(-kv // page_size) for kv in kv_lens]
+    total = sum(counts) + 5
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed)).tolist()
+    if in_order:
+        order.sort()
+    starts = offsets_of(counts)
+    pages = order[: starts[-1]]
+    for members, shared in groups:
+        whole = shared // page_size
+        first = pages[starts[members[0]] : starts[members[0]] + whole]
+        for row in members[1:]:
+            pages[starts[row] : starts[row] + whole] = first
+    in_groups = [row for members, _ in groups for row in members]
+    is_flat = len(in_groups) == len(set(in_groups))  # kernels that are told of groups want each row in one
+    positions = [kv - q + i for q, kv in zip(q_lens, kv_lens, strict=True) for i in range(q)]
+    layout = AttentionLayout(
+        i32(offsets_of(q_lens)),
+        i32(offsets_of(kv_lens)),
+        i32([*pages, *order[-5:]]),
+        i32(positions),
+        i32([-1] * len(positions)),
+        page_size,
+        i32(starts),
+        min((q for q in q_lens if q), default=0),
+        max(q_lens),
+        SharedPrefixes.of(groups, q_lens, torch.device("cpu"), max_q_len) if is_flat else None,
+    )
+    slots = [layout.slots(row)[kv - q :] for row, (q, kv) in enumerate(zip(q_lens, kv_lens, strict=True))]
+    return replace(layout, write_slots=torch.cat(slots).int()), total
+
+
+def on(device: str, layout: AttentionLayout) -> AttentionLayout:
+    """The layout with its tensors on that device."""
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            return part.to(device)
+        if isinstance(part, SharedPrefixes):
+            return SharedPrefixes(*(getattr(part, name).to(device) for name in part.__dataclass_fields__))
+        return part
+
+    return replace(layout, **{name: moved(getattr(layout, name)) for name in layout.__dataclass_fields__})
+
+
+def tensors(layer: Layer, tokens: int, slots: int, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
+    """q, k_cache, v_cache, k_scale, v_scale. What no row owns is not a number, in floats."""
+    generator = torch.Generator().manual_seed(seed)
+    random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    found: dict[str, Any] = {"q": random(tokens, layer.group * layer.kv_heads, layer.dim).to(device, layer.dtype)}
+    for name, factor in (("k", 1.0), ("v", 2.0)):
+        x = random(slots, layer.kv_heads, layer.dim) * factor
+        scale = None
+        if layer.cache is not None:
+            x, scale = ops.quantize_kv(x, layer.cache, torch.tensor([0.03 * factor]))
+            scale = scale.to(device)
+        found[f"{name}_cache"] = x.to(device, layer.cache or layer.dtype)
+        found[f"{name}_scale"] = scale
+    return found
+
+
+def fill_unread_with_nan(inputs: dict[str, Any], layout: AttentionLayout) -> None:
+    """Puts NaN into every slot that no row's token lies in: reading one shows."""
+    if inputs["k_scale"] is not None:
+        return
+    owned = torch.cat([layout.slots(row) for row in range(layout.num_rows)])
+    free = torch.ones(len(inputs["k_cache"]), dtype=torch.bool, device=owned.device)
+    free[owned] = False
+    for name in ("k_cache", "v_cache"):
+        inputs[name][free] = float("nan")
+
+
+def expected(layer: Layer, inputs: dict[str, Any], layout: AttentionLayout) -> torch.Tensor:
+    """By the reference."""
+    return ops.paged_attention(
+        inputs["q"],
+        inputs["k_cache"],
+        inputs["v_cache"],
+        layout,
+        layer.dim**-0.5,
+        layer.window,
+        softcap=layer.softcap,
+        k_scale=inputs["k_scale"],
+        v_scale=inputs["v_scale"],
+    )
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises AssertionError beyond what the dtype's rounding explains."""
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance, rtol=tolerance)

@@ -1,0 +1,157 @@
+"""Calls on `meta` tensors whose launches `triton_compile` compiles: the shapes of real models, each dtype once.
+
+A size is left out where another's registers and shared memory are as tight on both chips, of the same kernel.
+
+Knows: the Triton operators other than attention. Must not know: how they are compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from ptx_compile import ARCHITECTURES, Job, record_launches
+
+from plait.kernels.quantized_weights import Int4Weight, Int8Weight
+from plait.kernels.sampling_inputs import LogitAdjustments, Penalties, RowBias, RowMasks, SamplingInputs
+from plait.kernels.triton import activation, norm
+from plait.kernels.triton.linear import grouped_matmul, quantized_linear, quantized_matmul
+from plait.kernels.triton.sampling import logit_adjustments, logprobs, sampler
+
+
+@dataclass(frozen=True)
+class Case:
+    """`tensor_core`: its matrix kernels must use the tensor cores. Names of kernels that need not are in `plain`."""
+
+    call: Callable[[], object]
+    tensor_core: bool = False
+    plain: tuple[str, ...] = ()
+
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def i32(*shape: int) -> torch.Tensor:
+    return empty(*shape, dtype=torch.int32)
+
+
+def adjustments(rows: int, vocab: int) -> LogitAdjustments:
+    return LogitAdjustments(
+        RowMasks(i32(rows, -(-vocab // 32)), i32(rows)),
+        RowBias(empty(4, vocab, dtype=F32), i32(rows)),
+        Penalties(i32(8, vocab), i32(rows), empty(rows, dtype=F32), empty(rows, dtype=F32)),
+    )
+
+
+def sampling_inputs(rows: int) -> SamplingInputs:
+    floats, long = empty(rows, dtype=F32), empty(rows, dtype=torch.int64)
+    return SamplingInputs(floats, i32(rows), floats, floats, long, long)
+
+
+def sample(rows: int, vocab: int, dtype: torch.dtype, adjusted: bool) -> None:
+    extra = {"adjustments": adjustments(rows, vocab)} if adjusted else {}
+    sampler.sample(empty(rows, vocab, dtype=dtype), sampling_inputs(rows), **extra)
+
+
+def int4(out_features: int, in_features: int, group: int, minima: bool = False) -> Int4Weight:
+    spans = -(-in_features // 128) * 2
+    scales = empty(spans * 64 // group, out_features, dtype=F16)
+    packed = empty(spans, out_features, 32, dtype=torch.uint8)
+    return Int4Weight(packed, scales, scales if minima else None, group, in_features)
+
+
+def int8(out_features: int, in_features: int, is_grouped: bool = False) -> Int8Weight:
+    scales = empty(in_features // 32, out_features, dtype=F16) if is_grouped else empty(out_features, dtype=F32)
+    return Int8Weight(empty(out_features, in_features, dtype=torch.int8), scales)
+
+
+def linears(rows: int, weight: Int4Weight | Int8Weight) -> None:
+    """A linear layer and a look-up, as an engine calls them."""
+    channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
+    quantized_linear.linear(empty(rows, channels), weight, None)
+    quantized_linear.dequantize_rows(weight, i32(rows), BF16)
+
+
+def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+    """A whole mixture-of-experts layer."""
+    ids = i32(tokens, top_k)
+    routing = grouped_matmul.sort_by_expert(
+        ids, num_experts, grouped_matmul.routing_block_size(ids.numel(), num_experts)
+    )
+    x = empty(tokens, hidden, dtype=dtype)
+    both = grouped_matmul.grouped_matmul(x, empty(num_experts, 2 * inner, hidden, dtype=dtype), routing, top_k)
+    gated = activation.silu_and_multiply(both)
+    results = grouped_matmul.grouped_matmul(gated, empty(num_experts, hidden, inner, dtype=dtype), routing, 1)
+    grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
+
+
+WIDENED = ("_reduce_splits", "_dequantize_int4", "_dequantize_int8")
+ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
+
+CASES = {
+    "norm of rows": Case(lambda: norm.rms_norm(empty(64, 4096), empty(4096), 1e-6)),
+    "norm of heads": Case(lambda: norm.rms_norm(empty(64, 48, 128)[:, :32], empty(128), 1e-6)),
+    "Gemma's norm of odd rows": Case(
+        lambda: norm.rms_norm(empty(7, 2305, dtype=F16), empty(2305, dtype=F16), 1e-6, unit_offset=True)
+    ),
+    "fused norm": Case(lambda: norm.add_rms_norm(empty(64, 4096), empty(64, 4096), empty(4096), 1e-5)),
+    "fused norm, widest": Case(
+        lambda: norm.add_rms_norm(empty(8, 16384), empty(8, 16384), empty(16384), 1e-5, unit_offset=True)
+    ),
+    "SwiGLU": Case(lambda: activation.silu_and_multiply(empty(64, 2 * 14336))),
+    "GELU": Case(lambda: activation.gelu_tanh_and_multiply(empty(64, 2 * 9216, dtype=F16))),
+    "sampling of Llama 3's tokens": Case(lambda: sample(64, 128_256, BF16, True)),
+    "sampling of Gemma 3's tokens": Case(lambda: sample(64, 262_144, BF16, False)),
+    "mask in place": Case(
+        lambda: logit_adjustments.adjust_logits(
+            empty(64, 151_936, dtype=F32), empty(64, 151_936, dtype=F32), i32(64), adjustments(64, 151_936)
+        )
+    ),
+    "counts": Case(lambda: logit_adjustments.count_tokens(i32(64, 128_256), i32(64), i32(64))),
+    "logprobs of pairs": Case(lambda: logprobs.gather_logprobs(empty(64, 128_256), i32(200), i32(200))),
+    "likeliest tokens": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20)),
+    "int4 with minima and bias, 16 rows": Case(
+        lambda: quantized_matmul.int4_matmul(
+            empty(16, 2048, dtype=F16), int4(6144, 2048, 128, True), empty(6144, dtype=F16)
+        ),
+        True,
+        ("_reduce_splits",),
+    ),
+    "int4, 48 rows of odd width": Case(
+        lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True
+    ),
+    "int8, one row": Case(
+        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",)
+    ),
+    "int8, many rows": Case(
+        lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True
+    ),
+    # what int4 comes to, in spans of 32 with minima, for one row and for each tile of more; the head has 8 bits
+    "int4 of an engine, one row": Case(lambda: linears(1, int4(6144, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, 24 rows": Case(lambda: linears(24, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, 64 rows": Case(lambda: linears(64, int4(4096, 14336, 32, True)), True, WIDENED),
+    "int4 of an engine, 256 rows": Case(lambda: linears(256, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int4 of an engine, a prompt": Case(lambda: linears(4096, int4(28672, 4096, 32, True)), True, WIDENED),
+    "int8 of an engine, the head": Case(lambda: linears(64, int8(128_256, 4096)), True, WIDENED),
+    "Q8_0, one row": Case(lambda: linears(1, int8(49152, 576, True)), True, WIDENED),
+    "Q8_0, 256 rows": Case(lambda: linears(256, int8(4096, 4096, True)), True, WIDENED),
+    "Q8_0, a prompt": Case(lambda: linears(4096, int8(4096, 4096, True)), True, WIDENED),
+    "experts, decode": Case(lambda: experts(64, 8, 128, 2048, 768, BF16), True, ROUTING),
+    "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING),
+    "experts, prefill": Case(lambda: experts(4096, 2, 8, 4096, 14336, F16), True, ROUTING),
+}
+
+
+def jobs() -> list[Job]:
+    """Every kernel that differs, once for each architecture."""
+    found: dict[str, list[Job]] = {}
+    for name, case in CASES.items():
+        for launch in record_launches(case.call):
+            wants = case.tensor_core and launch.kernel.__name__ not in case.plain
+            found.setdefault(launch.key(), [Job(name, launch, arch, wants) for arch in ARCHITECTURES])
+    return [job for each in found.values() for job in each]

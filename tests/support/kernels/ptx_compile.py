@@ -1,0 +1,198 @@
+"""Compiles for real, with no GPU, every kernel that an operator launches.
+
+A file of cases has `jobs()`: launches that were caught as operators made them on `meta` tensors, each for one
+architecture. What is compiled is what the operator would launch, and an operator that read a value back from the device
+would fail here. Runs in a child process, because the tests' own process has Triton's interpreter on; in one, because
+the tests themselves run side by side.
+
+    reports = compile_file("tests/support/kernels/operator_launches.py")
+
+Knows: Triton's compiler and its launcher. Must not know: which operators there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = (80, 90)
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes a block may have, CUDA C++ Programming Guide, table of limits
+
+
+@dataclass
+class Launch:
+    """One caught launch, ready to be compiled."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    attributes: dict[tuple[int], list[list[Any]]]
+    options: dict[str, int]
+
+    def key(self) -> str:
+        return repr((self.kernel.__name__, self.signature, self.constants, self.attributes, self.options))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A launch to compile. `wants_tensor_core`: it is a fault when its products use none."""
+
+    case: str
+    launch: Launch
+    arch: int
+    wants_tensor_core: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """One kernel compiled for one architecture."""
+
+    case: str
+    kernel: str
+    arch: int
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    tensor_core: str  # "wgmma", "mma" or ""
+    wants_tensor_core: bool
+    copies_of_16: int = 0  # asynchronous copies in the PTX, by their bytes
+    copies_of_less: int = 0
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.spilled_bytes:
+            found.append(f"spills {self.spilled_bytes} bytes of registers")
+        if self.shared_bytes > SHARED_LIMIT[self.arch]:
+            found.append(f"needs {self.shared_bytes} bytes of shared memory")
+        if self.wants_tensor_core and not self.tensor_core:
+            found.append("does not use the tensor cores")
+        return found
+
+
+def compile_file(cases_file: str | Path) -> list[Report]:
+    """Reports of the file's jobs, in their order."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    with tempfile.TemporaryDirectory() as cache:
+        environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1"}
+        command = [sys.executable, "-P", __file__, str(cases_file)]
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if child.returncode:
+        raise RuntimeError(f"the compilation failed:\n{child.stderr[-6000:]}")
+    return [Report(**json.loads(line)) for line in child.stdout.splitlines()]
+
+
+# -- in the child -------------------------------------------------------------------------------------
+
+
+def record_launches(call: Callable[[], Any]) -> list[Launch]:
+    """What `call` launches, in its order, each kernel that differs once."""
+    from triton.runtime.jit import JITFunction
+
+    launches: dict[str, Launch] = {}
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert all(int(size) > 0 for size in grid), f"{self.__name__} launched with the grid {grid}"
+        launch = _launch_of(self, args, kwargs)
+        launches[launch.key()] = launch
+
+    original, JITFunction.run = JITFunction.run, run
+    try:
+        call()
+    finally:
+        JITFunction.run = original
+    return list(launches.values())
+
+
+def _type_of(value: Any) -> str:
+    """Triton's name of an argument's type, as its launcher would choose it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bool": "i1", "uint8": "u8"}
+        name = str(value.dtype).removeprefix("torch.")
+        return "*" + short.get(name, name.replace("int", "i"))
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
+
+
+def _launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
+    import torch
+
+    names = [param.name for param in kernel.params]
+    options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in kwargs}
+    bound = dict(zip(names, args, strict=False)) | kwargs
+    launch = Launch(kernel, {}, {}, {}, options)
+    for i, param in enumerate(kernel.params):
+        value = bound.get(param.name, param.default)
+        is_one = isinstance(value, int) and value == 1 and not param.do_not_specialize
+        if param.is_constexpr or value is None or is_one:
+            launch.signature[param.name] = "constexpr"
+            launch.constants[param.name] = value
+            continue
+        launch.signature[param.name] = _type_of(value)
+        whole = isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
+        if whole and not param.do_not_specialize:
+            launch.attributes[(i,)] = [["tt.divisibility", 16]]
+    return launch
+
+
+def _compile(job: Job) -> Report:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    launch = job.launch
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, 32), options=launch.options)
+    text, ptx = log.getvalue(), compiled.asm["ptx"]
+    registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
+    assert registers and spills, f"ptxas said nothing of registers: {text}"
+    cores = (name for name in ("wgmma", "mma") if re.search(rf"\b{name}(\.mma_async)?\.sync", ptx))
+    sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
+    wide = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
+    return Report(
+        case=job.case,
+        kernel=launch.kernel.__name__,
+        arch=job.arch,
+        registers=int(registers[1]),
+        spilled_bytes=int(spills[1]),
+        shared_bytes=compiled.metadata.shared,
+        tensor_core=next(cores, ""),
+        wants_tensor_core=job.wants_tensor_core,
+        copies_of_16=wide,
+        copies_of_less=len(sizes) - wide,
+    )
+
+
+def _main(cases_file: str) -> None:
+    import triton
+
+    triton.knobs.nvidia.dump_ptxas_log = True
+    spec = importlib.util.spec_from_file_location("cases", cases_file)
+    assert spec and spec.loader
+    sys.path.insert(0, str(Path(__file__).parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cases"] = module
+    spec.loader.exec_module(module)
+    for job in module.jobs():
+        print(json.dumps(asdict(_compile(job))), flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,52 @@
+"""Reference operators that read a shared prefix in its leader's pages, as the GPU's kernels do.
+
+Groups that are wrong, stale or mixed up give wrong tokens, or say so. Knows: layouts. Must not know: how groups are
+found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plait.kernels import operators
+from plait.kernels.layout import AttentionLayout, PrefixSharingCost
+
+
+def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
+    """The layout in which each member's pages of the prefix are its leader's. AssertionError for groups that contradict
+    themselves or reach into a member's new tokens."""
+    shared, pages = layout.shared, layout.kv_pages.clone()
+    if shared is None:
+        return layout
+    q_starts, kv_starts = layout.q_starts.tolist(), layout.kv_starts.tolist()
+    firsts, lengths = layout.first_pages.tolist(), shared.lengths.tolist()
+    members = {}
+    bounds = shared.starts.tolist()
+    for leader, start, end in zip(shared.leader_rows.tolist(), bounds, bounds[1:], strict=False):
+        tokens = shared.tokens[start:end].tolist()
+        for row in range(layout.num_rows):
+            new = list(range(q_starts[row], q_starts[row + 1]))
+            if not new or new[0] not in tokens:
+                continue
+            at = shared.token_offsets[row].item()
+            assert shared.tokens[at : at + len(new)].tolist() == new and start <= at and at + len(new) <= end
+            assert row not in members and lengths[row] == lengths[leader] > 0
+            assert lengths[row] <= kv_starts[row + 1] - kv_starts[row] - len(new)
+            members[row] = leader
+            own, led_by = firsts[row], firsts[leader]
+            pages[own : own + lengths[row]] = layout.kv_pages[led_by : led_by + lengths[row]]
+    assert sorted(members) == [row for row, length in enumerate(lengths) if length]
+    assert bounds[-1] == sum(q_starts[row + 1] - q_starts[row] for row in members)
+    return replace(layout, kv_pages=pages)
+
+
+def attend(qkv, cos, sin, cache, layout, *more):
+    return operators.attend(qkv, cos, sin, cache, with_leader_pages(layout), *more)
+
+
+def prefix_sharing_cost(shape, max_q_len):
+    """Any two rows that have one token in common share it."""
+    return PrefixSharingCost(align=1, group_cost=0, min_saved_tokens=1, max_row_tokens=max_q_len)
+
+
+LEADER_READS = replace(operators.REFERENCE_FUSED_OPERATORS, attend=attend, prefix_sharing_cost=prefix_sharing_cost)

@@ -1,0 +1,178 @@
+"""Tiny random models of transformers, in folders and in GGUF files, and our runner beside them."""
+
+from __future__ import annotations
+
+import itertools
+
+import gguf
+import numpy as np
+import torch
+from transformers import Gemma3ForCausalLM
+
+from plait.runtime.batch.request import Batch, Request
+from plait.runtime.config import engine_config
+from plait.runtime.kv_cache.sequence import Sequence
+from plait.runtime.process.builder import make_runner
+
+
+def randomized(model):
+    """The model with weights large enough to matter, the same ones each time."""
+    generator = torch.Generator().manual_seed(7)
+    # What a norm multiplies by should lie around 1; Gemma's multiply by 1 + weight.
+    middle = 0.0 if isinstance(model, Gemma3ForCausalLM) else 1.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * 0.3 + middle if "norm" in name else noise * 0.15)
+    return model.eval()
+
+
+def runner(path, **settings):
+    made, _, _ = make_runner(
+        engine_config(**{"device": "cpu", "dtype": "float32", "max_pages": 256, "max_batch_tokens": 128} | settings),
+        path,
+    )
+    return made
+
+
+def run(runner, rows):
+    """rows: (tokens, pages, start, count, logits from). Logits of each, [num_logits, V]."""
+    batch = Batch(10_000)
+    for tokens, pages, start, count, logits_from in rows:
+        seq = Sequence(("", ""), tokens)
+        seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
+        batch.add(Request(None, seq, 0, logits_from), start, count)
+    logits = torch.as_tensor(runner.logits(runner.forward(batch), {})).clone()  # the next call may write over it
+    ends = list(itertools.accumulate((each.num_logits for each in batch.rows), initial=0))
+    return [logits[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def all_logits(runner, tokens):
+    """[len(tokens), V] of one text alone and at once."""
+    return run(runner, [(tokens, range(len(tokens)), 0, len(tokens), 0)])[0]
+
+
+def all_hidden_states(runner, tokens):
+    """[len(tokens), C]: the hidden states of one text alone, behind the last norm."""
+    seq = Sequence(("", ""), tokens)
+    seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
+    batch = Batch(10_000)
+    batch.add(Request(None, seq, 0, 0), 0, len(tokens))
+    return torch.as_tensor(runner.states(runner.forward(batch), list(range(len(tokens)))))
+
+
+def transformers_logits(model, tokens, count=0):
+    """[T, V]; of the last `count` tokens alone, where it is given."""
+    with torch.no_grad():
+        return model(torch.tensor([tokens]), logits_to_keep=count).logits[0]
+
+
+def transformers_greedy(model, tokens, after):
+    """The likeliest token behind `tokens` and behind each of `after` but the last: where all of them are `after`'s own,
+    that is what the model writes greedily, and one forward instead of one for each token has shown it."""
+    return transformers_logits(model, [*tokens, *after[:-1]], len(after)).argmax(-1).tolist()
+
+
+def text(length, seed, vocab_size=97):
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+# -- GGUF -----------------------------------------------------------------------------------------
+
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+}
+
+
+def write_gguf(model, path, quantization="F32"):
+    """The model as llama.cpp's converter would write it, by the gguf package: its keys, names and row orders."""
+    config, arch = model.config, ARCHITECTURES[model.config.model_type]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_experts", 0):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == gguf.MODEL_ARCH.GEMMA3:
+        writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
+    _write_rope(writer, model, head_dim)
+    _write_tensors(writer, model, arch, gguf.GGMLQuantizationType[quantization])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_rope(writer, model, head_dim):
+    rope = model.config.rope_parameters
+    if "full_attention" in rope:
+        rope = rope["full_attention"]
+    writer.add_rope_freq_base(rope["rope_theta"])
+    kind = rope["rope_type"]
+    writer.add_rope_dimension_count(int(head_dim * (rope.get("partial_rotary_factor") or 1)))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        writer.add_rope_scaling_attn_factors(model.model.rotary_emb.attention_scaling)
+        writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
+        writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
+
+
+def _write_tensors(writer, model, arch, kind):
+    config = model.config
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, value in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if arch == gguf.MODEL_ARCH.GEMMA3 and name.endswith("norm.weight"):
+            value = value + 1
+        if arch == gguf.MODEL_ARCH.LLAMA and "q_proj" in name:
+            value = interleaved(value, config.num_attention_heads)
+        if arch == gguf.MODEL_ARCH.LLAMA and "k_proj" in name:
+            value = interleaved(value, config.num_key_value_heads)
+        for part, array in _split(name, value.numpy()):
+            stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            assert stored, part
+            if array.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+                writer.add_tensor(stored, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(stored, np.ascontiguousarray(array))
+
+
+def _split(name, array):
+    """What transformers keeps as one tensor and GGUF as two."""
+    if name.endswith("experts.gate_up_proj"):
+        half = array.shape[1] // 2
+        for part, rows in (("gate", array[:, :half]), ("up", array[:, half:])):
+            yield name.replace("gate_up_proj", f"{part}_proj.weight"), rows
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", array
+    else:
+        yield name, array
+
+
+def interleaved(value, heads):
+    """The row order of llama.cpp's converter for Llama: rotary pairs side by side."""
+    rows = value.reshape(heads, 2, -1, *value.shape[1:])
+    return rows.transpose(1, 2).reshape(value.shape).contiguous()
