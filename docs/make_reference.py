@@ -43,7 +43,7 @@ MADE = [
     *("ToolCall", "ToolResult", "ChoicesMethod", "Asked"),
 ]
 """Classes whose objects plait makes: nobody calls them."""
-INNER = ["adopt", "again", "answer", "check_generate", "generate", "status", "watch"]
+INNER = ["adopt", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]
 """Methods that are public for other parts of plait only."""
 INTRO = """# Language reference
 

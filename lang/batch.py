@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.execution import Execution
-    from plait.lang.state import ProgramState
+    from plait.lang.core.execution import Execution
+    from plait.lang.core.state import ProgramState
 
 MAX_AUTO_THREADS = 64
 MAX_THREADS = 4096
@@ -35,7 +35,7 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
     pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
     try:
         with progress(len(executions), progress_bar) as step:
-            futures = [pool.submit(execution.perform_item) for execution in executions]
+            futures = [pool.submit(execution.run_batch_item) for execution in executions]
             for _ in as_completed(futures):
                 step()
             return [future.result() for future in futures]
@@ -48,7 +48,7 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
         pool.shutdown(wait=False)
 
 
-def run_each(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
+def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
     """The states one by one, in order. Closing the iterator early ends what is left."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -56,7 +56,7 @@ def run_each(executions: Sequence[Execution], workers: int, progress_bar: bool) 
     left = set(range(len(executions)))
     try:
         with progress(len(executions), progress_bar) as step:
-            futures = [pool.submit(execution.perform_anywhere) for execution in executions]
+            futures = [pool.submit(execution.run_batch_item_any) for execution in executions]
             for index, future in enumerate(futures):
                 state = future.result()
                 left.discard(index)

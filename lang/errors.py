@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from plait.lang.place import Place, here
+from plait.lang.source_location import SourceLocation, caller_location
 from plait.runtime.errors import InputError, PlaitError
 
 
@@ -30,14 +30,14 @@ class ProgramError(PlaitError):
     ... except ProgramError as error: print(error.variable, error.__cause__)
     """
 
-    place: Place | None = None
+    place: SourceLocation | None = None
 
     def __init__(self, text: str, *, program: str, variable: str | None = None) -> None:
         super().__init__(text)
         self.program = program
         self.variable = variable
 
-    def again(self) -> ProgramError:
+    def copy_to_raise(self) -> ProgramError:
         """The same error to raise once more; raising one object twice would mix its tracebacks."""
         fresh = type(self)(str(self), program=self.program, variable=self.variable)
         fresh.__dict__.update(self.__dict__)
@@ -64,7 +64,9 @@ class CompileError(PlaitError):
     is the first one's. What the body raised is `__cause__`."""
 
     def __init__(self, program: str, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(f"program {program!r}: {_at(each.text, each.place)}" for each in problems))
+        super().__init__(
+            "\n".join(f"program {program!r}: {_with_location(each.text, each.place)}" for each in problems)
+        )
         self.program = program
         self.problems = tuple(problems)
         self.place = self.problems[0].place if self.problems else None
@@ -78,22 +80,26 @@ class Problem(NamedTuple):
     """What is wrong, and where."""
 
     text: str
-    place: Place | None
+    place: SourceLocation | None
 
 
-def unreadable(program: str, variable: str | None, generated: str, why: str, place: Place | None) -> UnreadableValue:
+def unreadable_value(
+    program: str, variable: str | None, generated: str, why: str, place: SourceLocation | None
+) -> UnreadableValue:
     """The error for a value that `why` cannot be read; `place`: of its gen."""
-    text = _at(f"{_whose(program, variable)}: {why}", place)
+    text = _with_location(f"{_subject(program, variable)}: {why}", place)
     error = UnreadableValue(text, program=program, variable=variable, generated=generated)
     error.place = place
     return error
 
 
-def program_error(program: str, variable: str | None, cause: BaseException, place: Place | None = None) -> ProgramError:
+def program_error(
+    program: str, variable: str | None, cause: BaseException, place: SourceLocation | None = None
+) -> ProgramError:
     """A ProgramError that says which program, variable and line `cause` hit; `cause` becomes its `__cause__`."""
     said = str(cause)
-    text = f"{_whose(program, variable)}: {type(cause).__name__}{': ' + said if said else ''}"
-    error = ProgramError(_at(text, place), program=program, variable=variable)
+    text = f"{_subject(program, variable)}: {type(cause).__name__}{': ' + said if said else ''}"
+    error = ProgramError(_with_location(text, place), program=program, variable=variable)
     error.place = place
     error.__cause__ = cause
     return error
@@ -101,19 +107,19 @@ def program_error(program: str, variable: str | None, cause: BaseException, plac
 
 def missing_variable(program: str, name: str, existing: Iterable[str]) -> MissingVariable:
     """The error for reading `name` where only `existing` are there."""
-    names, place = sorted(existing), here()
+    names, place = sorted(existing), caller_location()
     there = f"it has {', '.join(map(repr, names))}" if names else "it has no variables yet"
     text = f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {there}"
-    error = MissingVariable(_at(text, place), program=program, variable=name)
+    error = MissingVariable(_with_location(text, place), program=program, variable=name)
     error.place = place
     return error
 
 
-def _whose(program: str, variable: str | None) -> str:
+def _subject(program: str, variable: str | None) -> str:
     return f"program {program!r}" + (f", variable {variable!r}" if variable is not None else "")
 
 
-def _at(text: str, place: Place | None) -> str:
+def _with_location(text: str, place: SourceLocation | None) -> str:
     return text if place is None else f"{text} (at {place})"
 
 
@@ -129,15 +135,15 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
     >>> str(unknown_keyword("gen", "temprature", ["temperature"]))
     "gen has no keyword 'temprature' (did you mean 'temperature'?); known are: temperature"
     """
-    if name in NOT_NEEDED:
-        return InputError(f"{where}: {name!r} is not supported: {NOT_NEEDED[name]}")
+    if name in UNSUPPORTED_KEYWORDS:
+        return InputError(f"{where}: {name!r} is not supported: {UNSUPPORTED_KEYWORDS[name]}")
     names = list(known)
     return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
 
 
-_OF_ONE_GEN = "a constraint belongs to one gen, which takes it as a keyword"
-NOT_NEEDED = {
-    **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _OF_ONE_GEN),
+_PER_GEN_ONLY = "a constraint belongs to one gen, which takes it as a keyword"
+UNSUPPORTED_KEYWORDS = {
+    **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
     "use_thread": "calls always go on while the body does, so it can only be True, in run",
     "num_api_spec_tokens": "it speculates on API models that plait does not call",
 }

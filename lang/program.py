@@ -11,31 +11,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from plait.lang.aio.running import (
+from plait.lang.aio.execution import (
     checked_concurrency,
-    perform,
-    perform_all,
-    perform_all_here,
-    perform_here,
+    run_all_async,
+    run_all_in_new_loop,
+    run_async,
+    run_in_new_loop,
     start,
-    start_thread,
+    start_loop_thread,
 )
 from plait.lang.aio.state import AsyncState
-from plait.lang.backend import Backend, resolve
-from plait.lang.batch import num_workers, run_all, run_each
-from plait.lang.control.budget import Budget, checked_budget
-from plait.lang.control.resume import Progress
-from plait.lang.errors import NOT_NEEDED, did_you_mean, unknown_keyword
-from plait.lang.execution import Execution
-from plait.lang.options import SAMPLING_KEYWORDS, Options, run_options
-from plait.lang.state import ProgramState
+from plait.lang.backends.default_backend import Backend, resolve_client
+from plait.lang.batch import iter_in_order, num_workers, run_all
+from plait.lang.budget import Budget, checked_budget
+from plait.lang.control.batch_checkpoint import BatchCheckpoint
+from plait.lang.core.execution import Execution
+from plait.lang.core.state import ProgramState
+from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
+from plait.lang.sampling_options import SAMPLING_KEYWORDS, Options, run_options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
-    from plait.lang.compiled.graph import Graph
+    from plait.lang.tracing.graph import Graph
     from plait.runtime.client.client import Client
 
-OWN_KEYWORDS = ("stream", "backend", "budget")
+RUN_KEYWORDS = ("stream", "backend", "budget")
 
 
 class Program:
@@ -77,16 +77,16 @@ class Program:
         """
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
-        options, kwargs = self._split("run", kwargs)
+        options, kwargs = self._split_sampling_keywords("run", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"run: stream must be True or False, not {stream!r:.80}")
         client = self._client("run", backend, options)
-        kwargs = self._over_bound(args, kwargs)
+        kwargs = self._with_bound_arguments(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("run", budget))
         if execution.is_async:
-            return start_thread(execution) if stream else perform_here(execution)
-        return execution.start() if stream else execution.perform()
+            return start_loop_thread(execution) if stream else run_in_new_loop(execution)
+        return execution.start() if stream else execution.run_to_completion()
 
     @overload
     def run_batch(
@@ -137,7 +137,7 @@ class Program:
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
         """
-        options, others = self._split("run_batch", sampling)
+        options, others = self._split_sampling_keywords("run_batch", sampling)
         for name in others:
             raise unknown_keyword("run_batch", name, SAMPLING_KEYWORDS)
         checked_budget("run_batch", budget)
@@ -152,14 +152,14 @@ class Program:
         if generator_style:
             if resume is not None:
                 raise InputError("run_batch: resume and generator_style cannot be had together")
-            return run_each(executions, workers, progress_bar)
+            return iter_in_order(executions, workers, progress_bar)
         if resume is None:
             return self._run_all(executions, num_threads, workers, progress_bar)
-        kept = Progress(resume, self.name, self._body, items, options, client)
-        states = {index: kept.state(index) for index in range(len(items))}
+        checkpoint = BatchCheckpoint(resume, self.name, self._body, items, options, client)
+        states = {index: checkpoint.state(index) for index in range(len(items))}
         left = [index for index, state in states.items() if state is None]
         for index in left:
-            executions[index].when_done = functools.partial(kept.note, index)
+            executions[index].on_done = functools.partial(checkpoint.record, index)
         fresh = self._run_all([executions[index] for index in left], num_threads, workers, progress_bar)
         states.update(zip(left, fresh, strict=True))
         return [state for state in states.values() if state is not None]
@@ -168,7 +168,7 @@ class Program:
         self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
     ) -> list[ProgramState]:
         if executions and executions[0].is_async:
-            return perform_all_here(executions, None if num_threads == "auto" else workers, progress_bar)
+            return run_all_in_new_loop(executions, None if num_threads == "auto" else workers, progress_bar)
         return run_all(executions, workers, progress_bar) if executions else []
 
     @overload
@@ -204,14 +204,14 @@ class Program:
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
-        options, kwargs = self._split("arun", kwargs)
+        options, kwargs = self._split_sampling_keywords("arun", kwargs)
         self._check_arguments(f"program {self.name!r}", args, kwargs)
         if not isinstance(stream, bool):
             raise InputError(f"arun: stream must be True or False, not {stream!r:.80}")
         client = self._client("arun", backend, options)
-        kwargs = self._over_bound(args, kwargs)
+        kwargs = self._with_bound_arguments(args, kwargs)
         execution = Execution(self.name, self._body, args, kwargs, client, options, checked_budget("arun", budget))
-        return start(execution) if stream else await perform(execution)
+        return start(execution) if stream else await run_async(execution)
 
     async def arun_batch(
         self,
@@ -224,14 +224,14 @@ class Program:
         **sampling: Any,
     ) -> list[ProgramState]:
         """`run_batch` for an event loop, thousands at a time (at most 4,096, or `max_concurrency`)."""
-        options, others = self._split("arun_batch", sampling)
+        options, others = self._split_sampling_keywords("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
         checked_budget("arun_batch", budget)
         items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         client = self._client("arun_batch", backend, options) if items else None
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
-        return await perform_all(executions, concurrency, progress_bar)
+        return await run_all_async(executions, concurrency, progress_bar)
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
         """The graph of the program: its texts, gens, selects, forks and joins, and where each value goes; checked.
@@ -247,11 +247,11 @@ class Program:
         >>> print(qa.compile())                                          # doctest: +SKIP
         >>> qa.compile().json(question="Why is the sky blue?")           # doctest: +SKIP
         """
-        from plait.lang.compiled.recording import compile_body
+        from plait.lang.tracing.tracer import compile_body
 
-        options, kwargs = self._split("compile", kwargs)
-        kwargs = self._over_bound(args, kwargs)
-        self._check_arguments(f"program {self.name!r}", args, kwargs, partly=True)
+        options, kwargs = self._split_sampling_keywords("compile", kwargs)
+        kwargs = self._with_bound_arguments(args, kwargs)
+        self._check_arguments(f"program {self.name!r}", args, kwargs, allow_missing=True)
         bound = self._signature.bind_partial(None, *args, **kwargs)
         template = None if backend is None else self._client("compile", backend, options).tokenizer.chat_template
         return compile_body(self.name, self._body, bound, options, template)
@@ -266,9 +266,9 @@ class Program:
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
-        from plait.lang.compiled.prefix import compute
+        from plait.lang.tracing.prefix_warmup import warm_prefix
 
-        return compute(self.compile(backend=backend).prefix, resolve(backend))
+        return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 
     def bind(self, **arguments: Any) -> Program:
         """The same program with these arguments given; `run` and its kin may override them.
@@ -278,7 +278,7 @@ class Program:
         unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
         takes_any = any(each.kind is each.VAR_KEYWORD for each in self._signature.parameters.values())
         if unknown and not takes_any:
-            self._check_arguments(f"bind of program {self.name!r}", (), arguments, partly=True)
+            self._check_arguments(f"bind of program {self.name!r}", (), arguments, allow_missing=True)
         return Program(self._body, {**self._bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -288,8 +288,8 @@ class Program:
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
-            self._check_colour(args[0])
-            return self._body(*args, **self._over_bound(args[1:], kwargs))
+            self._check_async_matches(args[0])
+            return self._body(*args, **self._with_bound_arguments(args[1:], kwargs))
         return self.run(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -297,14 +297,14 @@ class Program:
 
     def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
         """The client to use, once the defaults are known to fit its model."""
-        client = resolve(backend)
+        client = resolve_client(backend)
         try:
-            options.check_alone(client.model.vocab_size)
+            options.check_as_defaults(client.model.vocab_size)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         return client
 
-    def _check_colour(self, state: ProgramState | AsyncState) -> None:
+    def _check_async_matches(self, state: ProgramState | AsyncState) -> None:
         """A body awaits its reads, or it does not: only a state of its own kind will do."""
         is_async = inspect.iscoroutinefunction(self._body)
         if is_async and isinstance(state, ProgramState):
@@ -314,7 +314,7 @@ class Program:
 
     # -- arguments --------------------------------------------------------------------------------
 
-    def _split(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    def _split_sampling_keywords(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         """The sampling keywords as options, and the rest."""
         sampling = {name: value for name, value in kwargs.items() if name in SAMPLING_KEYWORDS}
         taken = list(self._signature.parameters)[1:]
@@ -326,25 +326,25 @@ class Program:
                 )
         return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
 
-    def _over_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _with_bound_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """`kwargs` and the bound arguments that they, and those by position, do not give."""
         by_position = list(self._signature.parameters)[1 : 1 + len(args)]
         return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
 
     def _check_arguments(
-        self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, partly: bool = False
+        self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, allow_missing: bool = False
     ) -> None:
-        """`partly`: arguments may be missing."""
-        bind = self._signature.bind_partial if partly else self._signature.bind
+        """`allow_missing`: arguments may be missing."""
+        bind = self._signature.bind_partial if allow_missing else self._signature.bind
         try:
-            bind(None, *args, **self._over_bound(args, kwargs))
+            bind(None, *args, **self._with_bound_arguments(args, kwargs))
         except TypeError as error:
             names = list(self._signature.parameters)[1:]
             for name in kwargs:
-                if name in NOT_NEEDED:
+                if name in UNSUPPORTED_KEYWORDS:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
-            hint = did_you_mean(unknown[0], (*names, *OWN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""
+            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""
             said = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
             raise InputError(f"{where}: {error}{hint}; {said}") from None
 
@@ -356,7 +356,7 @@ class Program:
             if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
                 raise InputError(f"item {index} of run_batch must be a dict of keyword arguments, not {item!r:.80}")
             self._check_arguments(f"program {self.name!r}, item {index}", (), item)
-            items.append(self._over_bound((), item))
+            items.append(self._with_bound_arguments((), item))
         return items
 
 

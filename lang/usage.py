@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.lang.answers import Answer
+    from plait.lang.core.results import CallSegment
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,24 @@ class ProgramUsage:
     by_variable: Mapping[str, ProgramUsage] = field(default_factory=dict)
 
 
-def total(answers: Iterable[Answer]) -> ProgramUsage:
-    """Waits for the calls of `answers` and adds them up."""
-    answers = list(answers)
-    names: dict[str, list[Answer]] = {}
-    for answer in answers:
-        if answer.name is not None:
-            names.setdefault(answer.name, []).append(answer)
-    return _sum(answers, {name: _sum(own, {}) for name, own in names.items()})
+def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
+    """Waits for the calls of `call_segments` and adds them up."""
+    call_segments = list(call_segments)
+    names: dict[str, list[CallSegment]] = {}
+    for call_segment in call_segments:
+        if call_segment.name is not None:
+            names.setdefault(call_segment.name, []).append(call_segment)
+    return _sum(call_segments, {name: _sum(own, {}) for name, own in names.items()})
 
 
-def _sum(answers: list[Answer], by_variable: Mapping[str, ProgramUsage]) -> ProgramUsage:
-    finished = [answer for answer in answers if answer.failure() is None]
-    done = [answer.call.result().usage for answer in finished]
+def _sum(call_segments: list[CallSegment], by_variable: Mapping[str, ProgramUsage]) -> ProgramUsage:
+    finished = [call_segment for call_segment in call_segments if call_segment.failure() is None]
+    done = [call_segment.call.result().usage for call_segment in finished]
     forced = sum(usage.forced_tokens for usage in done)
     completion = sum(usage.completion_tokens for usage in done)
     return ProgramUsage(
         calls=len(done),
-        failed_calls=len(answers) - len(done),
+        failed_calls=len(call_segments) - len(done),
         prompt_tokens=sum(usage.prompt_tokens for usage in done),
         cached_tokens=sum(usage.cached_tokens for usage in done),
         computed_tokens=sum(usage.computed_tokens for usage in done),
@@ -69,7 +69,9 @@ def _sum(answers: list[Answer], by_variable: Mapping[str, ProgramUsage]) -> Prog
         completion_tokens=completion,
         sampled_tokens=completion - forced,
         forced_tokens=forced,
-        lost_tokens=sum(answer.call.num_tokens for answer in answers if answer.failure() is not None),
+        lost_tokens=sum(
+            call_segment.call.num_tokens for call_segment in call_segments if call_segment.failure() is not None
+        ),
         queue_s=sum(usage.queue_s for usage in done),
         wall_s=max((a.ended_s for a in finished), default=0.0) - min((a.began_s for a in finished), default=0.0),
         by_variable=by_variable,

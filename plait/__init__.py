@@ -8,31 +8,28 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what type checkers and editors read; `_WHERE` is the same for a program that runs
+if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES_BY_MODULE` is the same for a program that runs
     from plait.lang.aio.state import AsyncState
-    from plait.lang.backend import flush_cache, get_server_info, set_default_backend
     from plait.lang.backends.anthropic import Anthropic
-    from plait.lang.backends.endpoint import RuntimeEndpoint
+    from plait.lang.backends.default_backend import flush_cache, get_server_info, set_default_backend
     from plait.lang.backends.litellm import LiteLLM
     from plait.lang.backends.openai import OpenAI
+    from plait.lang.backends.runtime_endpoint import RuntimeEndpoint
+    from plait.lang.budget import Budget, BudgetExceeded
     from plait.lang.choices import (
         ChoicesMethod,
         greedy_token_selection,
         token_length_normalized,
         unconditional_likelihood_normalized,
     )
-    from plait.lang.compat.reasoning import separate_reasoning
-    from plait.lang.compat.settings import global_config
-    from plait.lang.compiled.graph import Graph
-    from plait.lang.control.budget import Budget, BudgetExceeded
+    from plait.lang.compat.global_config import global_config
     from plait.lang.control.combinators import best_of, map, vote
     from plait.lang.control.race import race
-    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
-    from plait.lang.expressions import Expr, Typed
-    from plait.lang.group import ProgramStateGroup
-    from plait.lang.primitives import gen, gen_int, gen_string, image, select, video
-    from plait.lang.program import Program, function
-    from plait.lang.roles import (
+    from plait.lang.core.expressions import Expr, Typed
+    from plait.lang.core.fork_group import ProgramStateGroup
+    from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
+    from plait.lang.core.reasoning import separate_reasoning
+    from plait.lang.core.roles import (
         assistant,
         assistant_begin,
         assistant_end,
@@ -43,9 +40,12 @@ if TYPE_CHECKING:  # what type checkers and editors read; `_WHERE` is the same f
         user_begin,
         user_end,
     )
-    from plait.lang.state import ProgramState
-    from plait.lang.tools.calling import ToolResult
+    from plait.lang.core.state import ProgramState
+    from plait.lang.core.tool_calls import ToolResult
+    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
+    from plait.lang.program import Program, function
     from plait.lang.tools.tool import ToolCall
+    from plait.lang.tracing.graph import Graph
     from plait.lang.usage import ProgramUsage
     from plait.runtime.errors import (
         Aborted,
@@ -138,38 +138,38 @@ __all__ = [
 ]
 
 
-_NOT_HERE = {
+_UNSUPPORTED_NAMES = {
     "VertexAI": 'its client package is given up; use LiteLLM("vertex_ai/<model>")',
     "ServerArgs": "settings are keyword arguments of Runtime(...) and Engine(...)",
     "Crusoe": "it speaks OpenAI's chat API: use OpenAI(model, base_url=..., api_key=...)",
 }
 
-_WHERE = {
+_NAMES_BY_MODULE = {
     "plait.lang.aio.state": "AsyncState",
-    "plait.lang.backend": "flush_cache get_server_info set_default_backend",
+    "plait.lang.backends.default_backend": "flush_cache get_server_info set_default_backend",
     "plait.lang.backends.anthropic": "Anthropic",
-    "plait.lang.backends.endpoint": "RuntimeEndpoint",
+    "plait.lang.backends.runtime_endpoint": "RuntimeEndpoint",
     "plait.lang.backends.litellm": "LiteLLM",
     "plait.lang.backends.openai": "OpenAI",
     "plait.lang.choices": (
         "ChoicesMethod greedy_token_selection token_length_normalized unconditional_likelihood_normalized"
     ),
-    "plait.lang.compat.reasoning": "separate_reasoning",
-    "plait.lang.compat.settings": "global_config",
-    "plait.lang.compiled.graph": "Graph",
-    "plait.lang.control.budget": "Budget BudgetExceeded",
+    "plait.lang.core.reasoning": "separate_reasoning",
+    "plait.lang.compat.global_config": "global_config",
+    "plait.lang.tracing.graph": "Graph",
+    "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
     "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
-    "plait.lang.expressions": "Expr Typed",
-    "plait.lang.group": "ProgramStateGroup",
-    "plait.lang.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.core.expressions": "Expr Typed",
+    "plait.lang.core.fork_group": "ProgramStateGroup",
+    "plait.lang.core.primitives": "gen gen_int gen_string image select video",
     "plait.lang.program": "function Program",
-    "plait.lang.roles": (
+    "plait.lang.core.roles": (
         "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
     ),
-    "plait.lang.state": "ProgramState",
-    "plait.lang.tools.calling": "ToolResult",
+    "plait.lang.core.state": "ProgramState",
+    "plait.lang.core.tool_calls": "ToolResult",
     "plait.lang.tools.tool": "ToolCall",
     "plait.lang.usage": "ProgramUsage",
     "plait.runtime.process.engine": "Engine",
@@ -179,7 +179,7 @@ _WHERE = {
     ),
     "plait.runtime.process.runtime": "Runtime",
 }
-_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
@@ -193,8 +193,8 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         value = version("plait")
-    elif name in _NOT_HERE:
-        raise AttributeError(f"plait has no {name!r}: {_NOT_HERE[name]}")
+    elif name in _UNSUPPORTED_NAMES:
+        raise AttributeError(f"plait has no {name!r}: {_UNSUPPORTED_NAMES[name]}")
     else:
         raise AttributeError(f"module 'plait' has no attribute {name!r}")
     globals()[name] = value

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import plait
 from plait.check import check
-from plait.serving import add_serve_options, add_weights_option, serve_command
+from plait.serve import add_serve_options, add_weights_option, serve_command
 
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
@@ -103,26 +103,26 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     """Runs the file as `python FILE.py` would, with the default model as the options say."""
-    from plait.lang.backend import use_embedded
-    from plait.lang.trace.showing import checked_path, write
-    from plait.lang.trace.spans import recording
+    from plait.lang.backends.default_backend import configure_embedded
+    from plait.lang.spans.call_spans import collect_runs
+    from plait.lang.spans.export import checked_path, write_traces
 
     path = Path(options.file)
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
-    use_embedded(model_path=options.model, device=options.device, weights=options.weights)
+    configure_embedded(model_path=options.model, device=options.device, weights=options.weights)
     target = None if options.trace is None else checked_path("--trace", options.trace)
     with contextlib.ExitStack() as watching:
-        runs = watching.enter_context(recording()) if target is not None else []
+        runs = watching.enter_context(collect_runs()) if target is not None else []
         code = _run_file(options, path)
     if target is not None:
-        write(runs, target)
+        write_traces(runs, target)
         print(f"plait: what {len(runs)} programs did is in {target}", file=sys.stderr)
     return code
 
 
 def _run_file(options: argparse.Namespace, path: Path) -> int:
-    from plait.lang.backend import settings_ignored
+    from plait.lang.backends.default_backend import embedded_settings_ignored
     from plait.tracebacks import print_traceback
 
     argv, first = sys.argv, sys.path[0]
@@ -136,7 +136,7 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
         return _fail(f"{options.file} failed")
     finally:
         sys.argv, sys.path[0] = argv, first
-        if (options.model or options.device or options.weights) and settings_ignored():
+        if (options.model or options.device or options.weights) and embedded_settings_ignored():
             print(
                 "plait: --model, --device and --weights had no effect: the file chose its own backend", file=sys.stderr
             )
@@ -149,9 +149,9 @@ def _check(options: argparse.Namespace) -> int:
 
 def _chat(options: argparse.Namespace) -> int:
     from plait.chat import chat
-    from plait.lang.backend import use_embedded
+    from plait.lang.backends.default_backend import configure_embedded
 
-    use_embedded(model_path=options.model, device=options.device, weights=options.weights)
+    configure_embedded(model_path=options.model, device=options.device, weights=options.weights)
     return chat(options.system, options.temperature)
 
 

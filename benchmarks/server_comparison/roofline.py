@@ -19,7 +19,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from sitting.workloads import Done
+from server_comparison.workloads import Done
 
 from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 

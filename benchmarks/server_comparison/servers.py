@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from sitting.client import Chat, ServerError
+from server_comparison.client import Chat, ServerError
 
 STOP_S = 20.0
 LARGE = 64 << 20  # bytes of a mapping that may be the KV cache

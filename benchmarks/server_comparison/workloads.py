@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from sitting.client import Answer, Chat, Messages
+from server_comparison.client import Answer, Chat, Messages
 
 _WORDS = (
     "amber anchor apple arrow basket beacon bridge candle canyon castle cedar circle clock cloud coral corner cradle "

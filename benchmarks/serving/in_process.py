@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from clock_runtime import build
+from fixed_step_runtime import build
 
 from plait.runtime.client.client import Client
 from plait.runtime.process.engine import Engine

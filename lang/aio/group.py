@@ -6,10 +6,10 @@ Knows: states and their order. Must not know: sessions, calls.
 from __future__ import annotations
 
 from plait.lang.aio.state import AsyncState
-from plait.lang.group import Group, JoinMode
+from plait.lang.core.fork_group import ForkGroup, JoinMode
 
 
-class AsyncStateGroup(Group[AsyncState]):
+class AsyncStateGroup(ForkGroup[AsyncState]):
     """What `s.fork(n)` gives in an async body: written like any group, joined with `await`."""
 
     async def join(self, mode: JoinMode = "gather_variable") -> None:

@@ -10,22 +10,22 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from plait.lang.aio.pending import Pending
-from plait.lang.answers import Readable
-from plait.lang.control.ending import end_branch
+from plait.lang.aio.pending_read import Pending
+from plait.lang.control.ending import cancel_branch
+from plait.lang.core.expressions import T, Typed
+from plait.lang.core.results import Segment
+from plait.lang.core.state_reader import StateReader
+from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
+from plait.lang.core.tool_calls import ToolResult, call_tool_async
 from plait.lang.errors import ProgramError
-from plait.lang.expressions import T, Typed
-from plait.lang.reading import Reading
-from plait.lang.tools.calling import ToolResult, call_tool_async
 from plait.lang.usage import ProgramUsage, total
-from plait.lang.writing import Writing, no_offset
 
 if TYPE_CHECKING:
     from plait.lang.aio.group import AsyncStateGroup
-    from plait.lang.strand import Strand
+    from plait.lang.core.branch import Branch
 
 
-class AsyncState(Writing):
+class AsyncState(StateWriter):
     """The growing text of an async program. `s += ...` returns at once; every read is awaited, and holds no thread.
 
     >>> s += "The capital of France is" + gen("city", max_tokens=4)     # doctest: +SKIP
@@ -33,11 +33,11 @@ class AsyncState(Writing):
     ' Paris.'
     """
 
-    def __init__(self, strand: Strand, *, outside: bool = False) -> None:
-        self._strand = strand
-        self._run = strand.run
-        self._outside = outside
-        self._reading = Reading(strand, outside)
+    def __init__(self, branch: Branch, *, is_external: bool = False) -> None:
+        self._branch = branch
+        self._run = branch.run
+        self._is_external = is_external
+        self._reader = StateReader(branch, is_external)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -52,36 +52,36 @@ class AsyncState(Writing):
 
     async def get_var(self, name: str | Typed[Any]) -> Any:
         """The value of a variable, once it is there. Raises like a read of ProgramState."""
-        with self._reading._body_may_handle():
-            return (await self._arrived(name)).value()
+        with self._reader._marking_handled_errors():
+            return (await self._ready_variable(name)).value()
 
     async def text_of(self, name: str | Typed[Any]) -> str:
         """The text of a variable, whatever its value was read as."""
-        with self._reading._body_may_handle():
-            return (await self._arrived(name)).text()
+        with self._reader._marking_handled_errors():
+            return (await self._ready_variable(name)).text()
 
     async def get_meta_info(self, name: str) -> Any:
         """What is known of the call behind variable `name`; see ProgramState.get_meta_info."""
-        with self._reading._body_may_handle():
-            return (await self._arrived(name)).meta()
+        with self._reader._marking_handled_errors():
+            return (await self._ready_variable(name)).meta()
 
     async def text(self) -> str:
         """The whole text, the chat template's own included."""
-        await self._all()
-        return "".join(segment.text() for segment in list(self._strand.segments))
+        await self._wait_for_text()
+        return "".join(segment.text() for segment in list(self._branch.segments))
 
     async def messages(self) -> list[dict[str, str]]:
         """The turns as [{"role": ..., "content": ...}], one still open included."""
-        await self._all()
-        return [{"role": role, "content": content.text()} for role, content in self._strand.messages()]
+        await self._wait_for_text()
+        return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
 
     async def sync(self) -> None:
         """Waits for every call so far (outside the body: for the whole program); raises the first failure."""
-        if not self._outside:
-            await self._all()
+        if not self._is_external:
+            await self._wait_for_text()
             return
-        await self._ended()
-        await self._run.settle_async()
+        await self._wait_for_body_end()
+        await self._run.wait_and_raise_async()
 
     async def error(self) -> ProgramError | None:
         """Waits like `sync`; gives the error instead of raising it, or None."""
@@ -93,11 +93,11 @@ class AsyncState(Writing):
 
     async def usage(self) -> ProgramUsage:
         """Tokens of all calls of the program so far, forks included, once they are done."""
-        if self._outside:
+        if self._is_external:
             await self._run.wait_async(_never)
-        for answer in (answers := self._run.answers()):
-            await answer.finish()
-        return total(answers)
+        for call_segment in (call_segments := self._run.call_segments()):
+            await call_segment.wait_finished()
+        return total(call_segments)
 
     @property
     def ret_value(self) -> Any:
@@ -109,7 +109,7 @@ class AsyncState(Writing):
 
         >>> async for piece in s.stream("answer"): print(piece, end="")     # doctest: +SKIP
         """
-        return self._reading.text_async_iter(name)
+        return self._reader.text_async_iter(name)
 
     text_async_iter = stream
 
@@ -118,17 +118,17 @@ class AsyncState(Writing):
     async def call(self, name: str) -> ToolResult | None:
         """Runs the tool that `gen(name, tools=...)` called and appends its result. An async tool is awaited on this
         loop, a plain one runs in a thread. See ProgramState.call."""
-        with self._reading._body_may_handle():
+        with self._reader._marking_handled_errors():
             variable = await self._variable(name)
-            await variable.arrive()
-            return await call_tool_async(self._strand, name, variable)
+            await variable.wait_ready()
+            return await call_tool_async(self._branch, name, variable)
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
         """`size` states that go on from this text side by side; `await group.join()` brings them together."""
         from plait.lang.aio.group import AsyncStateGroup
 
-        no_offset(position_ids_offset)
-        return AsyncStateGroup([AsyncState(strand) for strand in self._strand.fork(size)], self)
+        reject_position_ids_offset(position_ids_offset)
+        return AsyncStateGroup([AsyncState(branch) for branch in self._branch.fork(size)], self)
 
     @asynccontextmanager
     async def copy(self, position_ids_offset: object = None) -> AsyncIterator[AsyncState]:
@@ -137,54 +137,54 @@ class AsyncState(Writing):
         try:
             yield group[0]
         except BaseException:
-            group[0]._strand.close("this copy was left by an exception")
+            group[0]._branch.close("this copy was left by an exception")
             raise
         await group.join()
 
     def cancel(self) -> None:
         """Ends this text at once: its calls, and those of its branches. Inside the body the program goes on without
         it; outside, the program ends. What is read of it afterwards raises."""
-        if self._outside:
+        if self._is_external:
             self._run.abort()
         else:
-            end_branch(self._strand, "this text was cancelled")
+            cancel_branch(self._branch, "this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""
         if name is None:
             self._run.abort()
         else:
-            self._reading._existing(name).abort()
+            self._reader._get_variable(name).abort()
 
     def __iter__(self) -> None:
         raise TypeError("a state is not iterable; read a variable with await s['name'], the text with s.stream()")
 
     # -- inside -----------------------------------------------------------------------------------
 
-    async def _variable(self, name: str) -> Readable:
-        return await self._reading._variable_async(name)
+    async def _variable(self, name: str) -> Segment:
+        return await self._reader._variable_async(name)
 
-    async def _arrived(self, name: str | Typed[Any]) -> Readable:
+    async def _ready_variable(self, name: str | Typed[Any]) -> Segment:
         if isinstance(name, Typed):
             if name.name is not None:
                 await self._variable(name.name)
-            variable: Readable = self._reading._of_handle(name)
+            variable: Segment = self._reader._typed_variable(name)
         else:
             variable = await self._variable(name)
-        await variable.arrive()
+        await variable.wait_ready()
         return variable
 
-    async def _ended(self) -> None:
+    async def _wait_for_body_end(self) -> None:
         await self._run.wait_async(_never)
-        self._run.check()
+        self._run.raise_if_failed()
 
-    async def _all(self) -> None:
+    async def _wait_for_text(self) -> None:
         """Waits for everything in the text; outside, for the body's end first."""
-        if self._outside:
-            await self._ended()
-        with self._reading._body_may_handle():
-            for segment in list(self._strand.segments):
-                await segment.arrive()
+        if self._is_external:
+            await self._wait_for_body_end()
+        with self._reader._marking_handled_errors():
+            for segment in list(self._branch.segments):
+                await segment.wait_ready()
 
 
 _never = partial(bool, False)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.lang.backends.chat import TEMPLATE
-from plait.lang.backends.chatting import DEFAULTS, Asked, ChatClient, End, Turn
-from plait.lang.backends.packages import client_package, failures_of
-from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.session import RemoteCall
+from plait.lang.backends.chat_client import DEFAULTS, ChatClient, TurnEnd, TurnRequest, TurnStream
+from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
+from plait.lang.backends.client_packages import client_package, translate_errors
+from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
+from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Usage
 
 _REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
-_REFUSED = {
+_UNSUPPORTED = {
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
     "seed": "seed",
@@ -36,21 +36,21 @@ class Anthropic(ChatClient):
     >>> plait.set_default_backend(Anthropic("claude-sonnet-4-5"))                # doctest: +SKIP
     """
 
-    refused = _REFUSED
+    unsupported = _UNSUPPORTED
 
     def __init__(self, model_name: str, *, max_concurrency: int = MAX_CONCURRENCY, **client_arguments: Any) -> None:
         checked_model("Anthropic", model_name)
         package = client_package("anthropic", "Anthropic")
         self._client = package.Anthropic(**client_arguments)
         self.name = f"Anthropic's API at {str(self._client.base_url).rstrip('/')}"
-        super().__init__(RemoteModel(model_name), TEMPLATE, max_concurrency)
+        super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, asked: Asked, call: RemoteCall) -> Turn:
-        body = self._body(asked)
-        with failures_of(self.name), self._client.messages.create(**body, stream=True) as events:
+    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+        body = self._body(request)
+        with translate_errors(self.name), self._client.messages.create(**body, stream=True) as events:
             yield from self._read(events, call)
 
-    def _read(self, events: Any, call: RemoteCall) -> Turn:
+    def _read(self, events: Any, call: RemoteCall) -> TurnStream:
         counts: dict[str, int] = {}
         reason, matched = None, None
         for event in events:
@@ -65,10 +65,10 @@ class Anthropic(ChatClient):
                 reason, matched = event.delta.stop_reason, event.delta.stop_sequence
         if reason == "refusal":
             raise CallFailed("the model refused")
-        yield End(_REASONS.get(str(reason), reason), _usage(counts), matched)
+        yield TurnEnd(_REASONS.get(str(reason), reason), _usage(counts), matched)
 
-    def _body(self, asked: Asked) -> dict[str, Any]:
-        params, messages = asked.params, asked.messages
+    def _body(self, request: TurnRequest) -> dict[str, Any]:
+        params, messages = request.params, request.messages
         num_system = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
         if any(each["role"] == "system" for each in messages[num_system:]):
             raise CallFailed(f"{self.name} takes system turns at the beginning only")
@@ -84,10 +84,10 @@ class Anthropic(ChatClient):
         body["extra_body"] = {name: value for name, value in chosen.items() if value != getattr(DEFAULTS, name)}
         if params.stop:
             body["stop_sequences"] = list(params.stop)
-        if asked.form is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": asked.form.schema}}
-        if asked.timeout_s is not None:
-            body["timeout"] = asked.timeout_s
+        if request.output_format is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": request.output_format.schema}}
+        if request.timeout_s is not None:
+            body["timeout"] = request.timeout_s
         return body
 
 

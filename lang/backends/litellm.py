@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from plait.lang.backends.chat import TEMPLATE
-from plait.lang.backends.chatting import Asked, ChatClient, Turn
-from plait.lang.backends.completions import REFUSED, chat_body, turn_of
-from plait.lang.backends.packages import client_package, failures_of
-from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.session import RemoteCall
+from plait.lang.backends.chat_client import ChatClient, TurnRequest, TurnStream
+from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
+from plait.lang.backends.client_packages import client_package, translate_errors
+from plait.lang.backends.openai_chat_format import UNSUPPORTED, chat_body, parse_turn
+from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
+from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import InputError
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -32,7 +32,7 @@ class LiteLLM(ChatClient):
     >>> plait.set_default_backend(LiteLLM("vertex_ai/gemini-2.5-flash"))         # doctest: +SKIP
     """
 
-    refused = REFUSED
+    unsupported = UNSUPPORTED
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class LiteLLM(ChatClient):
         }
         self._arguments = {name: value for name, value in given.items() if value is not None}
         self.name = f"{model_name} (by litellm)"
-        super().__init__(RemoteModel(model_name), TEMPLATE, max_concurrency)
+        super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, asked: Asked, call: RemoteCall) -> Turn:
-        body = chat_body(self.model.model_path, asked)
-        timeout_s = asked.timeout_s or self._timeout_s
-        with failures_of(self.name):
+    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+        body = chat_body(self.model.model_path, request)
+        timeout_s = request.timeout_s or self._timeout_s
+        with translate_errors(self.name):
             stream = self._package.completion(**body, **self._arguments, timeout=timeout_s)
-            yield from turn_of(_chunks(stream, call))
+            yield from parse_turn(_chunks(stream, call))
 
 
 def _chunks(stream: Iterable[Any], call: RemoteCall) -> Iterator[dict[str, Any]]:

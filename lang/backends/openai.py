@@ -9,15 +9,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from plait.lang.backends.chat import TEMPLATE
-from plait.lang.backends.chatting import Asked, ChatClient, Turn
-from plait.lang.backends.completions import REFUSED, chat_body, turn_of
-from plait.lang.backends.http import Http
-from plait.lang.backends.remote import MAX_CONCURRENCY, RemoteModel, checked_model
-from plait.lang.backends.session import RemoteCall
+from plait.lang.backends.chat_client import ChatClient, TurnRequest, TurnStream
+from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
+from plait.lang.backends.http_client import JsonHttp
+from plait.lang.backends.openai_chat_format import UNSUPPORTED, chat_body, parse_turn
+from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
+from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import InputError
 
-_ELSEWHERE = {
+_UNSUPPORTED_ARGUMENTS = {
     "is_chat_model": "it speaks the chat API only; for plain text use RuntimeEndpoint or Runtime",
     "chat_template": "a chat API renders its own template",
     "is_azure": "give base_url= of the resource's OpenAI-compatible address instead",
@@ -34,7 +34,7 @@ class OpenAI(ChatClient):
     >>> plait.set_default_backend(OpenAI("gpt-4o-mini"))             # doctest: +SKIP
     """
 
-    refused = REFUSED
+    unsupported = UNSUPPORTED
 
     def __init__(
         self,
@@ -55,20 +55,20 @@ class OpenAI(ChatClient):
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if organization is not None:
             headers["openai-organization"] = organization
-        self._http = Http(base_url, headers | dict(default_headers or {}))
+        self._http = JsonHttp(base_url, headers | dict(default_headers or {}))
         self._limit = "max_completion_tokens" if "api.openai.com" in base_url else "max_tokens"
         self.name = f"the chat API at {self._http.base_url}"
-        super().__init__(RemoteModel(model_name), TEMPLATE, max_concurrency)
+        super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 
-    def turn(self, asked: Asked, call: RemoteCall) -> Turn:
-        body = chat_body(self.model.model_path, asked, self._limit)
-        yield from turn_of(self._http.events("/chat/completions", body, asked.timeout_s, call.done))
+    def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
+        body = chat_body(self.model.model_path, request, self._limit)
+        yield from parse_turn(self._http.events("/chat/completions", body, request.timeout_s, call.done))
 
 
 def _check_others(others: Mapping[str, Any]) -> None:
     """SGLang's other arguments: those that ask for nothing else are taken."""
     for name, value in others.items():
-        if name not in _ELSEWHERE:
+        if name not in _UNSUPPORTED_ARGUMENTS:
             raise InputError(f"OpenAI has no argument {name!r}")
         if value not in (None, name == "is_chat_model"):
-            raise InputError(f"OpenAI: {name}={value!r:.40} is not supported: {_ELSEWHERE[name]}")
+            raise InputError(f"OpenAI: {name}={value!r:.40} is not supported: {_UNSUPPORTED_ARGUMENTS[name]}")

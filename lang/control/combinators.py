@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from plait.lang.expressions import Expr
-from plait.lang.group import ProgramStateGroup
-from plait.lang.state import ProgramState
+from plait.lang.core.expressions import Expr
+from plait.lang.core.fork_group import ProgramStateGroup
+from plait.lang.core.state import ProgramState
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.lang.strand import Strand
+    from plait.lang.core.branch import Branch
 
 
-def end_branch(strand: Strand, reason: str) -> None:
+def cancel_branch(branch: Branch, reason: str) -> None:
     """Ends the branch's calls at once. That it has no values is not the program's failure."""
-    strand.run.let_go(strand.own_answers())
-    strand.abort(reason)
+    branch.run.detach(branch.own_call_segments())
+    branch.abort(reason)

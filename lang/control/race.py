@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 from plait.lang.aio.group import AsyncStateGroup
-from plait.lang.control.ending import end_branch
-from plait.lang.group import Group, ProgramStateGroup
+from plait.lang.control.ending import cancel_branch
+from plait.lang.core.fork_group import ForkGroup, ProgramStateGroup
 from plait.runtime.errors import InputError
 from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 
@@ -44,34 +44,34 @@ def race(
         raise InputError(f"race takes the branches of one fork, not {type(forks).__name__}")
     if isinstance(first, bool) or not isinstance(first, int) or not 1 <= first <= len(forks):
         raise InputError(f"first must be from 1 to the {len(forks)} branches of the race, not {first!r:.80}")
-    raced: ProgramStateGroup | None = forks._raced(first)
+    raced: ProgramStateGroup | None = forks._traced_race(first)
     if raced is not None:
         return raced
-    field = _Field(forks, first)
+    race_state = _RaceState(forks, first)
     if isinstance(forks, ProgramStateGroup):
-        field.wait()
-        winners = field.decide()
+        race_state.wait()
+        winners = race_state.end_losers()
         if winners is None:
-            field.loser_that_failed().sync()
+            race_state.first_failed_branch().sync()
         return ProgramStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
-    return _race_async(forks, field)
+    return _race_async(forks, race_state)
 
 
-async def _race_async(forks: AsyncStateGroup, field: _Field) -> AsyncStateGroup:
-    await field.wait_async()
-    winners = field.decide()
+async def _race_async(forks: AsyncStateGroup, race_state: _RaceState) -> AsyncStateGroup:
+    await race_state.wait_async()
+    winners = race_state.end_losers()
     if winners is None:
-        await field.loser_that_failed().sync()
+        await race_state.first_failed_branch().sync()
     return AsyncStateGroup([forks.states[i] for i in winners or ()], forks.src_state, forks)
 
 
-class _Field:
+class _RaceState:
     """The branches of one race: who is done, and in which order."""
 
-    def __init__(self, forks: Group[Any], first: int) -> None:
+    def __init__(self, forks: ForkGroup[Any], first: int) -> None:
         self._forks = forks
         self._first = first
-        self._answers = {i: state._strand.answers() for i, state in enumerate(forks.states)}
+        self._call_segments = {i: state._branch.call_segments() for i, state in enumerate(forks.states)}
         self._won: list[int] = []
         self._failed: list[int] = []
 
@@ -92,23 +92,23 @@ class _Field:
                     self._expire_overdue()
                 changed.clear()
 
-    def decide(self) -> list[int] | None:
+    def end_losers(self) -> list[int] | None:
         """Ends all but the winners; their numbers, or None where too few were left."""
         enough = len(self._won) >= self._first
         winners = self._won[: self._first] if enough else []
         for index, state in enumerate(self._forks.states):
             if index not in winners and (enough or index not in self._failed[:1]):
-                end_branch(state._strand, "this branch lost its race")
+                cancel_branch(state._branch, "this branch lost its race")
         return winners if enough else None
 
-    def loser_that_failed(self) -> Any:
+    def first_failed_branch(self) -> Any:
         return self._forks.states[self._failed[0]]
 
     def _is_over(self) -> bool:
-        for index, answers in self._answers.items():
-            if index not in self._won and index not in self._failed and all(each.call.done() for each in answers):
-                (self._failed if any(each.failure() for each in answers) else self._won).append(index)
-        pending = len(self._answers) - len(self._won) - len(self._failed)
+        for index, call_segments in self._call_segments.items():
+            if index not in self._won and index not in self._failed and all(each.call.done() for each in call_segments):
+                (self._failed if any(each.failure() for each in call_segments) else self._won).append(index)
+        pending = len(self._call_segments) - len(self._won) - len(self._failed)
         return len(self._won) >= self._first or len(self._won) + pending < self._first
 
     @contextmanager
@@ -123,7 +123,12 @@ class _Field:
                 call.remove_listener(listener)
 
     def _open_calls(self) -> list[Call]:
-        return [each.call for answers in self._answers.values() for each in answers if not each.call.done()]
+        return [
+            each.call
+            for call_segments in self._call_segments.values()
+            for each in call_segments
+            if not each.call.done()
+        ]
 
     def _seconds_to_deadline(self) -> float | None:
         limits = [call.deadline for call in self._open_calls() if call.deadline is not None]

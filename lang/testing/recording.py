@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import IO, Any
 
 from plait.constrained.specs import Spec
-from plait.lang.backend import Backend, default_backend, resolve, set_default_backend
-from plait.lang.meta import choice_meta, generation_meta
-from plait.lang.testing.client import Asked, Outcome
-from plait.lang.testing.lines import asked_line, failed_line, header, outcome_line
+from plait.lang.backends.default_backend import Backend, default_backend, resolve_client, set_default_backend
+from plait.lang.meta_info import choice_meta, generation_meta
+from plait.lang.testing.record_format import call_record, failure_record, header, outcome_record
+from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.client.call import Call
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
@@ -40,11 +40,11 @@ class Recording:
     def __init__(self, path: str | Path, backend: Backend | None = None) -> None:
         self._path = Path(path)
         self._part = self._path.with_name(self._path.name + ".part")
-        self._inner = resolve(backend)
+        self._inner = resolve_client(backend)
         self._lock = threading.Lock()
         self._file: IO[str] | None = self._part.open("w", encoding="utf-8")
         self._calls: list[Call] = []
-        self._before: Backend | None = None
+        self._previous_backend: Backend | None = None
         self._write(header(self._inner))
 
     @property
@@ -67,7 +67,7 @@ class Recording:
                 call.result()
         self._end(keep=True)
 
-    def watch(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
+    def record_call(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
         """Writes the call's line once it is over."""
         written = threading.Event()
 
@@ -86,13 +86,13 @@ class Recording:
             prompt = "".join(part if isinstance(part, str) else part.result().text for part in before)
         except CallFailed:
             return  # there never was a text before this call
-        line = asked_line(Asked(asked.name, prompt, asked.params, asked.constraint, asked.choices, asked.method))
+        line = call_record(Asked(asked.name, prompt, asked.params, asked.constraint, asked.choices, asked.method))
         try:
             outcome = self._outcome(call, asked)
         except CallFailed as error:
-            self._write(line | failed_line(error))
+            self._write(line | failure_record(error))
             return
-        self._write(line | outcome_line(outcome))
+        self._write(line | outcome_record(outcome))
 
     def _outcome(self, call: Call, asked: Asked) -> Outcome:
         result, tokenizer = call.result(), self._inner.tokenizer
@@ -100,9 +100,9 @@ class Recording:
             meta = generation_meta(result, tokenizer)
         else:
             meta = choice_meta(result, call.scored_choices, tokenizer)
-        said = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
+        extra_meta = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}
         ids = tuple(result.token_ids)
-        return Outcome(result.text, result.finish_reason, result.matched, result.usage, ids, said or None)
+        return Outcome(result.text, result.finish_reason, result.matched, result.usage, ids, extra_meta or None)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:
@@ -117,12 +117,12 @@ class Recording:
             self._part.replace(self._path) if keep else self._part.unlink()
 
     def __enter__(self) -> Recording:
-        self._before = default_backend()
+        self._previous_backend = default_backend()
         set_default_backend(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._before)
+        set_default_backend(self._previous_backend)
         if kind is None:
             self.close()
         else:
@@ -132,16 +132,16 @@ class Recording:
 class RecordedSession:
     """A session of the recorded backend, and the text that it holds."""
 
-    def __init__(self, tape: Recording, inner: Any, parts: Sequence[_Part] = ()) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording, inner: Any, parts: Sequence[_Part] = ()) -> None:
+        self._recording = recording
         self._inner = inner
         self._parts: list[_Part] = list(parts)
         self._name: str | None = None
 
-    def announce(self, name: str | None) -> None:
+    def set_next_call_name(self, name: str | None) -> None:
         """The variable of the next call."""
         self._name = name
-        told = getattr(self._inner, "announce", None)
+        told = getattr(self._inner, "set_next_call_name", None)
         if told is not None:
             told(name)
 
@@ -163,7 +163,7 @@ class RecordedSession:
         return self._watched(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
 
     def fork(self, size: int) -> list[RecordedSession]:
-        return [RecordedSession(self._tape, child, self._parts) for child in self._inner.fork(size)]
+        return [RecordedSession(self._recording, child, self._parts) for child in self._inner.fork(size)]
 
     def abort(self) -> None:
         self._inner.abort()
@@ -173,6 +173,6 @@ class RecordedSession:
 
     def _watched(self, call: Call, asked: Asked) -> Call:
         self._name = None
-        self._tape.watch(call, asked, tuple(self._parts))
+        self._recording.record_call(call, asked, tuple(self._parts))
         self._parts.append(call)
         return call

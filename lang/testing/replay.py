@@ -12,11 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from plait.lang.backend import Backend, default_backend, set_default_backend
-from plait.lang.testing.answers import ScriptError, said
-from plait.lang.testing.client import Asked, Outcome, TextClient, byte_tokenizer
-from plait.lang.testing.lines import VERSION, asked_line, common, differences, key_of, outcome_of_line
+from plait.lang.backends.default_backend import Backend, default_backend, set_default_backend
+from plait.lang.testing.record_format import (
+    VERSION,
+    call_record,
+    common_prefix_length,
+    differences,
+    parse_outcome,
+    record_key,
+)
 from plait.lang.testing.recording import Recording
+from plait.lang.testing.script_answers import ScriptError, describe_call
+from plait.lang.testing.text_client import Asked, Outcome, TextClient, byte_tokenizer
 from plait.runtime.errors import InputError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -42,66 +49,66 @@ class Replay(TextClient):
         template = None if first["chat_template"] is None else ChatTemplate(*first["chat_template"])
         super().__init__(byte_tokenizer(template, first["control_texts"]), first["model"], first["context_length"])
         self._lock = threading.Lock()
-        self._left: dict[str, deque[int]] = defaultdict(deque)
+        self._remaining: dict[str, deque[int]] = defaultdict(deque)
         for index, line in enumerate(self._lines):
-            self._left[key_of(line)].append(index)
-        self._mistakes: list[ScriptError] = []
-        self._before: Backend | None = None
+            self._remaining[record_key(line)].append(index)
+        self._errors: list[ScriptError] = []
+        self._previous_backend: Backend | None = None
 
     @property
     def client(self) -> Replay:
         return self
 
     def answer(self, asked: Asked) -> Outcome:
-        line = asked_line(asked)
+        line = call_record(asked)
         with self._lock:
-            left = self._left.get(key_of(line))
+            left = self._remaining.get(record_key(line))
             index = left.popleft() if left else None
         if index is None:
-            error = ReplayMismatch(self._why(asked, line))
-            self._mistakes.append(error)
+            error = ReplayMismatch(self._mismatch_message(asked, line))
+            self._errors.append(error)
             raise error
-        return outcome_of_line(self._lines[index])
+        return parse_outcome(self._lines[index])
 
     def check(self) -> None:
         """Raises ScriptError for the first call that was not recorded, else for recorded calls that nobody asked."""
-        if self._mistakes:
-            raise type(self._mistakes[0])(str(self._mistakes[0]))
-        left = sorted(index for indices in self._left.values() for index in indices)
+        if self._errors:
+            raise type(self._errors[0])(str(self._errors[0]))
+        left = sorted(index for indices in self._remaining.values() for index in indices)
         if left and self._all_used:
             names = ", ".join(f"{self._lines[index]['name']!r} (line {index + 2})" for index in left[:5])
             raise ScriptError(f"{self._path}: {len(left)} recorded calls were not asked: {names}")
 
     def __enter__(self) -> Replay:
-        self._before = default_backend()
+        self._previous_backend = default_backend()
         set_default_backend(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._before)
+        set_default_backend(self._previous_backend)
         if kind is None:
             self.check()
 
-    def _why(self, asked: Asked, line: dict[str, Any]) -> str:
+    def _mismatch_message(self, asked: Asked, line: dict[str, Any]) -> str:
         """Why this call has no answer: what differs from the nearest recorded one."""
-        if key_of(line) in self._left:
-            return f"{self._path}: {said(asked)} is asked the same more often than it was recorded"
+        if record_key(line) in self._remaining:
+            return f"{self._path}: {describe_call(asked)} is asked the same more often than it was recorded"
         same_kind = [i for i, each in enumerate(self._lines) if (each["choices"] is None) == (line["choices"] is None)]
         if not same_kind:
-            return f"{self._path}: nothing of {said(asked)} was recorded"
+            return f"{self._path}: nothing of {describe_call(asked)} was recorded"
 
         def nearness(index: int) -> tuple[bool, bool, int]:
             each = self._lines[index]
             return (
                 each["name"] == line["name"],
                 each["prompt"] == line["prompt"],
-                common(each["prompt"], line["prompt"]),
+                common_prefix_length(each["prompt"], line["prompt"]),
             )
 
         nearest = max(same_kind, key=nearness)
         told = "; ".join(differences(self._lines[nearest], line))
         where = f"{self._path}, line {nearest + 2}"
-        return f"{said(asked)} was not recorded. From the nearest call ({where}) differs {told}"
+        return f"{describe_call(asked)} was not recorded. From the nearest call ({where}) differs {told}"
 
 
 def recorded(path: str | Path, backend: Backend | None = None) -> Recording | Replay:
@@ -122,7 +129,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 if line["plait_recording"] != VERSION:
                     raise InputError(f"{path} is a recording of another version; delete it and record anew")
             else:
-                key_of(line)
+                record_key(line)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InputError):
                 raise

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from plait.lang.backend import Backend, default_backend, set_default_backend
-from plait.lang.testing.answers import ScriptError, outcome_of, said
-from plait.lang.testing.client import Asked, Outcome, TextClient, byte_tokenizer
+from plait.lang.backends.default_backend import Backend, default_backend, set_default_backend
+from plait.lang.testing.script_answers import ScriptError, describe_call, make_outcome
+from plait.lang.testing.text_client import Asked, Outcome, TextClient, byte_tokenizer
 from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -61,9 +61,9 @@ class Scripted(TextClient):
         super().__init__(byte_tokenizer(template, _CONTROL), "scripted")
         self.asked: list[Asked] = []
         self._lock = threading.Lock()
-        self._mistakes: list[ScriptError] = []
-        self._function, self._left, self._every = _sorted(answers)
-        self._before: Backend | None = None
+        self._errors: list[ScriptError] = []
+        self._function, self._remaining, self._reusable = _parse_script(answers)
+        self._previous_backend: Backend | None = None
 
     @property
     def client(self) -> Scripted:
@@ -75,31 +75,31 @@ class Scripted(TextClient):
         with self._lock:
             self.asked.append(asked)
         try:
-            return outcome_of(asked, self._given(asked))
+            return make_outcome(asked, self._answer_for(asked))
         except ScriptError as error:
-            self._mistakes.append(error)
+            self._errors.append(error)
             raise
 
     def check(self) -> None:
         """Raises ScriptError for the first call that had no fitting answer, else for answers that no call took."""
-        if self._mistakes:
-            raise ScriptError(str(self._mistakes[0]))
-        left = [f"{len(given)} of {key}" for key, given in self._left.items() if given]
-        left += [f"those of {key}" for key, each in self._every.items() if isinstance(each, _Uncalled)]
+        if self._errors:
+            raise ScriptError(str(self._errors[0]))
+        left = [f"{len(given)} of {key}" for key, given in self._remaining.items() if given]
+        left += [f"those of {key}" for key, each in self._reusable.items() if isinstance(each, _NeverUsed)]
         if left:
             raise ScriptError(f"answers that no call took: {', '.join(left)}; the calls were {self._calls()}")
 
     def __enter__(self) -> Scripted:
-        self._before = default_backend()
+        self._previous_backend = default_backend()
         set_default_backend(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        set_default_backend(self._before)
+        set_default_backend(self._previous_backend)
         if kind is None:
             self.check()
 
-    def _given(self, asked: Asked) -> Any:
+    def _answer_for(self, asked: Asked) -> Any:
         """The answer for this call; a function's own exception becomes a ScriptError."""
         with self._lock:
             given = self._next(asked)
@@ -109,36 +109,38 @@ class Scripted(TextClient):
             except (ScriptError, CallFailed):
                 raise
             except Exception as error:
-                raise ScriptError(f"the script's function failed for {said(asked)}: {error!r}") from error
+                raise ScriptError(f"the script's function failed for {describe_call(asked)}: {error!r}") from error
         return given
 
     def _next(self, asked: Asked) -> Any:
         if self._function is not None:
             return self._function
-        key = _ORDER if _ORDER in self._left else _key(asked.name)
-        if key in self._every:
-            each = self._every[key]
-            value = self._every[key] = each.value if isinstance(each, _Uncalled) else each
+        key = _ORDER if _ORDER in self._remaining else _key(asked.name)
+        if key in self._reusable:
+            each = self._reusable[key]
+            value = self._reusable[key] = each.value if isinstance(each, _NeverUsed) else each
             return value
-        if self._left.get(key):
-            return self._left[key].pop(0)
+        if self._remaining.get(key):
+            return self._remaining[key].pop(0)
         had = (
-            f"all of its answers are used: {self._calls()}" if key in self._left else f"it has those of {self._names()}"
+            f"all of its answers are used: {self._calls()}"
+            if key in self._remaining
+            else f"it has those of {self._names()}"
         )
-        raise ScriptError(f"the script has no answer for {said(asked)}, call {len(self.asked)}; {had}")
+        raise ScriptError(f"the script has no answer for {describe_call(asked)}, call {len(self.asked)}; {had}")
 
     def _names(self) -> str:
-        return ", ".join([*self._left, *self._every]) or "nothing"
+        return ", ".join([*self._remaining, *self._reusable]) or "nothing"
 
     def _calls(self) -> str:
-        return ", ".join(said(asked) for asked in self.asked) or "none"
+        return ", ".join(describe_call(asked) for asked in self.asked) or "none"
 
 
 _ORDER = "the list"
 
 
 @dataclass(frozen=True)
-class _Uncalled:
+class _NeverUsed:
     """An answer for every call that no call took yet."""
 
     value: Any
@@ -148,7 +150,7 @@ def _key(name: str | None) -> str:
     return repr(name)
 
 
-def _sorted(
+def _parse_script(
     answers: Any,
 ) -> tuple[Callable[[Asked], Any] | None, dict[str, list[Any]], dict[str, Any]]:
     """(a function for all calls, answers used once by variable, answers used every time by variable)."""
@@ -159,9 +161,9 @@ def _sorted(
             if name is not None and not isinstance(name, str):
                 raise InputError(f"Scripted: answers go by the names of variables, not {name!r:.80}")
             if isinstance(given, Always):
-                every[_key(name)] = _Uncalled(given.value)
+                every[_key(name)] = _NeverUsed(given.value)
             elif callable(given) and not isinstance(given, type):
-                every[_key(name)] = _Uncalled(given)
+                every[_key(name)] = _NeverUsed(given)
             else:
                 left[_key(name)] = list(given) if isinstance(given, list) else [given]
         return None, left, every

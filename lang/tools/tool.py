@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from plait.lang.tools.docstring import read_docstring
-from plait.lang.typed.form import json_form
-from plait.lang.typed.shaping import as_told
+from plait.lang.typed.schema_rewriting import schema_for_prompt
+from plait.lang.typed.value_format import json_schema_and_parser
 from plait.runtime.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -34,7 +34,11 @@ class Tool:
 
     def as_json(self) -> dict[str, Any]:
         """The tool as chat templates and OpenAI's API name it."""
-        function = {"name": self.name, "description": self.description, "parameters": as_told(self.parameters)}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": schema_for_prompt(self.parameters),
+        }
         return {"type": "function", "function": function}
 
 
@@ -47,15 +51,15 @@ class ToolCall:
     tool: Tool = field(repr=False, compare=False)
 
 
-def tool_of(where: str, function: Any) -> Tool:
+def make_tool(where: str, function: Any) -> Tool:
     """The tool that `function` is. InputError for one without a name, or a parameter without a type."""
     name = getattr(function, "__name__", None)
     if not callable(function) or isinstance(function, type) or not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"{where}: a tool is a function with a name of letters and digits, not {function!r:.80}")
-    description, of_parameters = read_docstring(inspect.getdoc(function))
+    description, parameter_docs = read_docstring(inspect.getdoc(function))
     arguments = _arguments_class(where, name, function)
     try:
-        schema, read = json_form(arguments)
+        schema, read = json_schema_and_parser(arguments)
     except (TypeError, ValueError, NameError) as error:
         raise InputError(f"{where}: the tool {name!r} cannot be described as a JSON schema: {error}") from None
     names = [each.name for each in dataclasses.fields(arguments)]
@@ -64,14 +68,14 @@ def tool_of(where: str, function: Any) -> Tool:
         value = read(text)
         return {name: getattr(value, name) for name in names}
 
-    return Tool(name, description, _inlined(schema, of_parameters), keywords, function)
+    return Tool(name, description, _inline_root(schema, parameter_docs), keywords, function)
 
 
-def tools_of(where: str, functions: object) -> tuple[Tool, ...]:
+def make_tools(where: str, functions: object) -> tuple[Tool, ...]:
     """The tools of a list of functions, each name once."""
     if isinstance(functions, (str, bytes)) or not isinstance(functions, Iterable):
         raise InputError(f"{where}: tools must be a list of functions, not {functions!r:.80}")
-    tools = tuple(tool_of(where, function) for function in functions)
+    tools = tuple(make_tool(where, function) for function in functions)
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise InputError(f"{where}: there must be 1 to {MAX_TOOLS} tools, not {len(tools)}")
     names = [tool.name for tool in tools]
@@ -87,8 +91,8 @@ def call_schema(tools: Iterable[Tool], name_key: str, arguments_key: str) -> dic
     definitions: dict[str, Any] = {}
     for tool in tools:
         own = {f"{tool.name}.{name}": each for name, each in tool.parameters.get("$defs", {}).items()}
-        moved = _moved({key: each for key, each in tool.parameters.items() if key != "$defs"}, tool.name)
-        definitions |= {name: _moved(each, tool.name) for name, each in own.items()}
+        moved = _prefix_refs({key: each for key, each in tool.parameters.items() if key != "$defs"}, tool.name)
+        definitions |= {name: _prefix_refs(each, tool.name) for name, each in own.items()}
         calls.append(
             {
                 "type": "object",
@@ -131,28 +135,28 @@ def _field(parameter: inspect.Parameter) -> Any:
     return dataclasses.field(kw_only=True, default_factory=lambda: parameter.default)
 
 
-def _inlined(schema: dict[str, Any], of_parameters: dict[str, str]) -> dict[str, Any]:
+def _inline_root(schema: dict[str, Any], parameter_docs: dict[str, str]) -> dict[str, Any]:
     """The schema of the arguments' own object at the root, with what the docstring says of each."""
     definitions = dict(schema.get("$defs", {}))
     root = schema
     if "$ref" in schema:
         root = definitions.pop(schema["$ref"].rpartition("/")[2])
     properties = {
-        name: each | ({"description": of_parameters[name]} if name in of_parameters else {})
+        name: each | ({"description": parameter_docs[name]} if name in parameter_docs else {})
         for name, each in root.get("properties", {}).items()
     }
     whole = {"type": "object", "properties": properties, "required": root.get("required", [])}
     return whole | {"additionalProperties": False} | ({"$defs": definitions} if definitions else {})
 
 
-def _moved(schema: Any, prefix: str) -> Any:
+def _prefix_refs(schema: Any, prefix: str) -> Any:
     """`schema` with its references pointing to definitions under `prefix`."""
     if isinstance(schema, list):
-        return [_moved(each, prefix) for each in schema]
+        return [_prefix_refs(each, prefix) for each in schema]
     if not isinstance(schema, dict):
         return schema
     fresh = {}
     for key, each in schema.items():
         is_reference = key == "$ref" and isinstance(each, str) and each.startswith("#/$defs/")
-        fresh[key] = f"#/$defs/{prefix}.{each.removeprefix('#/$defs/')}" if is_reference else _moved(each, prefix)
+        fresh[key] = f"#/$defs/{prefix}.{each.removeprefix('#/$defs/')}" if is_reference else _prefix_refs(each, prefix)
     return fresh

@@ -356,7 +356,9 @@ class Batch:
     def add_placeholder(self, request: Request, page: int) -> None:
         """The token that `request` awaits, and a place for the one behind it."""
         self._append(
-            ScheduledRequest(request, len(request.seq), 1, 1, placeholder=PlaceholderToken(request.in_flight_slot, page))
+            ScheduledRequest(
+                request, len(request.seq), 1, 1, placeholder=PlaceholderToken(request.in_flight_slot, page)
+            )
         )
         self.token_budget -= 1
         self.logits_budget -= 1

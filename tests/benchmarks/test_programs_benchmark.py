@@ -5,10 +5,10 @@ from __future__ import annotations
 from chain_engine import chain_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper.best import Sent
-from paper.timing import Broke, Took, ours
+from paper.best import IdealCacheMeter
+from paper.timing import FailedRun, Measurement, measure_plait
 from programs import _side, table
-from scripted import ScriptedBackend, byte_tokenizer
+from scripted_scheduler import ScriptedBackend, byte_tokenizer
 
 import plait
 from plait import assistant, gen, select, user
@@ -28,7 +28,7 @@ STEPS = st.one_of(
 
 
 class Wire:
-    """What `Sent` watches: a client that answers with what it is told to."""
+    """What `IdealCacheMeter` watches: a client that answers with what it is told to."""
 
     def __init__(self) -> None:
         self.vocabulary = byte_tokenizer().vocabulary
@@ -60,7 +60,7 @@ def in_common(one: list[int], other: list[int]) -> int:
 @given(st.lists(STEPS, max_size=14))
 def test_the_best_possible_is_that_of_comparing_every_call_with_all_before(steps) -> None:
     wire = Wire()
-    sent = Sent(wire)
+    sent = IdealCacheMeter(wire)
     wire.send(Open(0, "", 0))
     texts: list[list[int] | None] = [[]]  # of each session; None: a call before failed
     known: list[list[int]] = []  # what calls have computed
@@ -102,15 +102,15 @@ def test_a_program_by_itself_reaches_exactly_the_best_possible() -> None:
         def work(client):
             return [thinking.run(number, backend=client, temperature=0) for number in range(3)]
 
-        took = ours(work, engine.client, 1)
+        took = measure_plait(work, engine.client, 1)
     assert took.best and took.of_best == 1.0
     assert took.prompt - took.computed == took.best > took.computed
 
 
 def test_the_table_says_what_was_measured() -> None:
     found = {
-        "plait": {"judge": Took(1.0, 1000, 250, 40, 780), "endings": Took(0.5, 100, 100, 0, 0)},
-        "vLLM": {"judge": Took(4.0, 1000, 900, 44), "endings": Took(0.25, 100, 100, 8)},
+        "plait": {"judge": Measurement(1.0, 1000, 250, 40, 780), "endings": Measurement(0.5, 100, 100, 0, 0)},
+        "vLLM": {"judge": Measurement(4.0, 1000, 900, 44), "endings": Measurement(0.25, 100, 100, 8)},
     }
     rows = table(found, ["judge", "endings"]).splitlines()
     assert rows[0].startswith("| program | plait | vLLM | ratio |")
@@ -134,13 +134,13 @@ def test_a_program_that_a_side_does_not_finish_says_so_and_the_rest_goes_on(caps
 
     def measure(work, backend, rounds):
         work(backend)
-        return Took(1.0, 100, 50, 10)
+        return Measurement(1.0, 100, 50, 10)
 
     rows = _side("vLLM", {"judge": unreadable, "rag": lambda backend: None}, measure, None, 1)
-    assert isinstance(rows["judge"], Broke) and "number" in rows["judge"].why
-    assert rows["rag"] == Took(1.0, 100, 50, 10)
+    assert isinstance(rows["judge"], FailedRun) and "number" in rows["judge"].why
+    assert rows["rag"] == Measurement(1.0, 100, 50, 10)
     assert "UnreadableValue" in capsys.readouterr().err
-    mine = {"judge": Took(2.0, 100, 50, 10, 60), "rag": Took(0.5, 100, 50, 10, 50)}
+    mine = {"judge": Measurement(2.0, 100, 50, 10, 60), "rag": Measurement(0.5, 100, 50, 10, 50)}
     said = table({"plait": mine, "vLLM": rows}, ["judge", "rag"]).splitlines()
     assert said[2] == "| judge | 2.00 s | failed | - | - | - | - | - |"
     assert said[4].startswith("| **those that share** | 0.50 s | 1.00 s | 0.50 "), "a broken row is in no sum"

@@ -38,10 +38,10 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Answer).serve_f
 SITTING = """
 import asyncio, contextlib, sys
 sys.path.insert(0, sys.argv[1])
-from sitting.servers import Server, started
-from sitting.told import unwind_when_told
-import programs
-unwind_when_told()
+from server_comparison.servers import Server, started
+from server_comparison.signals import unwind_on_signal
+import paper_programs
+unwind_on_signal()
 server = Server("peer", sys.argv[2], "m", sys.argv[3])
 async def sit():
     async with started(server):
@@ -50,7 +50,7 @@ async def sit():
 if sys.argv[4] == "asyncio":
     asyncio.run(sit())
 else:
-    with programs._running(server):
+    with paper_programs._running(server):
         print("started", flush=True)
         import time; time.sleep(600)
 """
@@ -113,7 +113,7 @@ def test_servers_end_with_the_benchmark_that_is_told_to(tmp_path, unused_port, n
 
 
 def test_a_script_ends_what_it_started() -> None:
-    with running(str(BENCHMARKS / "server.py"), "--clock", "1", "--refusals") as process:
+    with running(str(BENCHMARKS / "serving_overhead.py"), "--clock", "1", "--refusals") as process:
         children = []
         while len(children) < 2 and process.poll() is None:
             children = psutil.Process(process.pid).children()
@@ -124,15 +124,15 @@ def test_a_script_ends_what_it_started() -> None:
         assert (code, left_of([each.pid for each in children])) == (128 + signal.SIGTERM, [])
 
 
-@pytest.mark.parametrize("script", ["cpu.py", "programs.py", "server.py", "server_errors.py"])
+@pytest.mark.parametrize("script", ["cpu.py", "paper_programs.py", "serving_overhead.py", "serving_rejections.py"])
 def test_scripts_that_start_servers_listen(script) -> None:
     source = (BENCHMARKS / script).read_text()
-    assert "    unwind_when_told()\n" in source
+    assert "    unwind_on_signal()\n" in source
 
 
 def test_a_signal_that_was_ignored_stays_so() -> None:
     code = "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    code += "from sitting.told import unwind_when_told; unwind_when_told()\n"
+    code += "from server_comparison.signals import unwind_on_signal; unwind_on_signal()\n"
     code += "os.kill(os.getpid(), signal.SIGINT); print('here')"
     told = subprocess.run(
         [sys.executable, "-c", code],

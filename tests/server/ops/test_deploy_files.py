@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from plait.serving import add_serve_options
+from plait.serve import add_serve_options
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "docs" / "deploy"

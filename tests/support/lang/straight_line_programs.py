@@ -130,7 +130,7 @@ def simple(step, topic):
 
 
 def variables_and_text(state):
-    return {name: state.get_var(name) for name in state._strand.variables}, state.text()
+    return {name: state.get_var(name) for name in state._branch.variables}, state.text()
 
 
 def check_all_run_modes(steps, backend, server, **sampling):

@@ -1,0 +1,90 @@
+"""How much of all prompts a cache without limits would have served: computed offline, over the tokens that were sent.
+
+Knows: the messages of a client. Must not know: schedulers, what is really cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from plait.runtime.client.call import Call
+from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Append, Fork, Generate, Open, Select
+
+Piece = list[int] | Call
+
+
+class IdealCacheMeter:
+    """Watches what a client sends from now on, and puts every call's whole text together."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._texts: dict[int, list[Piece]] = {}
+        self._calls: list[tuple[Call, list[Piece]]] = []
+        self._send, self._start_call = client.send, client.start_call
+        client.send, client.start_call = self._watched_send, self._watched_call
+
+    def stop(self) -> None:
+        self._client.send, self._client.start_call = self._send, self._start_call
+
+    def best_cached_tokens(self) -> int:
+        """Over all calls in the order in which they were made: the longest beginning that an earlier call's text, its
+        answer included, had computed, but for the last token, which must be computed for its logits."""
+        known: dict[int, Any] = {}
+        best = 0
+        for call, before in self._calls:
+            prompt = _flat(before)
+            if prompt is None:
+                continue
+            node, depth = known, 0
+            while depth < len(prompt) - 1 and prompt[depth] in node:
+                node, depth = node[prompt[depth]], depth + 1
+            best += depth
+            node = known
+            for token in prompt + _computed(call):
+                node = node.setdefault(token, {})
+        return best
+
+    def _watched_send(self, request: Any) -> None:
+        match request:
+            case Open(session):
+                self._texts[session] = []
+            case Append(session, token_ids):
+                self._texts[session].append(list(token_ids))
+            case Fork(session, children):
+                for child in children:
+                    self._texts[child] = list(self._texts[session])
+        self._send(request)
+
+    def _watched_call(
+        self, session: int, request: Callable[[int], Generate | Select], *rest: Any, **named: Any
+    ) -> Call:
+        call: Call = self._start_call(session, request, *rest, **named)
+        self._calls.append((call, list(self._texts[session])))
+        self._texts[session].append(call)
+        return call
+
+
+def _flat(pieces: list[Piece]) -> list[int] | None:
+    """The tokens; None where a call before failed, so that there is no text."""
+    tokens: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, Call):
+            try:
+                tokens += piece.result().token_ids
+            except CallFailed:
+                return None
+        else:
+            tokens += piece
+    return tokens
+
+
+def _computed(call: Call) -> list[int]:
+    """The answer's tokens that went through the model: its last one only where an end token was sampled behind it."""
+    try:
+        result = call.result()
+    except CallFailed:
+        return []
+    has_end = result.usage.completion_tokens > len(result.token_ids)
+    return list(result.token_ids if has_end else result.token_ids[:-1])

@@ -1,0 +1,185 @@
+"""The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
+
+    python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # started and ended here, see sitting/servers.py
+    python benchmarks/paper_programs.py --peer http://127.0.0.1:8000        # one that runs already
+    python benchmarks/paper_programs.py                                     # our own `plait serve`
+
+Each program of examples/ runs for a few users at once, from an empty cache: wall time, prompt tokens computed, and the
+cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text, calls of branches
+and batches side by side (paper/fresh.py), as a client of that server would. plait runs first, and has ended before the
+peer starts. Greedy, but weights and tokens where calls meet differ, so answers, and their lengths, may.
+
+What the cache costs where nothing is shared is measured in one process (paper/sharing.py).
+
+Knows: the order of a comparison, and its table. Must not know: how a side does a call, how a server starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from paper.fresh import StatelessClient
+from paper.sharing import cache_overhead
+from paper.timing import FailedRun, Measurement, measure_peer, measure_plait
+from paper.workloads import ALONE, UNSHARED, Work, workloads
+from server_comparison.client import ServerError
+from server_comparison.servers import Server, own_server, read_servers, started
+from server_comparison.told import unwind_on_signal
+
+import plait
+from plait.runtime.errors import PlaitError
+from plait.runtime.tokenizer.tokenizer import Tokenizer
+
+Side = dict[str, Measurement | FailedRun]
+GOAL_OF_BEST, GOAL_WALL, GOAL_COST = 0.96, 0.5, 0.003
+
+
+def main() -> int:
+    options = _options()
+    unwind_on_signal()
+    works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
+    server = _peer(options)
+    forms = options.weights.split(",")
+    found: dict[str, Side] = {}
+    for form in forms:
+        with plait.Runtime(options.model, weights=form, progress=False) as runtime:
+            tokenizer = runtime.client.tokenizer
+            found[f"plait {form}"] = _side(f"plait {form}", works, measure_plait, runtime.client, options.rounds)
+    if server is not None:
+        found[server.name] = _peers_side(server, works, tokenizer, options.rounds)
+    print(table(found, list(works)))
+    cost = cache_overhead(works[ALONE]) if ALONE in works else None
+    if cost is not None:
+        print(
+            f"\nThe cache's cost where nothing is shared: {cost.sharing:.2%} of the time (goal: below {GOAL_COST:.1%}),"
+        )
+        print(f"beside {cost.pages:.2%} for handing out pages, which are needed without a cache too.")
+    print(f"Load when it ended: {os.getloadavg()[0]:.1f}; a run is the median of {options.rounds}.")
+    if options.json:
+        rows = {side: {name: took._asdict() for name, took in row.items()} for side, row in found.items()}
+        options.json.write_text(
+            json.dumps({"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": rows}, indent=1)
+        )
+    return int(any(isinstance(each, FailedRun) for rows in found.values() for each in rows.values()))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--peers", type=Path, metavar="FILE", help="a TOML file of servers; see sitting/servers.py")
+    where.add_argument("--peer", metavar="URL", help="an OpenAI server that runs already; without /v1")
+    where.add_argument("--alone", action="store_true", help="no peer")
+    parser.add_argument("--named", default="vLLM", help="the server to take of --peers")
+    parser.add_argument("--weights", default="as-stored", help="plait's forms of the weights, each a side of its own")
+    parser.add_argument("--model", help="what plait runs; the peer must serve the same. Default: the embedded model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", type=int, default=4, help="scales the number of users and items")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="programs of the table")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    return parser.parse_args()
+
+
+def _peer(options: argparse.Namespace) -> Server | None:
+    if options.alone:
+        return None
+    if options.peer:
+        return Server("peer", options.peer, "")
+    if options.peers is None:
+        return replace(own_server("as-stored"), name="plait serve")
+    named = {server.name: server for server in read_servers(options.peers)}
+    if options.named not in named:
+        raise SystemExit(f"{options.peers} has no server {options.named!r}, but {', '.join(named)}")
+    return named[options.named]
+
+
+@contextlib.contextmanager
+def _running(server: Server) -> Iterator[None]:
+    """The server, until the block ends."""
+    with asyncio.Runner() as loop, contextlib.ExitStack() as stack:
+        starting = started(server)
+        loop.run(starting.__aenter__())
+        stack.callback(lambda: loop.run(starting.__aexit__(None, None, None)))
+        yield
+
+
+def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
+    """The peer's rows; where it does not start or answer, each says why: what plait did is not lost."""
+    try:
+        with _running(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
+            return _side(server.name, works, measure_peer, peer, rounds)
+    except (ServerError, PlaitError) as error:
+        return dict.fromkeys(works, FailedRun(f"it did not start: {error}"))
+
+
+def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> Side:
+    """A row for each program; one that fails, because a value cannot be read, say, has its error for a row."""
+    rows: Side = {}
+    for work_name, work in works.items():
+        try:
+            took = measure(work, backend, rounds)
+        except PlaitError as error:
+            took = FailedRun(f"{type(error).__name__}: {error}")
+        rows[work_name] = took
+        print(f"{name:18} {work_name:18} {json.dumps(took._asdict())}", file=sys.stderr, flush=True)
+    return rows
+
+
+def table(found: dict[str, Side], names: list[str]) -> str:
+    """Markdown: a row for each program. The ratio is the first side's wall time to the last one's. A side that did not
+    finish a program says so in its row, which is in no sum, and why below the table."""
+    first, last = next(iter(found)), list(found)[-1]
+    sides = " | ".join(found)
+    lines = [
+        f"| program | {sides} | ratio | said | computed | cached | of the best |",
+        "|---|" + "---|" * (len(found) + 5),
+    ]
+    whole = [name for name in names if not any(isinstance(rows[name], FailedRun) for rows in found.values())]
+    for name in names:
+        walls = " | ".join(_wall(rows[name]) for rows in found.values())
+        lines.append(f"| {name} | {walls} | {_compared(found[first][name], found[last][name])} |")
+    sums = {side: [took for name in whole if name not in UNSHARED and isinstance(took := rows[name], Measurement)]
+            for side, rows in found.items()}  # fmt: skip
+    if sums[first]:
+        walls_s = [sum(took.seconds for took in each) for each in sums.values()]
+        ratio = f"{walls_s[0] / walls_s[-1]:.2f} (goal {GOAL_WALL})"
+        best = f"{_least(sums[first])} (goal {GOAL_OF_BEST:.0%})"
+        walls = " | ".join(f"{wall:.2f} s" for wall in walls_s)
+        lines.append(f"| **those that share** | {walls} | {ratio} | | | | {best} |")
+    broken = [
+        (side, name, row) for side, rows in found.items() for name, row in rows.items() if isinstance(row, FailedRun)
+    ]
+    return "\n".join([*lines, *(f"\n{side} did not finish {name}: {row.why}" for side, name, row in broken)])
+
+
+def _wall(row: Measurement | FailedRun) -> str:
+    return "failed" if isinstance(row, FailedRun) else f"{row.seconds:.2f} s"
+
+
+def _compared(mine: Measurement | FailedRun, other: Measurement | FailedRun) -> str:
+    """The columns from the ratio on."""
+    if isinstance(mine, FailedRun) or isinstance(other, FailedRun):
+        return "- | - | - | - | -"
+    of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"
+    counts = f"{mine.said:,} / {other.said:,} | {mine.computed:,} / {other.computed:,}"
+    return f"{mine.seconds / other.seconds:.2f} | {counts} | {mine.cached:.1%} / {other.cached:.1%} | {of_best}"
+
+
+def _least(rows: list[Measurement]) -> str:
+    shares = [share for row in rows if (share := row.of_best) is not None]
+    return f"at least {min(shares):.1%}" if shares else "-"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

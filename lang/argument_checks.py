@@ -1,0 +1,77 @@
+"""What gen and select accept as names, patterns and lists, checked where the program writes them.
+
+Knows: rules of arguments and their sentences. Must not know: nodes, states, sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
+from plait.runtime.errors import InputError
+
+
+def call_label(function: str, name: object) -> str:
+    """ "gen('x')" for messages; InputError for a name that cannot be a variable's."""
+    if name is None:
+        return function
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{function}: the name of a variable must be non-empty text, not {name!r:.80}")
+    return f"{function}({name!r})"
+
+
+def checked_regex(where: str, pattern: object) -> Regex:
+    if not isinstance(pattern, str):
+        raise InputError(f"{where}: regex must be a pattern as text, not {type(pattern).__name__}")
+    try:
+        re.compile(pattern)
+        return Regex(pattern)
+    except (re.error, GrammarError, OverflowError, RecursionError) as error:
+        raise InputError(f"{where}: the regex {pattern!r:.80} is not valid: {error}") from None
+
+
+def checked_choices(where: str, choices: object, max_count: int | None = None) -> Choices:
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
+        raise InputError(f"{where}: choices must be a list of texts, not {choices!r:.80}")
+    try:
+        texts = tuple(choices)
+        if max_count is not None and not 1 <= len(texts) <= max_count:
+            raise InputError(f"{where}: there must be 1 to {max_count} choices to score, not {len(texts)}")
+        spec = Choices(texts)
+    except GrammarError as error:
+        place = "" if error.where is None else f" (choice {error.where})"
+        raise InputError(f"{where}: {error.reason}{place}") from None
+    return spec
+
+
+_SPEC_OF_KEYWORD: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
+
+
+def checked_constraint(where: str, **given: object) -> Spec | None:
+    """The one of regex, json_schema, ebnf, lark and constraint that is given. InputError for two, or an unsound one."""
+    forms = {name: value for name, value in given.items() if value is not None}
+    if len(forms) > 1:
+        raise InputError(f"{where}: {' and '.join(forms)} cannot both hold; give one of them")
+    for name, value in forms.items():
+        if name == "regex":
+            return checked_regex(where, value)
+        if name == "constraint":
+            return _checked_spec(where, value)
+        try:
+            if name == "json_schema" and isinstance(value, str):
+                json.loads(value)
+            return _SPEC_OF_KEYWORD[name](value)
+        except (GrammarError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"{where}: the {name} cannot be used: {error}") from None
+    return None
+
+
+def _checked_spec(where: str, value: object) -> Spec:
+    if not isinstance(value, Spec):
+        raise InputError(
+            f"{where}: constraint takes a spec of plait.constrained, such as JsonObject(), not {type(value).__name__}"
+        )
+    return value

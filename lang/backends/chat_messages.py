@@ -1,0 +1,106 @@
+"""Conversations for chat APIs: turns read back from a state's text, and constraints as structured output.
+
+A state writes turns through a chat template. The one given here marks them with characters that only a template's
+own text can hold, so that a session can tell turns from what users typed.
+
+Knows: marks, messages, JSON schemas. Must not know: HTTP, any one API.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
+from plait.lang.backends.remote_session import Part
+from plait.runtime.errors import CallFailed, InputError
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+_BEGIN, _MIDDLE, _END = "\x02", "\x03", "\x04"
+_CALL = (
+    "{% for c in m.tool_calls %}{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}"
+)
+TURN_MARK_TEMPLATE = ChatTemplate(  # a call of a tool is a turn of its JSON alone, so that structured output can hold it
+    "{% for m in messages %}\x02{{ m.role }}\x03"
+    "{% if m.tool_calls %}" + _CALL + "{% else %}{{ m.content }}{% endif %}\x04{% endfor %}"
+    "{% if add_generation_prompt %}\x02assistant\x03{% endif %}",
+    "",
+    "",
+)
+
+
+def parse_messages(parts: Sequence[Part], name: str) -> list[dict[str, str]]:
+    """The finished turns. Raises CallFailed unless the text ends with an assistant turn that was just opened."""
+    messages: list[dict[str, str]] = []
+    role, content = None, ""
+    for text, is_template_text in parts:
+        if not is_template_text:
+            if role is None:
+                raise CallFailed(f"{name} takes turns only: write text inside system(...), user(...), assistant(...)")
+            content += text
+            continue
+        for piece in _turn_marks(text):
+            if piece == _END:
+                messages.append({"role": str(role), "content": content})
+                role, content = None, ""
+            elif piece:
+                role = piece
+    if role != "assistant":
+        raise CallFailed(f"{name} generates assistant turns only: write assistant(gen(...))")
+    if content:
+        raise CallFailed(f"{name} cannot go on with an assistant turn that has begun with {content[:40]!r}")
+    return messages
+
+
+def _turn_marks(text: str) -> list[str]:
+    """The roles that begin and the turns that end in a template's text."""
+    found: list[str] = []
+    for piece in text.replace(_END, f"{_BEGIN}{_END}{_MIDDLE}").split(_BEGIN):
+        if piece:
+            found.append(piece.removesuffix(_MIDDLE))
+    return found
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """A JSON schema whose root is an object, and how the text is read out of what fits it."""
+
+    schema: dict[str, Any]
+    read: Callable[[str], str]
+
+
+def to_structured_output(spec: Spec | None, name: str) -> StructuredOutput | None:
+    """The constraint as structured output; InputError for one that has no such form."""
+    match spec:
+        case None:
+            return None
+        case Choices(choices):
+            return _wrapped({"type": "string", "enum": list(choices)}, is_text=True)
+        case Regex(pattern):
+            return _wrapped({"type": "string", "pattern": f"^(?:{pattern})$"}, is_text=True)
+        case JsonObject(any_value=False):
+            return StructuredOutput({"type": "object"}, _spaced)
+        case JsonSchema():
+            schema = json.loads(spec.text)
+            is_object = isinstance(schema, dict) and schema.get("type") == "object" and "anyOf" not in schema
+            return StructuredOutput(schema, _spaced) if is_object else _wrapped(schema, is_text=False)
+    raise InputError(f"{name} has no structured output for the constraint {type(spec).__name__}")
+
+
+def _wrapped(schema: Any, is_text: bool) -> StructuredOutput:
+    definitions = schema.pop("$defs", None) if isinstance(schema, dict) else None
+    root = {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
+    if definitions:
+        root["$defs"] = definitions
+
+    def read(text: str) -> str:
+        value = json.loads(text)["value"]
+        return str(value) if is_text else json.dumps(value, ensure_ascii=False)
+
+    return StructuredOutput(root, read)
+
+
+def _spaced(text: str) -> str:
+    return json.dumps(json.loads(text), ensure_ascii=False)

@@ -1,0 +1,61 @@
+"""OpenAI's chat completions as JSON: the request's body, and its stream of chunks read back.
+
+Source: https://platform.openai.com/docs/api-reference/chat. Others send the same shapes.
+
+Knows: names of fields. Must not know: HTTP, threads, who sends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from plait.lang.backends.chat_client import DEFAULTS, TurnEnd, TurnRequest
+from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Usage
+
+_SHARED_FIELDS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
+UNSUPPORTED = {"top_k": "top_k"}
+
+
+def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> dict[str, Any]:
+    """The body of a streamed request. `limit`: what this service calls the most tokens of an answer."""
+    params = request.params
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": request.messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        limit: params.max_tokens,
+    }
+    body |= {name: getattr(params, name) for name in _SHARED_FIELDS if getattr(params, name) != getattr(DEFAULTS, name)}
+    if params.stop:
+        body["stop"] = list(params.stop)
+    if params.logit_bias:
+        body["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
+    if request.output_format is not None:
+        schema = {"name": "value", "schema": request.output_format.schema, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
+
+
+def parse_turn(chunks: Iterable[dict[str, Any]]) -> Iterator[str | TurnEnd]:
+    """The text of the first choice, piece by piece, and how it ended. Raises CallFailed for a refusal."""
+    reason, usage = None, Usage()
+    for chunk in chunks:
+        usage = _usage(chunk.get("usage")) or usage
+        for choice in chunk.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if delta.get("refusal"):
+                raise CallFailed(f"the model refused: {delta['refusal'][:200]}")
+            reason = choice.get("finish_reason") or reason
+            yield delta.get("content") or ""
+    yield TurnEnd(reason, usage)
+
+
+def _usage(said: dict[str, Any] | None) -> Usage | None:
+    if not said:
+        return None
+    prompt = int(said.get("prompt_tokens") or 0)
+    cached = int((said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    return Usage(prompt, cached, prompt - cached, 0, int(said.get("completion_tokens") or 0))

@@ -1,0 +1,114 @@
+"""The base of every backend elsewhere: what a program asks of a client, over any service.
+
+Knows: names, ids, threads. Must not know: HTTP, or what a service can do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from plait.constrained.specs import Spec
+from plait.lang.backends.remote_session import Part, RemoteCall, RemoteSession
+from plait.runtime.errors import InputError
+from plait.runtime.messages import SelectMethod
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+
+MAX_CONCURRENCY = 64
+
+
+class _EmptyVocabulary:
+    token_bytes: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """What is known of the model behind a service."""
+
+    model_path: str
+    vocab_size: int = 1 << 31
+    context_length: int = 0
+
+
+class RemoteTokenizer:
+    """Programs ask a tokenizer for its chat template; the rest is the service's own."""
+
+    def __init__(self, chat_template: ChatTemplate | None) -> None:
+        self.chat_template = chat_template
+        self.vocabulary = _EmptyVocabulary()
+        self.control_ids: frozenset[int] = frozenset()
+
+    def encode(self, parts: Sequence[Part], *, at_start: bool) -> list[int]:
+        return []
+
+
+def checked_model(backend: str, name: object) -> None:
+    """InputError unless `name` can be a model's."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{backend} needs the name of a model, not {name!r:.80}")
+
+
+class RemoteClient(ABC):
+    """A client of a service. `pool` runs its requests, `max_concurrency` at a time."""
+
+    name = "this service"
+
+    def __init__(self, model: RemoteModel, template: ChatTemplate | None, max_concurrency: int) -> None:
+        if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int) or max_concurrency < 1:
+            raise InputError(f"max_concurrency must be at least 1, not {max_concurrency!r:.40}")
+        self.model = model
+        self.tokenizer = RemoteTokenizer(template)
+        self.pool = ThreadPoolExecutor(max_concurrency, thread_name_prefix=f"plait {type(self).__name__}")
+        self.is_closed = False
+        self._ids = itertools.count(1)
+
+    def open_session(self, *, program: int | None = None) -> RemoteSession:
+        return RemoteSession(self)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.tokenizer.vocabulary)  # type: ignore[arg-type]  # it is never given a token
+
+    def close(self) -> None:
+        """Ends the threads once their requests are done. Idempotent."""
+        self.is_closed = True
+        self.pool.shutdown(wait=False)
+
+    shutdown = close
+
+    def flush_cache(self) -> Any:
+        raise InputError(f"{self.name} has no cache that a client may flush")
+
+    def server_info(self) -> dict[str, Any]:
+        return {"model_path": self.model.model_path}
+
+    @abstractmethod
+    def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
+        """Raises InputError for what this service cannot do, before anything is sent."""
+
+    @abstractmethod
+    def check_select(self, choices: Sequence[str], method: SelectMethod) -> None: ...
+
+    @abstractmethod
+    def generate(
+        self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
+    ) -> None:
+        """Does the request and gives its text and result to `call`. Raises CallFailed."""
+
+    @abstractmethod
+    def select(
+        self,
+        call: RemoteCall,
+        parts: Sequence[Part],
+        choices: Sequence[str],
+        method: SelectMethod,
+        timeout_s: float | None,
+    ) -> None: ...

@@ -1,0 +1,188 @@
+"""A session with a service elsewhere: the client keeps the text, and each call is a request of its own.
+
+Instructions of a session run in order, each session beside all others, on threads of the client's pool.
+
+Knows: order, forks, calls. Must not know: HTTP, or what a service can do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plait.constrained.specs import Spec
+from plait.runtime.client.call import Call, CallResult
+from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
+from plait.runtime.messages import MAX_FORK_CHILDREN, SelectMethod, Usage
+from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from plait.lang.backends.remote_client import RemoteClient
+
+Part = tuple[str, bool]  # text, and whether it is the chat template's own
+UNKNOWN_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class RemoteResult(CallResult):
+    """A result with what the service said of it, for `get_meta_info`."""
+
+    extra_meta: dict[str, Any] | None = None
+
+
+class RemoteCall(Call):
+    """A call whose text comes in pieces of text. Token ids are -1 where the service does not say them."""
+
+    def __init__(self, call_id: int, timeout_s: float | None, detokenizer: Detokenizer) -> None:
+        super().__init__(call_id, detokenizer, self._end, timeout_s)
+
+    def _end(self) -> None:
+        self.on_failed(Aborted("the call was aborted"))
+
+    def expire(self) -> None:
+        self.on_failed(DeadlineExceeded("the call's timeout passed and the service did not answer"))
+
+    def on_text(self, piece: str, num_tokens: int) -> None:
+        with self._changed:
+            self._pieces.append(piece)
+            self._token_ids.extend([UNKNOWN_TOKEN] * num_tokens)
+            self._notify()
+
+    def on_result(self, reason: Any, usage: Usage, matched: Any, extra_meta: dict[str, Any] | None) -> None:
+        with self._changed:
+            if self._error is None:
+                text = "".join(self._pieces)
+                self._result = RemoteResult(text, reason, usage, matched, list(self._token_ids), extra_meta=extra_meta)
+                self._notify()
+
+
+class RemoteSession:
+    """What a program needs of a session, without a scheduler behind it."""
+
+    def __init__(self, client: RemoteClient, parts: Sequence[Part] = (), *, waits: bool = False) -> None:
+        self._client = client
+        self._parts: list[Part] = list(parts)
+        self._queue: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._is_busy = waits  # a child waits until its parent's fork is reached
+        self._calls: list[RemoteCall] = []
+        self._failed: CallFailed | None = None
+        self._closed = False
+        self._has_text = bool(parts) or waits
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        self._require_open()
+        if text:
+            self._has_text = True
+            self._enqueue(lambda: self._parts.append((text, control)))
+
+    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> RemoteCall:
+        check_sampling(params)
+        self._require_text("gen")
+        self._client.check_generate(params, constraint)
+
+        def run_call(call: RemoteCall) -> str:
+            self._client.generate(call, tuple(self._parts), params, constraint)
+            return call.result().text
+
+        return self._begin(params.timeout_s, run_call)
+
+    def select(
+        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+    ) -> RemoteCall:
+        if timeout_s is not None:
+            sampling_params(timeout_s=timeout_s)
+        self._require_text("select")
+        self._client.check_select(choices, method)
+
+        def run_call(call: RemoteCall) -> str:
+            self._client.select(call, tuple(self._parts), choices, method, timeout_s)
+            return call.result().text
+
+        return self._begin(timeout_s, run_call)
+
+    def fork(self, size: int) -> list[RemoteSession]:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        self._require_open()
+        children = [RemoteSession(self._client, waits=True) for _ in range(size)]
+        for child in children:
+            child._has_text = self._has_text
+
+        def reached() -> None:
+            for child in children:
+                child._parts, child._failed = list(self._parts), self._failed
+                child._resume()
+
+        self._enqueue(reached)
+        return children
+
+    def abort(self) -> None:
+        """Ends the session and its calls at once."""
+        self._closed = True
+        for call in self._calls:
+            call.abort()
+
+    def close(self) -> None:
+        self._closed = True
+
+    # -- order ------------------------------------------------------------------------------------
+
+    def _begin(self, timeout_s: float | None, run_call: Callable[[RemoteCall], str]) -> RemoteCall:
+        call = RemoteCall(self._client.next_id(), timeout_s, self._client.detokenizer())
+        self._calls.append(call)
+
+        def run() -> None:
+            if self._failed is not None:
+                call.on_failed(CallFailed(f"the session cannot go on: {self._failed}", self._failed.kind))
+                return
+            try:
+                if not call.done():
+                    run_call(call)
+                self._parts.append((call.result().text, False))
+            except CallFailed as error:
+                self._failed = error
+                call.on_failed(error)
+            except PlaitError as error:
+                self._failed = CallFailed(str(error))
+                call.on_failed(self._failed)
+            except Exception as error:  # an answer that is not of the protocol's shape
+                self._failed = CallFailed(f"{self._client.name} answered in a way that is not known: {error!r:.200}")
+                call.on_failed(self._failed)
+
+        self._enqueue(run)
+        return call
+
+    def _enqueue(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            self._queue.append(work)
+            if self._is_busy:
+                return
+            self._is_busy = True
+        self._client.pool.submit(self._run_queue)
+
+    def _run_queue(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._is_busy = False
+                    return
+                work = self._queue.popleft()
+            work()
+
+    def _resume(self) -> None:
+        """The parent's fork was reached: go on."""
+        self._client.pool.submit(self._run_queue)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InputError("this session is closed")
+
+    def _require_text(self, needed_by: str) -> None:
+        self._require_open()
+        if not self._has_text:
+            raise InputError(f"the prompt is empty: add text before {needed_by}")

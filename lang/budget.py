@@ -1,0 +1,132 @@
+"""A budget of tokens and seconds for one run of a program, its forks included.
+
+Seconds are held by the runtime, as each call's own timeout: no timer and no thread waits for them. Tokens are
+counted as they come; what no call may exceed alone is its max_tokens.
+
+Knows: counts and deadlines. Must not know: sessions, states.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from plait.runtime.client.stream import ReadPosition
+from plait.runtime.errors import InputError, PlaitError
+
+if TYPE_CHECKING:
+    from plait.runtime.client.call import Call
+    from plait.runtime.sampling_params import SamplingParams
+
+
+_END_POSITION = ReadPosition(1 << 62, 1 << 62, 1 << 62)
+
+
+class BudgetExceeded(PlaitError):
+    """A program has used up its budget: its calls were ended, and no more begin."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one run may use: `tokens` generated (sampled or forced) over all its calls, `seconds` from its start.
+
+    >>> state = agent.run("...", budget=Budget(tokens=2000, seconds=30))     # doctest: +SKIP
+    """
+
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens is None and self.seconds is None:
+            raise InputError("a Budget is of tokens, seconds, or both")
+        if self.tokens is not None and (type(self.tokens) is not int or self.tokens < 1):
+            raise InputError(f"tokens of a Budget must be an integer of at least 1, not {self.tokens!r:.80}")
+        if self.seconds is not None:
+            is_number = isinstance(self.seconds, int | float) and not isinstance(self.seconds, bool)
+            if not is_number or not math.isfinite(self.seconds) or self.seconds <= 0:
+                raise InputError(f"seconds of a Budget must be a number above 0, not {self.seconds!r:.80}")
+
+
+def checked_budget(where: str, budget: object) -> Budget | None:
+    if budget is not None and not isinstance(budget, Budget):
+        raise InputError(f"{where}: budget takes a Budget(tokens=..., seconds=...), not {budget!r:.80}")
+    return budget
+
+
+class BudgetTracker:
+    """What one run has used of its budget. `on_spent` is called once, from any thread, when tokens have run out."""
+
+    def __init__(self, budget: Budget, on_spent: Callable[[BudgetExceeded], None]) -> None:
+        self._budget = budget
+        self._on_spent = on_spent
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+        self._by_call: dict[int, int] = {}
+        self._tokens = 0
+        self._error: BudgetExceeded | None = None
+
+    def limit_params(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of a call that begins now. Raises BudgetExceeded where nothing is left."""
+        fields: dict[str, int | float] = {}
+        if self._budget.tokens is not None:
+            left = self._budget.tokens - self._tokens
+            if left <= 0:
+                raise self.exceeded_error()
+            fields = {"max_tokens": min(params.max_tokens, left), "min_tokens": min(params.min_tokens, left)}
+        timeout_s = self.limit_timeout(params.timeout_s)
+        return msgspec.structs.replace(params, timeout_s=timeout_s, **fields)
+
+    def limit_timeout(self, timeout_s: float | None) -> float | None:
+        """The timeout of a call that begins now."""
+        left = self.seconds_left()
+        if left is None:
+            return timeout_s
+        if left <= 0:
+            raise self.exceeded_error()
+        return left if timeout_s is None else min(timeout_s, left)
+
+    def seconds_left(self) -> float | None:
+        if self._budget.seconds is None:
+            return None
+        return self._budget.seconds - (time.monotonic() - self._started)
+
+    def is_out_of_time(self) -> bool:
+        left = self.seconds_left()
+        return left is not None and left <= 0
+
+    def count_tokens(self, call: Call) -> None:
+        """Counts the tokens of `call` as they come."""
+        if self._budget.tokens is None:
+            return
+
+        def count() -> None:
+            num_tokens = call.read_since(_END_POSITION)[
+                1
+            ].num_tokens  # never while the lock is held: the call has a lock too
+            with self._lock:
+                before = self._tokens
+                self._tokens += max(0, num_tokens - self._by_call.get(call.call_id, 0))
+                self._by_call[call.call_id] = max(num_tokens, self._by_call.get(call.call_id, 0))
+                most = self._budget.tokens or 0
+                is_spent = before <= most < self._tokens
+            if is_spent:
+                self._on_spent(self.exceeded_error())
+
+        call.add_listener(count)
+        count()
+
+    def exceeded_error(self) -> BudgetExceeded:
+        """The error, one for the whole run."""
+        if self._error is not None:
+            return self._error
+        said = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
+        said += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
+        used = f"{self._tokens} tokens, {time.monotonic() - self._started:.1f} s"
+        self._error = BudgetExceeded(f"the budget of {' and '.join(said)} is spent ({used})")
+        return self._error

@@ -1,0 +1,203 @@
+"""One growing text of a program: its segments, turns and variables, and the session that mirrors it.
+
+A fork copies the three lists (not the text) and continues a forked session.
+
+Knows: segments, turns, the session. Must not know: expressions, handles, who reads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from plait.lang.core.results import CallSegment, Samples, Segment, SegmentRange, TextSegment
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.expressions import Role
+    from plait.lang.core.run import Run
+    from plait.runtime.client.session import Session
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+
+class Turn(NamedTuple):
+    """A turn whose content is segments[start:stop]."""
+
+    role: Role
+    start: int
+    stop: int
+
+
+class Branch:
+    """The text of one state. The session is opened when the first text comes."""
+
+    def __init__(self, run: Run, session: Session | None = None, parent: Branch | None = None) -> None:
+        self.lane: int = run.new_lane(None if parent is None else parent.lane)
+        self.run = run
+        self.segments: list[Segment] = []
+        self.variables: dict[str, Segment] = {}
+        self.turns: list[Turn] = []
+        self._open_turn: tuple[Role, int] | None = None
+        self._session = session
+        self.restored_messages: list[dict[str, str]] | None = None  # of a state that was read from a file
+        self._close_reason: str | None = None
+        self._num_inherited_segments = 0  # segments before this are the parent's
+        self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
+
+    def own_call_segments(self) -> Sequence[CallSegment]:
+        """The calls that began in this strand and in its branches, not before the fork."""
+        own = _call_segments_in(self.segments[self._num_inherited_segments :])
+        return [*own, *(call_segment for child in list(self._children) for call_segment in child.own_call_segments())]
+
+    def abort(self, reason: str) -> None:
+        """Ends the session and the calls that began in this strand, and those of its branches, at once."""
+        for child in list(self._children):
+            child.abort(reason)
+        for call_segment in _call_segments_in(self.segments[self._num_inherited_segments :]):
+            for each in call_segment.siblings:
+                each.abort()
+        if self._session is not None and self._close_reason is None:
+            self.run.abort_session(self._session)
+        self._close_reason = self._close_reason or reason
+
+    def session(self) -> Session:
+        """The session, to add to. Raises InputError once the state was joined or the program has ended."""
+        if self.run.ended or self._close_reason is not None:
+            raise InputError(f"{self._close_reason or 'the program has ended'}; its state can be read, not extended")
+        if self._session is None:
+            self._session = self.run.open_session()
+        return self._session
+
+    def write(self, text: str, *, control: bool = False) -> None:
+        """Adds known text."""
+        self.session().append(text, control=control)
+        self._add_segment(TextSegment(text, control))
+
+    def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
+        """Adds the text that a call will give, as variable `name`."""
+        if name is not None:
+            self.variables[name] = call_segment
+        self._add_segment(call_segment)
+
+    def set(self, name: str, value: Segment) -> None:
+        self.variables[name] = value
+        self.run.notify()
+
+    def _add_segment(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.run.notify()
+
+    # -- turns ------------------------------------------------------------------------------------
+
+    def begin_turn(self, role: Role) -> None:
+        if self._open_turn is not None:
+            raise InputError(
+                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn; end that one first"
+            )
+        self.write(self._template().turn_prefix(self._roles(), role), control=True)
+        self._open_turn = (role, len(self.segments))
+
+    def end_turn(self, role: Role) -> None:
+        if self._open_turn is None or self._open_turn[0] != role:
+            open_now = f"the open turn is {self._open_turn[0]}" if self._open_turn else "no turn is open"
+            raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
+        suffix = self._template().turn_suffix(self._roles(), role)
+        turn = Turn(role, self._open_turn[1], len(self.segments))
+        self._open_turn = None
+        self.write(suffix, control=True)
+        self.turns.append(turn)
+
+    def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
+        """A whole turn whose template text is not what `begin_turn` would write."""
+        if self._open_turn is not None:
+            raise InputError(
+                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn"
+            )
+        self.write(prefix, control=True)
+        self._open_turn = (role, len(self.segments))
+        write_content()
+        self.turns.append(Turn(role, self._open_turn[1], len(self.segments)))
+        self._open_turn = None
+        self.write(suffix, control=True)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn is open."""
+        return self._open_turn is not None
+
+    def messages(self) -> list[tuple[Role, SegmentRange]]:
+        """The turns and their contents; the last one may still be open."""
+        turns = list(self.turns)
+        if self._open_turn is not None:
+            turns.append(Turn(*self._open_turn, len(self.segments)))
+        return [(turn.role, SegmentRange(self.segments[turn.start : turn.stop])) for turn in turns]
+
+    def _roles(self) -> tuple[Role, ...]:
+        return tuple(turn.role for turn in self.turns)
+
+    def _template(self) -> ChatTemplate:
+        template = self.run.client.tokenizer.chat_template
+        if template is None:
+            raise InputError(
+                "this model has no chat template, so it has no system, user or assistant turns; append plain "
+                "text, or use an instruction-tuned model"
+            )
+        return template
+
+    # -- forks ------------------------------------------------------------------------------------
+
+    def fork(self, size: int) -> list[Branch]:
+        """`size` strands that begin with this one's text, turns and variables."""
+        children = []
+        for session in self.session().fork(size):
+            child = type(self)(self.run, self.run.register_session(session), self)
+            child.segments = list(self.segments)
+            child.variables = dict(self.variables)
+            child.turns = list(self.turns)
+            child._open_turn = self._open_turn
+            child._num_inherited_segments = len(child.segments)
+            self._children.add(child)
+            children.append(child)
+        return children
+
+    def append_from_child(self, child: Branch, start: int, num_turns: int) -> None:
+        """Adds what `child` has after segment `start` and turn `num_turns`, once it is known."""
+        shift = len(self.segments) - start
+        if child._open_turn != self._open_turn:
+            raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
+        for segment in child.segments[start:]:
+            self._copy_segment(segment)
+        self.turns += [Turn(role, begin + shift, end + shift) for role, begin, end in child.turns[num_turns:]]
+
+    def _copy_segment(self, segment: Segment) -> None:
+        self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
+
+    def close(self, reason: str) -> None:
+        """Lets the session go once its calls are done; the text stays readable. Idempotent."""
+        if self._close_reason is None:
+            self._close_reason = reason
+            if self._session is not None:
+                self.run.close(self._session)
+
+    def call_segments(self) -> Sequence[CallSegment]:
+        """The calls whose text stands in this strand."""
+        return _call_segments_in(self.segments)
+
+    def __del__(self) -> None:
+        if self._session is not None and self._close_reason is None:
+            self.run.close_later(self._session)
+
+
+def _call_segments_in(segments: Sequence[Segment]) -> list[CallSegment]:
+    found: list[CallSegment] = []
+    for segment in segments:
+        if isinstance(segment, CallSegment):
+            found.append(segment)
+        elif isinstance(segment, Samples):
+            found.extend(segment.call_segments)
+    return found
+
+
+def _indefinite_article(role: Role) -> str:
+    return "an" if role == "assistant" else "a"

@@ -1,0 +1,185 @@
+"""What a program can append, as frozen values: nothing here runs until a state executes it.
+
+Knows: the nodes and how they are put together. Must not know: sessions, states, who executes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from plait.constrained.specs import Spec
+from plait.lang.sampling_options import Options
+from plait.lang.tools.call_format import ToolChoice
+from plait.lang.tools.tool import Tool
+from plait.lang.typed.value_format import ValueFormat
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.runtime.messages import SelectMethod
+
+Role = Literal["system", "user", "assistant", "tool"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Expr:
+    """Anything that `s += ...` takes. Expressions and strings are joined with `+`."""
+
+    def __add__(self, other: str | Expr) -> Expr:
+        return Concat((*_parts(self), *_parts(as_expr(other))))
+
+    def __radd__(self, other: str | Expr) -> Expr:
+        return Concat((*_parts(as_expr(other)), *_parts(self)))
+
+    def __format__(self, spec: str) -> str:
+        raise InputError(
+            f"{_describe(self)} stands inside an f-string or format(), where it would never run; "
+            "write 'text' + gen(...) + 'text'"
+        )
+
+    def __str__(self) -> str:
+        raise InputError(
+            f"{_describe(self)} is made text by str() or '%s', where it would never run; write 'text' + gen(...) + 'text'"
+        )
+
+    def __bool__(self) -> bool:
+        raise InputError(f"{_describe(self)} has no value yet: append it with s += ..., then read it with s['name']")
+
+    def __getitem__(self, name: object) -> Any:
+        raise InputError(f"{_describe(self)} has no value: append it with s += ..., then read s[{name!r}]")
+
+
+@dataclass(frozen=True)
+class Text(Expr):
+    """Plain text: it never becomes a control token."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Concat(Expr):
+    """Several expressions, one after the other."""
+
+    parts: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Gen(Expr):
+    """Sampled text, optionally held to a constraint."""
+
+    name: str | None
+    options: Options = field(default_factory=Options)
+    constraint: Spec | None = None
+    value_format: ValueFormat | None = None
+
+
+@dataclass(frozen=True)
+class Typed(Gen, Generic[T]):
+    """`gen(name, type=T)`, whose value is read as a T. It is a handle too: `s[p]` is that T, to type checkers as well.
+
+    >>> age = gen("age", type=int)                                  # doctest: +SKIP
+    >>> s += "I am " + age; s[age] + 1                              # doctest: +SKIP
+    """
+
+
+@dataclass(frozen=True)
+class Select(Expr):
+    """The best of several texts. `timeout_s` overrides the program's own."""
+
+    name: str | None
+    choices: tuple[str, ...]
+    method: SelectMethod
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GenToolCall(Expr):
+    """A call of one of several tools, worded as the model words calls."""
+
+    name: str | None
+    options: Options
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+
+
+@dataclass(frozen=True)
+class RoleBegin(Expr):
+    """The chat template's text before a turn."""
+
+    role: Role
+
+
+@dataclass(frozen=True)
+class SystemWithTools(Expr):
+    """A system turn that also lists tools, in the model's own form where its template has one."""
+
+    content: Expr
+    tools: tuple[Tool, ...]
+
+
+@dataclass(frozen=True)
+class RoleEnd(Expr):
+    """The chat template's text after a turn."""
+
+    role: Role
+
+
+def as_expr(value: object) -> Expr:
+    """`value` as an expression; InputError says what to write instead of a wrong one."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, str):
+        return Text(value)
+    if value is None:
+        raise InputError("None cannot be appended; does a helper function lack its return?")
+    if hasattr(value, "run_batch"):
+        raise InputError("a program cannot be appended; to run it on this state, call it: program(s, ...)")
+    if hasattr(value, "var_scope"):
+        raise InputError(
+            "a state cannot be appended; append one of its values, s += state['name'], or "
+            "to continue this text with another program call other(s, ...)"
+        )
+    if isinstance(value, Awaitable):
+        if isinstance(value, Coroutine):
+            value.close()  # nobody will await it
+        raise InputError("a value that is still to be awaited cannot be appended: write s += await s['name']")
+    if isinstance(value, AbstractContextManager):
+        raise InputError("a copy is used in a with block: with s.copy() as c: c += ...")
+    if isinstance(value, list | tuple):
+        raise InputError(
+            f"a {type(value).__name__} cannot be appended to one text: append its parts one by one, or join them with +"
+        )
+    if isinstance(value, dict):
+        raise InputError("a dict cannot be appended; a message is a turn: s += user(...), s += assistant(...)")
+    if isinstance(value, bytes):
+        raise InputError("bytes cannot be appended; write data.decode()")
+    if callable(value):
+        name = getattr(value, "__name__", type(value).__name__)
+        raise InputError(f"{name} is a function and cannot be appended: call it, {name}(...)")
+    raise InputError(f"only text and expressions can be appended, not {type(value).__name__}; write str(...)")
+
+
+def _describe(expr: Expr) -> str:
+    """An expression as its program wrote it, in short."""
+    match expr:
+        case Gen() | GenToolCall():
+            return "gen()" if expr.name is None else f"gen({expr.name!r})"
+        case Select():
+            return "select()" if expr.name is None else f"select({expr.name!r})"
+        case Text():
+            return repr(expr.text)[:40]
+        case Concat():
+            return " + ".join(map(_describe, expr.parts))[:80]
+    return type(expr).__name__
+
+
+def role_turn(role: Role, expr: str | Expr) -> Expr:
+    """A whole turn of `role`."""
+    return Concat((RoleBegin(role), *_parts(as_expr(expr)), RoleEnd(role)))
+
+
+def _parts(expr: Expr) -> tuple[Expr, ...]:
+    return expr.parts if isinstance(expr, Concat) else (expr,)

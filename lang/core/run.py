@@ -1,0 +1,204 @@
+"""One execution of a program: what all its states share, from the first session to the last call.
+
+Every wait of a program is here or in a call, and every wait ends: when the body ends, or when its call does.
+
+Knows: sessions, calls, their order and their end. Must not know: expressions, roles, variables.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
+from plait.lang.errors import ProgramError, program_error
+from plait.lang.sampling_options import Options
+from plait.lang.usage import ProgramUsage, total
+from plait.runtime.errors import Aborted
+
+if TYPE_CHECKING:
+    from plait.lang.core.results import CallSegment
+    from plait.runtime.client.client import Client
+    from plait.runtime.client.session import Session
+
+
+run_listeners: list[Callable[[Run], None]] = []
+"""Told of every run that begins: for those who watch all of them."""
+
+
+class Run:
+    """The sessions, calls and outcome of one `program.run(...)`."""
+
+    def __init__(self, program: str, client: Client, defaults: Options, budget: Budget | None = None) -> None:
+        self.program = program
+        self.client = client
+        self.defaults = defaults
+        self.ended = False  # the body has returned or raised
+        self.error: ProgramError | None = None
+        self.ret_value: Any = None
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+        self._call_segments: list[CallSegment] = []
+        self._program_id = client.next_id()
+        self._sessions: dict[int, Session] = {}
+        self._unreferenced_sessions: deque[Session] = deque()
+        self._handled_causes: list[BaseException] = []
+        self._detached: set[int] = set()
+        self.started_s = time.monotonic()
+        self.lanes: list[int | None] = []  # for each branch, the one it was forked from
+        self._aborted = False
+        self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
+        self._notify_run_listeners()
+
+    def _notify_run_listeners(self) -> None:
+        for listener in run_listeners:
+            listener(self)
+
+    # -- sessions and calls -----------------------------------------------------------------------
+
+    def open_session(self) -> Session:
+        """A session on this program's fairness account."""
+        return self.register_session(self.client.open_session(program=self._program_id))
+
+    def register_session(self, session: Session) -> Session:
+        """Takes over the duty to close `session`; closes those whose states are gone."""
+        while self._unreferenced_sessions:
+            self.close(self._unreferenced_sessions.popleft())
+        if self._aborted:
+            session.close()
+            raise Aborted("the program was ended")
+        self._sessions[id(session)] = session
+        return session
+
+    def close(self, session: Session) -> None:
+        self._sessions.pop(id(session), None)
+        session.close()
+
+    def new_lane(self, parent: int | None) -> int:
+        """The number of one more branch."""
+        self.lanes.append(parent)
+        return len(self.lanes) - 1
+
+    def abort_session(self, session: Session) -> None:
+        """Ends one session and its calls at once."""
+        self._sessions.pop(id(session), None)
+        session.abort()
+
+    def detach(self, call_segments: Sequence[CallSegment]) -> None:
+        """Nobody waits for these any more: that they fail does not fail the program."""
+        self._detached.update(map(id, call_segments))
+
+    def close_later(self, session: Session) -> None:
+        """Notes that nobody can reach `session` any more. Only notes: a garbage collector may be calling."""
+        self._unreferenced_sessions.append(session)
+
+    def add(self, call_segment: CallSegment) -> None:
+        """Counts one more call as this program's."""
+        self._call_segments.append(call_segment)
+        if self.budget_tracker is not None:
+            self.budget_tracker.count_tokens(call_segment.call)
+        if self._aborted:  # by another thread, meanwhile
+            call_segment.call.abort()
+
+    def call_segments(self) -> list[CallSegment]:
+        return list(self._call_segments)
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Wakes whoever waits for new text, a new variable, or the end."""
+        with self._changed:
+            self._changed.notify_all()
+            for listener in self._listeners:
+                listener()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()` or the end of the body."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.ended or ready())
+
+    async def wait_async(self, ready: Callable[[], bool]) -> None:
+        """`wait` for an event loop: holds no thread."""
+        import asyncio
+
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(changed.set)
+
+        with self._changed:
+            self._listeners.append(wake)
+        try:
+            while True:
+                with self._changed:
+                    if self.ended or ready():
+                        return
+                    changed.clear()
+                await changed.wait()
+        finally:
+            with self._changed:
+                self._listeners.remove(wake)
+
+    def wait_and_raise(self) -> None:
+        """Waits for every call; raises the first failure that the body has not handled."""
+        for call_segment in self.call_segments():
+            if id(call_segment) in self._detached:
+                continue
+            failure = call_segment.failure()
+            if failure is not None and not any(self._is_handled(each) for each in call_segment.siblings):
+                raise failure
+
+    async def wait_and_raise_async(self) -> None:
+        """`wait_and_raise` for an event loop."""
+        for call_segment in self.call_segments():
+            await call_segment.wait_finished()
+        self.wait_and_raise()
+
+    def _is_handled(self, call_segment: CallSegment) -> bool:
+        failure = call_segment.failure()
+        return failure is not None and any(failure.__cause__ is cause for cause in self._handled_causes)
+
+    def mark_handled(self, error: ProgramError) -> None:
+        """The body was told of `error`; if it goes on, it has dealt with it."""
+        if error.__cause__ is not None:
+            self._handled_causes.append(error.__cause__)
+
+    def _on_budget_spent(self, error: BudgetExceeded) -> None:
+        self.fail(program_error(self.program, None, error))
+
+    def usage(self) -> ProgramUsage:
+        """The cost of all calls, once they are done."""
+        return total(self.call_segments())
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def fail(self, error: ProgramError) -> None:
+        """Keeps `error` for every later read and ends what still runs."""
+        if self.error is None:
+            self.error = error
+        self.abort()
+
+    def raise_if_failed(self) -> None:
+        """Raises the program's error, if it failed."""
+        if self.error is not None:
+            raise self.error.copy_to_raise() from self.error.__cause__
+
+    def end(self) -> None:
+        """The body is over: sessions go once their calls are done, and nobody waits for more text."""
+        for session in list(self._sessions.values()):
+            self.close(session)
+        self.ended = True
+        self.notify()
+
+    def abort(self) -> None:
+        """Ends every call and session at once, from any thread. New ones are refused."""
+        self._aborted = True
+        for call_segment in self.call_segments():
+            call_segment.call.abort()
+        for session in list(self._sessions.values()):
+            self._sessions.pop(id(session), None)
+            session.abort()

@@ -1,0 +1,254 @@
+"""Reading a state: its variables, its text, its turns, whole or as they come.
+
+Inside the body a read sees what the body has written so far. Outside, a read first waits for what it needs:
+for the name to appear, or for the body to end; then it raises the program's error, if there is one.
+
+Knows: one strand, one run. Must not know: how nodes run, sockets, who writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from plait.lang.core.expressions import Expr, T, Typed
+from plait.lang.core.results import GenResult, Segment
+from plait.lang.errors import ProgramError, missing_variable
+from plait.lang.usage import ProgramUsage, total
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+
+
+class StateReader:
+    """The part of `ProgramState` that is about reading. `is_external`: this handle is not the body's own."""
+
+    def __init__(self, branch: Branch, is_external: bool) -> None:
+        self._branch = branch
+        self._run = branch.run
+        self._is_external = is_external
+
+    def get_var(self, name: str) -> Any:
+        """The value of variable `name`, once it is there. Raises ProgramError when its call or the program
+        failed, MissingVariable (also a KeyError) when there is none of that name."""
+        with self._marking_handled_errors():
+            return self._variable(name).value()
+
+    @overload
+    def __getitem__(self, name: Typed[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str | Typed[Any]) -> Any:
+        """`s["x"]` is `get_var("x")`. `s[p]`, of a typed gen `p` that was appended, is its value, typed."""
+        if not isinstance(name, Typed):
+            return self.get_var(name)
+        with self._marking_handled_errors():
+            return self._typed_variable(name).value()
+
+    def text_of(self, name: str | Typed[Any]) -> str:
+        """The text of variable `name` as it stands in the state, whatever its value was read as."""
+        with self._marking_handled_errors():
+            return (self._typed_variable(name) if isinstance(name, Typed) else self._variable(name)).text()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
+
+    def get_meta_info(self, name: str) -> Any:
+        """What is known of the call behind variable `name`: a dict (for n > 1 a list of them). Waits for it.
+
+        Keys: finish_reason {"type", "matched"}, prompt_tokens, cached_tokens, computed_tokens,
+        completion_tokens, times in seconds; logprobs where asked for; for a select the scores of every choice.
+        """
+        with self._marking_handled_errors():
+            return self._variable(name).meta()
+
+    def text(self) -> str:
+        """The whole text, the chat template's own included. Waits for the answers in it."""
+        self._wait_for_end()
+        with self._marking_handled_errors():
+            return "".join(segment.text() for segment in list(self._branch.segments))
+
+    def messages(self) -> list[dict[str, str]]:
+        """The turns as [{"role": ..., "content": ...}], one still open included. Waits for the answers in them."""
+        self._wait_for_end()
+        if self._branch.restored_messages is not None:
+            return [dict(message) for message in self._branch.restored_messages]
+        with self._marking_handled_errors():
+            return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
+
+    def sync(self) -> None:
+        """Waits for every call so far (outside the body: for the whole program); raises the first failure."""
+        self._wait_for_end()
+        if self._is_external:
+            self._run.wait_and_raise()
+            return
+        with self._marking_handled_errors():
+            for call_segment in self._branch.call_segments():
+                call_segment.result()
+
+    def error(self) -> ProgramError | None:
+        """Waits like `sync`; gives the error instead of raising it, or None."""
+        try:
+            self.sync()
+        except ProgramError as error:
+            return error
+        return None
+
+    @property
+    def usage(self) -> ProgramUsage:
+        """Tokens computed and found in the cache, over all calls of the program so far, forks included. Waits
+        for them, and outside the body for its end."""
+        if self._is_external:
+            self._run.wait(_never)
+        return total(self._run.call_segments())
+
+    @property
+    def ret_value(self) -> Any:
+        """What the body returned. Waits for its end; None inside the body."""
+        self._wait_for_end()
+        return self._run.ret_value
+
+    # -- streaming --------------------------------------------------------------------------------
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text of a variable, or the whole text, in pieces as it comes.
+
+        With `run(..., stream=True)` the pieces come while the body runs. Raises ProgramError like a read.
+        """
+        with self._marking_handled_errors():
+            yield from self._stream_text() if var_name is None else self._variable(var_name).iter_text()
+
+    def _stream_text(self) -> Iterator[str]:
+        segments, at = self._branch.segments, 0
+        while True:
+            if self._is_external:
+                self._run.wait(partial(_is_longer, segments, at))
+            if at == len(segments):
+                break
+            fresh, at = segments[at:], len(segments)
+            for segment in fresh:
+                yield from segment.iter_text()
+        if self._is_external:
+            self._run.raise_if_failed()
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for an event loop; holds no thread.
+
+        With `return_meta_data` (needs a name) each item is (piece, meta): {"finish_reason": None} while the
+        answer goes on, and at the end one empty piece with the whole meta info.
+
+        >>> async for piece in state.text_async_iter("answer"): print(piece, end="")    # doctest: +SKIP
+        """
+        if return_meta_data:
+            if var_name is None:
+                raise InputError("return_meta_data needs the name of a variable")
+            return self._aiter_with_meta(var_name)
+        return self._aiter_text() if var_name is None else self._aiter_variable(var_name)
+
+    async def _aiter_variable(self, name: str) -> AsyncIterator[str]:
+        with self._marking_handled_errors():
+            async for piece in (await self._variable_async(name)).aiter_text():
+                yield piece
+
+    async def _aiter_with_meta(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        with self._marking_handled_errors():
+            variable = await self._variable_async(name)
+            async for piece in variable.aiter_text():
+                yield piece, {"finish_reason": None}
+            await variable.wait_ready()
+            yield "", variable.meta()
+
+    async def _aiter_text(self) -> AsyncIterator[str]:
+        with self._marking_handled_errors():
+            async for piece in self._stream_text_async():
+                yield piece
+
+    async def _stream_text_async(self) -> AsyncIterator[str]:
+        segments, at = self._branch.segments, 0
+        while True:
+            if self._is_external:
+                await self._run.wait_async(partial(_is_longer, segments, at))
+            if at == len(segments):
+                break
+            fresh, at = segments[at:], len(segments)
+            for segment in fresh:
+                async for piece in segment.aiter_text():
+                    yield piece
+        if self._is_external:
+            self._run.raise_if_failed()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _wait_for_body(self) -> None:
+        """Outside: until the body is over, however it ended."""
+        if self._is_external:
+            self._run.wait(_never)
+
+    def _wait_for_end(self) -> None:
+        if self._is_external:
+            self._run.wait(_never)
+            self._run.raise_if_failed()
+
+    def _typed_variable(self, handle: Typed[Any]) -> GenResult:
+        if handle.name is None:
+            raise InputError(
+                f"a typed gen needs a name to be read by: gen('x', type={handle.value_format and handle.value_format.type_name})"
+            )
+        variable = self._variable(handle.name)
+        if not isinstance(variable, GenResult) or variable.value_format is not handle.value_format:
+            raise InputError(
+                f"variable {handle.name!r} is not what this gen gave, but was set anew, joined or sampled n times; "
+                f"read s[{handle.name!r}]"
+            )
+        return variable
+
+    def _variable(self, name: str) -> Segment:
+        if self._is_external:
+            self._run.wait(lambda: name in self._branch.variables)
+        return self._get_variable(name)
+
+    async def _variable_async(self, name: str) -> Segment:
+        if self._is_external:
+            await self._run.wait_async(lambda: name in self._branch.variables)
+        return self._get_variable(name)
+
+    def _get_variable(self, name: str) -> Segment:
+        if isinstance(name, Expr):
+            raise InputError("a variable is read by its name, s['name'], or by a typed gen that was appended")
+        if not isinstance(name, str):
+            raise InputError(f"a variable is read by its name or its typed gen, not by {name!r:.80}")
+        if self._is_external:
+            self._run.raise_if_failed()
+        variable = self._branch.variables.get(name)
+        if variable is None:
+            raise missing_variable(self._run.program, name, list(self._branch.variables))
+        return variable
+
+    @contextmanager
+    def _marking_handled_errors(self) -> Iterator[None]:
+        """A failure that the body itself gets to see is the body's to handle: `run` does not raise it again."""
+        try:
+            yield
+        except ProgramError as error:
+            if not self._is_external:
+                self._run.mark_handled(error)
+            raise
+
+
+def _never() -> bool:
+    return False
+
+
+def _is_longer(segments: list[Segment], length: int) -> bool:
+    return len(segments) > length

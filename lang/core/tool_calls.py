@@ -1,0 +1,139 @@
+"""`s.call(name)`: runs the tool that the model called and gives it the result, an exception included.
+
+Knows: tools, strands, how a result is worded. Must not know: handles, sockets, schemas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.core.results import GenResult, Segment
+from plait.lang.errors import UnreadableValue
+from plait.lang.tools.call_format import ToolCallFormat, called_tool_name
+from plait.lang.tools.call_syntax import has_tool_turns, result_text
+from plait.lang.tools.tool import ToolCall
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a tool gave: `value`, or the `error` it raised; `text` is what the model was told. `call` is None where
+    the arguments were refused (by a validator of their types) before the tool could run."""
+
+    name: str
+    call: ToolCall | None
+    value: Any
+    error: Exception | None
+    text: str
+
+
+def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
+    """Runs the call behind `variable` here and appends its result. None: the model called nothing."""
+    call = _parse_call(name, variable)
+    if call is None:
+        return None
+    if isinstance(call, ToolResult):
+        return _append_result(branch, call)
+    try:
+        value = call.tool.function(**call.arguments)
+        if inspect.isawaitable(value):
+            value = _run_awaitable(call.name, value)
+        result = ToolResult(call.name, call, value, None, result_text(value))
+    except Exception as error:
+        result = _failed(call, error)
+    return _append_result(branch, result)
+
+
+async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
+    """`call_tool` for an event loop: an async tool is awaited, a plain one runs in a thread. Expects an answer
+    that has arrived."""
+    call = _parse_call(name, variable)
+    if call is None:
+        return None
+    if isinstance(call, ToolResult):
+        return _append_result(branch, call)
+    try:
+        if inspect.iscoroutinefunction(call.tool.function):
+            value = await call.tool.function(**call.arguments)
+        else:
+            value = await asyncio.to_thread(call.tool.function, **call.arguments)
+            if inspect.isawaitable(value):
+                value = await value
+        result = ToolResult(call.name, call, value, None, result_text(value))
+    except Exception as error:
+        result = _failed(call, error)
+    return _append_result(branch, result)
+
+
+def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:
+    """The call; or the result that its arguments were refused; or None."""
+    value_format = variable.value_format if isinstance(variable, GenResult) else None
+    if not isinstance(variable, GenResult) or not isinstance(value_format, ToolCallFormat):
+        raise InputError(f"variable {name!r} is no call: it does not come from gen({name!r}, tools=[...])")
+    try:
+        call: ToolCall | None = variable.value()
+        return call
+    except UnreadableValue as error:
+        if not isinstance(error.__cause__, Exception) or not _is_whole(error.text, value_format):
+            raise
+        refused = error.__cause__
+        tool = called_tool_name(error.text, value_format)
+        return ToolResult(tool, None, None, refused, f"Error: {type(refused).__name__}: {refused}")
+
+
+def _is_whole(text: str, value_format: ToolCallFormat) -> bool:
+    try:
+        return bool(called_tool_name(text, value_format))
+    except (ValueError, KeyError):
+        return False
+
+
+def _run_awaitable(name: str, value: Any) -> Any:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_awaited(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise InputError(f"the tool {name!r} is async and an event loop runs in this thread: make the program an async def")
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _failed(call: ToolCall, error: Exception) -> ToolResult:
+    return ToolResult(call.name, call, None, error, f"Error: {type(error).__name__}: {error}")
+
+
+def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
+    """Appends the result as the model expects it: a turn of its own, or a line where a turn is open."""
+    line = f"Result of {result.name}: {result.text}"
+    template = branch.run.client.tokenizer.chat_template
+    if template is None or branch.in_turn or not branch.turns:
+        branch.write(f"\n{line}\n")
+        return result
+    if has_tool_turns(template) and _try_tool_turn(branch, result.text):
+        return result
+    branch.begin_turn("user")
+    branch.write(line)
+    branch.end_turn("user")
+    return result
+
+
+def _try_tool_turn(branch: Branch, text: str) -> bool:
+    """Writes a tool's turn; False where the template does not take one here, as some do for a second in a row."""
+    try:
+        branch.begin_turn("tool")
+    except InputError:
+        return False
+    branch.write(text)
+    branch.end_turn("tool")
+    return True

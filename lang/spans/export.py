@@ -1,0 +1,77 @@
+"""Where traces go: a file that is a page or a Perfetto trace by its name, a notebook's cell.
+
+Knows: files, browsers, segments of a text. Must not know: how spans are found or drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import webbrowser
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plait.lang.core.results import CallSegment, Samples, TextSegment
+from plait.lang.spans.call_spans import Trace, trace_of
+from plait.lang.spans.html_page import render_page
+from plait.runtime.errors import InputError, PlaitError
+
+if TYPE_CHECKING:
+    from plait.lang.core.branch import Branch
+    from plait.lang.core.run import Run
+
+_GENERATED_STYLE = "background:#dff0d8;border-radius:3px"
+_TEMPLATE_STYLE = "color:#999"
+
+
+def checked_path(where: str, path: str | Path) -> Path:
+    """A path whose name says what to write."""
+    if Path(path).suffix not in (".html", ".json"):
+        raise InputError(f"{where}: a trace is a page (.html) or a Perfetto trace (.json), not {str(path)!r:.80}")
+    return Path(path)
+
+
+def write_traces(runs: Iterable[Run], path: Path) -> None:
+    """Writes what `runs` did, once they are done."""
+    traces = [trace_of(run) for run in runs]
+    path.write_text(render_page(traces) if path.suffix == ".html" else _perfetto(traces), encoding="utf-8")
+
+
+def show(run: Run, path: str | Path | None) -> Path:
+    """Writes the run's trace, and opens it in a browser where no path was given."""
+    if path is not None:
+        target = checked_path("show", path)
+        write_traces([run], target)
+        return target
+    with tempfile.NamedTemporaryFile("w", prefix="plait-", suffix=".html", delete=False) as file:
+        target = Path(file.name)
+    write_traces([run], target)
+    webbrowser.open(target.as_uri())
+    return target
+
+
+def as_html(branch: Branch) -> str:
+    """The text of a state for a notebook: what was generated is marked, the chat template's own is grey."""
+    if not branch.run.ended:
+        return f"<pre>{escape(f'program {branch.run.program!r} still runs')}</pre>"
+    parts = []
+    for segment in list(branch.segments):
+        try:
+            text = escape(segment.text())
+        except PlaitError as error:
+            parts.append(f'<span style="color:#a61c00">{escape(str(error))}</span>')
+            continue
+        if isinstance(segment, CallSegment | Samples):
+            name = segment.call_segments[0].name if isinstance(segment, Samples) else segment.name
+            text = f'<span style="{_GENERATED_STYLE}" title="{escape(name or "gen")}">{text}</span>'
+        elif isinstance(segment, TextSegment) and segment.control:
+            text = f'<span style="{_TEMPLATE_STYLE}">{text}</span>'
+        parts.append(text)
+    return f'<pre style="white-space:pre-wrap">{"".join(parts)}</pre>'
+
+
+def _perfetto(traces: Iterable[Trace]) -> str:
+    events = [event for number, trace in enumerate(traces, 1) for event in trace.perfetto(number)]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)

@@ -1,0 +1,227 @@
+"""The client and the sessions of a backend without a model: texts are kept here, and a call is answered at once.
+
+A session knows the text before each of its calls, since every answer is there when the next instruction comes. So
+calls are answered in the order in which the program makes them, and no thread is needed.
+
+Knows: texts, forks, calls. Must not know: scripts, files, who answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import tokenizers
+
+from plait.constrained.specs import Spec
+from plait.runtime.client.call import Call, CallResult
+from plait.runtime.errors import Aborted, CallFailed, InputError
+from plait.runtime.messages import MAX_FORK_CHILDREN, PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
+from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
+from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
+from plait.runtime.tokenizer.detokenizer import Detokenizer
+from plait.runtime.tokenizer.tokenizer import Tokenizer
+
+_WORD = re.compile(r"\s*\S+|\s+\Z")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call that a program made. `prompt` is all text before it, the chat template's own included; a gen has
+    `params` and perhaps a `constraint`, a select its `choices` and `method`."""
+
+    name: str | None
+    prompt: str
+    params: SamplingParams
+    constraint: Spec | None = None
+    choices: tuple[str, ...] | None = None
+    method: SelectMethod | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "gen" or "select"."""
+        return "gen" if self.choices is None else "select"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gives. `extra_meta`: more of its meta information. A text without `pieces` is streamed by words."""
+
+    text: str
+    finish_reason: FinishReason = "stop"
+    matched: str | int | None = None
+    usage: Usage | None = None
+    token_ids: tuple[int, ...] | None = None
+    extra_meta: dict[str, Any] | None = None
+    lenient_constraint: Spec | None = None
+
+
+@dataclass(frozen=True)
+class TextResult(CallResult):
+    """A result with what is said of it beyond counts."""
+
+    extra_meta: dict[str, Any] | None = None
+
+
+class TextCall(Call):
+    """A call that is answered by text."""
+
+    def __init__(self, call_id: int, detokenizer: Detokenizer, timeout_s: float | None) -> None:
+        super().__init__(call_id, detokenizer, lambda: self.on_failed(Aborted("the call was aborted")), timeout_s)
+
+    def answer(self, outcome: Outcome, usage: Usage) -> None:
+        """Ends the call with `outcome`."""
+        ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
+        result = TextResult(outcome.text, outcome.finish_reason, usage, outcome.matched, ids, extra_meta=outcome.extra_meta,
+                            lenient_constraint=outcome.lenient_constraint)  # fmt: skip
+        with self._changed:
+            self._pieces.extend(words(outcome.text))
+            self._token_ids.extend(ids)
+            self._result = result
+            self._notify()
+
+
+class TextClient(ABC):
+    """A client without a runtime behind it; `answer` says what each call gives."""
+
+    def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
+        self.model = Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0)
+        self.tokenizer = tokenizer
+        self.is_closed = False
+        self._ids = itertools.count(1)
+
+    @abstractmethod
+    def answer(self, asked: Asked) -> Outcome:
+        """What this call gives. A CallFailed that it raises ends the call; other errors come from the program's line
+        that made the call."""
+
+    def open_session(self, *, program: int | None = None) -> TextSession:
+        return TextSession(self)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def status(self) -> Status:
+        """Counts of a runtime: there is none, and they are 0."""
+        return Status(**dict.fromkeys(Status.__struct_fields__, 0))
+
+    def flush_cache(self) -> Status:
+        return self.status()
+
+
+class TextSession:
+    """One growing text. `seen` is how many of its words an earlier call has read: its cached tokens."""
+
+    def __init__(self, client: TextClient, text: str = "", seen: int = 0, failed: CallFailed | None = None) -> None:
+        self._client = client
+        self._text = text
+        self._num_words_seen = seen
+        self._failed = failed
+        self._name: str | None = None
+        self._closed = False
+
+    def set_next_call_name(self, name: str | None) -> None:
+        """The variable of the next call."""
+        self._name = name
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        self._require_open()
+        if not isinstance(text, str):
+            raise InputError(f"a session's text must be str, not {type(text).__name__}")
+        self._text += text
+
+    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
+        check_sampling(params)
+        if params.complete and constraint is None:
+            raise InputError("complete needs a constraint: only that says when a value is whole")
+        self._require_text("gen")
+        return self._begin(Asked(self._name, self._text, params, constraint), params.timeout_s)
+
+    def select(
+        self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
+    ) -> Call:
+        if method not in get_args(SelectMethod):
+            raise InputError(f"unknown select method {method!r:.80}; known are: {', '.join(get_args(SelectMethod))}")
+        params = sampling_params(timeout_s=timeout_s)
+        self._require_text("select")
+        return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
+
+    def fork(self, size: int) -> list[TextSession]:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        self._require_open()
+        return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
+
+    def abort(self) -> None:
+        self._closed = True
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _begin(self, asked: Asked, timeout_s: float | None) -> Call:
+        self._name = None
+        call = TextCall(self._client.next_id(), Detokenizer(self._client.tokenizer.vocabulary), timeout_s)
+        if self._failed is not None:
+            call.on_failed(CallFailed(f"the session cannot go on: {self._failed}", self._failed.kind))
+            return call
+        try:
+            outcome = self._client.answer(asked)
+        except CallFailed as error:
+            self._failed = error
+            call.on_failed(error)
+            return call
+        call.answer(outcome, outcome.usage or self._usage(asked, outcome.text))
+        self._text += outcome.text
+        self._num_words_seen = len(words(self._text))
+        return call
+
+    def _usage(self, asked: Asked, text: str) -> Usage:
+        """Counts in words: what this text's earlier calls have read is cached."""
+        num_prompt = len(words(asked.prompt))
+        cached = min(self._num_words_seen, num_prompt)
+        completion = 0 if asked.choices is not None else len(words(text))
+        return Usage(num_prompt, cached, num_prompt - cached, 0, completion)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InputError("this session is closed")
+
+    def _require_text(self, needed_by: str) -> None:
+        self._require_open()
+        if not self._text:
+            raise InputError(f"the prompt is empty: add text before {needed_by}")
+
+
+def words(text: str) -> list[str]:
+    """The words of `text`, each with the white space before it: what stands for tokens where there is no model.
+
+    >>> words("The sky is blue. ")
+    ['The', ' sky', ' is', ' blue.', ' ']
+    """
+    return _WORD.findall(text)
+
+
+def byte_tokenizer(template: ChatTemplate | None, control_texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer without a model: a token for each byte and for each of the template's control texts."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=unicode_to_byte(), merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    control = {text: 256 + index for index, text in enumerate(control_texts)}
+    return Tokenizer(
+        TokenizerDefinition(
+            plain=backend,
+            start=backend,
+            prefix_after_control=False,
+            added_tokens={text: AddedToken(token) for text, token in control.items()},
+            control_ids=frozenset(control.values()),
+            token_bytes=(*(bytes([byte]) for byte in range(256)), *[b""] * len(control)),
+            eos_ids=(),
+            bos_id=None,
+            add_bos=False,
+            chat_template=template,
+        )
+    )

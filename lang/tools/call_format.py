@@ -1,0 +1,121 @@
+"""`gen(name, tools=...)`: the constraint that holds a call, and the value it is read as.
+
+Knows: tools, wordings, constraints. Must not know: states, sessions, how a tool is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
+from plait.lang.sampling_options import NO_STOP, Options, make_options
+from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX, ToolCallSyntax
+from plait.lang.tools.tool import Tool, ToolCall, call_schema, make_tools, read_call
+from plait.lang.typed.value_format import ValueFormat
+from plait.runtime.errors import InputError
+
+ToolChoice = Literal["required", "auto", "none"]
+CALL_END_MARKER = "\n<end of call>"
+"""Under "auto" a call is held to end with this, which as a stop string ends the text there and is cut from it."""
+
+
+@dataclass(frozen=True)
+class ToolCallFormat(ValueFormat):
+    """A call, or with `choice` "auto" a text in which there may be one; then the value can be None."""
+
+    syntax: ToolCallSyntax = DEFAULT_CALL_SYNTAX
+    choice: ToolChoice = "required"
+    tools: tuple[Tool, ...] = ()
+
+
+def checked_tools(where: str, functions: object, choice: object) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that may be called, and whether one must be. A function or its name as `choice` leaves only that."""
+    tools = make_tools(where, functions)
+    match choice:
+        case None | "required":
+            return tools, "required"
+        case "auto":
+            return tools, "auto"
+        case "none":
+            return tools, "none"
+    only = tuple(tool for tool in tools if choice in (tool.name, tool.function))
+    if not only:
+        names = ", ".join(tool.name for tool in tools)
+        raise InputError(
+            f'{where}: tool_choice is "required", "auto", "none", or one of the tools ({names}), not {choice!r:.80}'
+        )
+    return only, "required"
+
+
+def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:
+    """A call that must be made is complete and ends itself; other text may have stop strings of its own."""
+    if choice == "none":
+        return make_options(where, **sampling)
+    for keyword in NO_STOP:
+        if sampling[keyword] is not None:
+            raise InputError(f"{where}: {keyword} has no effect with tools; a call ends itself")
+    if choice == "auto":
+        if sampling["complete"]:
+            raise InputError(f'{where}: complete needs tool_choice="required"; what "auto" gives may be free text')
+        return make_options(where, **sampling)
+    whole = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
+    return make_options(where, **whole)
+
+
+def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax) -> ToolCallFormat:
+    """How a call of `tools` is held and read, as this model words it."""
+    if choice == "none":
+        return ToolCallFormat("text", None, _nothing, None, False, syntax, choice, tools)
+    if choice == "auto" and not syntax.begin:
+        syntax = DEFAULT_CALL_SYNTAX  # free text and calls must be told apart
+    read = _reader(tools, syntax)
+    if choice == "required":
+        return ToolCallFormat(
+            "call of a tool", _call_constraint(tools, syntax, choice), read, None, False, syntax, choice, tools
+        )
+
+    def read_in_text(text: str) -> ToolCall | None:
+        call = _extract_call(text, syntax)
+        return None if call is None else read(call)
+
+    return ToolCallFormat(
+        "call of a tool", _call_constraint(tools, syntax, choice), read_in_text, None, True, syntax, choice, tools
+    )
+
+
+def stop_after_call(options: Options) -> Options:
+    """Options under which the text ends with its first call."""
+    return replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
+
+
+def called_tool_name(text: str, value_format: ToolCallFormat) -> str:
+    """The name of the tool that is called in `text`, a call whose arguments could not be read."""
+    call = _extract_call(text, value_format.syntax) if value_format.choice == "auto" else text
+    return str(json.loads(call or "")[value_format.syntax.name_key])
+
+
+def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
+    """The JSON of the call at the end of `text`; None: there is no call."""
+    _, begin, call = text.partition(syntax.begin)
+    return call.removesuffix(syntax.end) if begin else None
+
+
+def _call_constraint(tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice) -> Spec:
+    schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
+    try:
+        if choice == "auto":
+            return Structural([(syntax.begin, schema, syntax.end + CALL_END_MARKER)], at_most=1)
+        return JsonSchema(schema)
+    except GrammarError as error:
+        raise InputError(f"the tools cannot be held to their schema: {error}") from None
+
+
+def _reader(tools: tuple[Tool, ...], syntax: ToolCallSyntax) -> Callable[[str], ToolCall]:
+    return lambda text: read_call(text, tools, syntax.name_key, syntax.arguments_key)
+
+
+def _nothing(text: str) -> None:
+    return None

@@ -1,0 +1,153 @@
+"""Runs a graph: each step is done to real states, in the order in which the body did it.
+
+Knows: steps and what states can do. Must not know: how a graph came about, sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.backends.default_backend import resolve_client
+from plait.lang.budget import checked_budget
+from plait.lang.control.race import race
+from plait.lang.core.execution import Execution
+from plait.lang.core.expressions import Concat, Expr, SystemWithTools, Text
+from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
+from plait.lang.core.results import Segment
+from plait.lang.errors import did_you_mean
+from plait.lang.tracing.nodes import (
+    Adopt,
+    Append,
+    BeginScope,
+    Cancel,
+    EndScope,
+    ForkInto,
+    Join,
+    Node,
+    Read,
+    RunTool,
+    SetVariable,
+)
+from plait.lang.tracing.traced_value import TracedValue, resolve_text, resolve_value
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.backends.default_backend import Backend
+    from plait.lang.budget import Budget
+    from plait.lang.core.fork_group import ProgramStateGroup
+    from plait.lang.core.state import ProgramState
+    from plait.lang.tracing.graph import Graph
+
+
+def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, budget: Budget | None) -> ProgramState:
+    """One run of the steps. Raises InputError before anything runs, ProgramError when a call fails."""
+    for name in arguments:
+        if name not in graph.parameters:
+            open_now = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
+            raise InputError(
+                f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}; {open_now}"
+            )
+    missing = [name for name in graph.parameters if name not in arguments]
+    if missing:
+        raise InputError(f"graph of {graph.name!r}: the argument {missing[0]!r} is missing")
+    client = resolve_client(backend)
+    graph.defaults.check_as_defaults(client.model.vocab_size)
+
+    def body(s: ProgramState) -> None:
+        _GraphExecutor(graph, arguments, s).run_to_completion()
+
+    return Execution(
+        graph.name, body, (), {}, client, graph.defaults, checked_budget("run", budget)
+    ).run_to_completion()
+
+
+class _GraphExecutor:
+    """The states of one run by number, and what the steps so far gave."""
+
+    def __init__(self, graph: Graph, arguments: dict[str, Any], state: ProgramState) -> None:
+        self._graph, self._arguments = graph, arguments
+        self._states: dict[int, ProgramState] = {0: state}
+        self._groups: dict[tuple[int, ...], ProgramStateGroup] = {}
+        self._results: dict[tuple[int, str | None], Segment] = {}
+        self._step_outputs: dict[int, Any] = {}
+        self._scopes: dict[tuple[int, str], contextlib.ExitStack] = {}
+
+    def run_to_completion(self) -> None:
+        for number, node in enumerate(self._graph.nodes):
+            self._step(number, node, self._states[node.lane])
+
+    # -- Env --------------------------------------------------------------------------------------
+
+    def argument(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def result(self, node: int, name: str | None) -> Segment:
+        return self._results[node, name]
+
+    def step_output(self, node: int) -> Any:
+        return self._step_outputs[node]
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _step(self, number: int, node: Node, state: ProgramState) -> None:
+        match node:
+            case Append():
+                before = len(state._branch.call_segments())
+                state._append(self._resolve_expr(node.expr))
+                for call_segment in state._branch.call_segments()[before:]:
+                    call_segment.place = (
+                        node.place or call_segment.place
+                    )  # of the program's own line, not of graph.run(...)
+                for name in _names(node):
+                    self._save_result(number, name, state)
+            case SetVariable():
+                state.set_var(node.name, resolve_value(node.value, self))
+                self._save_result(number, node.name, state)
+            case BeginScope():
+                stack = self._scopes[node.lane, node.name] = contextlib.ExitStack()
+                stack.enter_context(state.var_scope(node.name))
+            case EndScope():
+                self._scopes.pop((node.lane, node.name)).close()
+                self._save_result(number, node.name, state)
+            case ForkInto():
+                group = self._groups[node.branches] = state.fork(len(node.branches))
+                self._states.update(zip(node.branches, group.states, strict=True))
+            case Join():
+                self._join(number, node, state)
+            case Adopt():
+                self._groups[node.branches].adopt(node.index)
+            case Read():
+                self._step_outputs[number] = (
+                    getattr(state, node.what) if node.what == "usage" else getattr(state, node.what)()
+                )
+            case RunTool():
+                self._step_outputs[number] = state.call(node.name)
+            case Cancel():
+                state.cancel() if node.name is None else state.abort(node.name)
+
+    def _join(self, number: int, node: Join, state: ProgramState) -> None:
+        group = self._groups[node.branches]
+        (race(group, node.winners) if node.winners is not None else group).join(node.mode)
+        for name in list(state._branch.variables):
+            self._save_result(number, name, state)
+
+    def _save_result(self, number: int, name: str, state: ProgramState) -> None:
+        self._results[number, name] = state._branch.variables[name]
+
+    def _resolve_expr(self, expr: Expr) -> Expr:
+        """`expr` with what was unknown in it as text."""
+        match expr:
+            case TracedValue():
+                return Text(resolve_text(expr, self))
+            case Concat():
+                return Concat(tuple(self._resolve_expr(part) for part in expr.parts))
+            case SystemWithTools():
+                return SystemWithTools(self._resolve_expr(expr.content), expr.tools)
+        return expr
+
+
+def _names(node: Append) -> list[str]:
+    if node.name is None:
+        return []
+    return [node.name, f"{node.name}{REASONING_SUFFIX}"] if isinstance(node.expr, SeparateReasoning) else [node.name]

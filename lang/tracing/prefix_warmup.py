@@ -1,0 +1,34 @@
+"""Computes the text that all runs of a program begin with, ahead of them.
+
+Knows: a graph's constant beginning, one session. Must not know: bodies, arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plait.lang.core.branch import Branch
+from plait.lang.core.interpreter import execute
+from plait.lang.core.run import Run
+from plait.lang.sampling_options import Options
+from plait.lang.tracing.nodes import Append
+from plait.runtime.sampling_params import sampling_params
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+
+
+def warm_prefix(prefix: Sequence[Append], client: Client) -> int:
+    """Tokens of `prefix` that were not in the cache; now they are. Raises the CallFailed of the runtime."""
+    if not prefix:
+        return 0
+    run = Run("cache", client, Options())
+    branch = Branch(run)
+    try:
+        for node in prefix:
+            execute(node.expr, branch)
+        call = branch.session().generate(sampling_params(max_tokens=0, temperature=0.0))
+        return call.result().usage.computed_tokens
+    finally:
+        run.end()

@@ -1,0 +1,219 @@
+"""A straight-line graph as the request of `POST /v1/programs`; docs/programs-api.md says what that is.
+
+The scopes of variables are followed as the server follows them, so that each value is named as it is known there.
+
+Knows: steps, and the names of the request's fields. Must not know: HTTP, how a program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from plait.constrained.specs import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
+from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
+from plait.lang.errors import CompileError, Problem, did_you_mean
+from plait.lang.sampling_options import Options
+from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read
+from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
+from plait.runtime.errors import InputError
+
+if TYPE_CHECKING:
+    from plait.lang.tracing.graph import Graph
+
+_KEYWORD_OF_FIELD = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
+_JOINS = {"gather_variable": "gather", "concate_and_append": "append"}
+VariableSource = Any  # of a variable: where its value comes from (a Result or an Argument), or a list of such
+
+
+class UnsupportedControlFlow(CompileError):
+    """A step has no form in `POST /v1/programs`."""
+
+
+def build_request(graph: Graph, arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The request. Raises CompileError (of type UnsupportedControlFlow) or, for `arguments` that do not fit, InputError."""
+    for name, value in arguments.items():
+        if name not in graph.parameters:
+            raise InputError(f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}")
+        if not isinstance(value, str):
+            raise InputError(f"graph of {graph.name!r}: an argument of a request is text, not {type(value).__name__}")
+    request: dict[str, Any] = {"program": build_program(graph, arguments)}
+    if defaults := _options(graph, graph.defaults, None):
+        request["defaults"] = defaults
+    return request
+
+
+def build_program(graph: Graph, arguments: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The nodes of the request."""
+    return _Writer(graph, arguments).program()
+
+
+class _BranchWriter:
+    """One strand while its steps are written."""
+
+    def __init__(self, scope: dict[str, VariableSource], is_branch: bool) -> None:
+        self.root_nodes: list[dict[str, Any]] = []
+        self.nodes = self.root_nodes  # where the next step goes: a turn's content, or the whole
+        self.scope = scope
+        self.is_in_turn = False
+        self.is_branch = is_branch
+        self.forked: tuple[int, ...] = ()
+
+
+class _Writer:
+    def __init__(self, graph: Graph, arguments: Mapping[str, str]) -> None:
+        self._graph, self._arguments = graph, arguments
+        open_now: dict[str, VariableSource] = {
+            name: Argument(name) for name in graph.parameters if name not in arguments
+        }
+        self._writers = {0: _BranchWriter(open_now, False)}
+
+    def program(self) -> list[dict[str, Any]]:
+        for number, node in enumerate(self._graph.nodes):
+            writer = self._writers[node.lane]
+            if writer.forked and not isinstance(node, Join | Adopt):
+                self._refuse(node, "the program goes on between a fork and its join")
+            self._step(number, node, writer)
+        for writer in self._writers.values():
+            if writer.is_in_turn:
+                self._refuse(self._graph.nodes[-1], "a turn is still open at the end")
+            if writer.forked:
+                self._refuse(self._fork_of(writer), "the branches of a fork are never joined")
+        if not any(isinstance(node, Append) and node.is_call for node in self._graph.nodes):
+            self._refuse(None, "the program has no gen and no select")
+        return self._writers[0].root_nodes
+
+    def _step(self, number: int, node: Node, writer: _BranchWriter) -> None:
+        match node:
+            case Append(expr=Text(text)):
+                writer.nodes.append({"text": text})
+            case Append(expr=TracedValue() as value):
+                writer.nodes.append(self._value(node, value, writer))
+            case Append(expr=RoleBegin(role)):
+                turn: dict[str, Any] = {"role": role, "content": []}
+                writer.nodes.append(turn)
+                writer.nodes, writer.is_in_turn = turn["content"], True
+            case Append(expr=RoleEnd()):
+                if not writer.is_in_turn:
+                    self._refuse(node, "a turn ends in another branch than it begins in")
+                writer.nodes, writer.is_in_turn = writer.root_nodes, False
+            case Append(expr=Gen() | Select()):
+                writer.nodes.append(self._call(number, node, writer))
+            case ForkInto():
+                for branch in node.branches:
+                    self._writers[branch] = _BranchWriter(dict(writer.scope), True)
+                writer.forked = node.branches
+            case Join(winners=None) if node.branches == writer.forked:
+                self._join(node, writer)
+            case Read():
+                self._refuse(node, f"the {node.what} of a state is read")
+            case _:
+                self._refuse(node, _REASON_OF_NODE.get(type(node).__name__, "this step"))
+
+    def _call(self, number: int, node: Append, writer: _BranchWriter) -> dict[str, Any]:
+        expr, n = node.expr, 1
+        assert isinstance(expr, Gen | Select)
+        if isinstance(expr, Gen):
+            n = expr.options.n or self._graph.defaults.n or 1
+        if expr.name is not None:
+            if isinstance(writer.scope.get(expr.name), Argument):
+                self._refuse(node, f"the variable {expr.name!r} has the name of an argument")
+            whole = NodeOutput(number, expr.name)
+            writer.scope[expr.name] = whole if n == 1 else [NodeOutput(number, expr.name, index) for index in range(n)]
+        if isinstance(expr, Gen):
+            return {"gen": self._gen(node, expr)}
+        said: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
+        if expr.timeout_s is not None:
+            said["timeout"] = expr.timeout_s
+        return {"select": said | ({} if expr.name is None else {"name": expr.name})}
+
+    def _gen(self, node: Node, gen: Gen) -> dict[str, Any]:
+        said: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
+        return said | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
+
+    def _value(self, node: Node, value: TracedValue, writer: _BranchWriter) -> dict[str, Any]:
+        """The variable, as it is known on this strand now, that has the value."""
+        source = next(iter(value._sources)) if len(value._sources) == 1 and value._is_plain else None
+        if isinstance(source, Argument) and source.name in self._arguments:
+            return {"text": self._arguments[source.name]}
+        for name, known in writer.scope.items():
+            path = _path_to(source, known) if source is not None else None
+            if path is not None:
+                return {"var": name, **({"index": list(path)} if path else {})}
+        why = "is not a variable there as it is" if source is not None else "is computed from other values"
+        self._refuse(node, f"the value of {value._label} {why}")
+
+    def _join(self, node: Join, writer: _BranchWriter) -> None:
+        branches = [self._writers[number] for number in node.branches]
+        for branch in branches:
+            if branch.is_in_turn or branch.forked:
+                self._refuse(node, "a branch has an open turn or branches of its own")
+        program = [branch.root_nodes for branch in branches]
+        writer.nodes.append({"fork": {"branches": program, "join": _JOINS[node.mode]}})
+        if node.mode == "gather_variable":
+            before, gathered = set(writer.scope), dict[str, VariableSource]()
+            for branch in branches:
+                for name in branch.scope.keys() - before:
+                    gathered.setdefault(name, []).append(branch.scope[name])
+            writer.scope |= gathered
+        writer.forked = ()
+
+    def _fork_of(self, writer: _BranchWriter) -> Node | None:
+        forks = (node for node in self._graph.nodes if isinstance(node, ForkInto))
+        return next((node for node in forks if node.branches == writer.forked), None)
+
+    def _refuse(self, node: Node | None, why: str) -> NoReturn:
+        place = self._graph.place if node is None else node.place
+        raise UnsupportedControlFlow(self._graph.name, [Problem(f"no straight-line program: {why}", place)])
+
+
+_REASON_OF_NODE = {
+    "Append": "tools and separate_reasoning belong to Python",
+    "SetVariable": "a variable is set by the body",
+    "BeginScope": "var_scope",
+    "Join": "a race, or branches joined elsewhere than after their fork",
+    "Adopt": "a branch is adopted",
+    "RunTool": "a tool is run",
+    "Cancel": "a call or a text is ended early",
+}
+
+
+def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
+    """Where in a variable the value is: () for all of it, None for nowhere."""
+    if isinstance(known, list):
+        for index, each in enumerate(known):
+            path = _path_to(source, each)
+            if path is not None:
+                return (index, *path)
+        return None
+    return () if known == source else None
+
+
+def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any]:
+    """Sampling fields under the names that the request has for them."""
+    said: dict[str, Any] = {}
+    for field, value in options.fields.items():
+        if field == "prompt_logprobs_from":
+            place = graph.place if node is None else node.place
+            raise UnsupportedControlFlow(graph.name, [Problem("no straight-line program: logprob_start_len", place)])
+        said[_KEYWORD_OF_FIELD.get(field, field)] = list(value) if isinstance(value, tuple) else value
+    return said if options.n is None else said | {"n": options.n}
+
+
+def _constraint(spec: Spec | None) -> dict[str, Any]:
+    match spec:
+        case None:
+            return {}
+        case Regex(pattern):
+            return {"regex": pattern}
+        case Choices(choices):
+            return {"choices": list(choices)}
+        case Ebnf(grammar):
+            return {"ebnf": grammar}
+        case Lark(grammar):
+            return {"lark": grammar}
+        case JsonSchema() if spec == JsonSchema(spec.text):
+            return {"json_schema": spec.text}
+    return {"constraint": msgspec.to_builtins(spec)}

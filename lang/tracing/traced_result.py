@@ -1,0 +1,113 @@
+"""What a step will give, where a strand holds its answers: read while a body is compiled, it is not known yet.
+
+Knows: results and their values. Must not know: strands, states, who runs the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.core.results import Segment
+from plait.lang.tracing.traced_value import EvaluationContext, NodeOutput, TracedValue
+
+if TYPE_CHECKING:
+    from plait.lang.tracing.traced_run import TracedRun
+    from plait.lang.typed.value_format import ValueFormat
+
+
+class TracedResult(Segment):
+    """What a step will give. `result.sample` None and n above 1: a list."""
+
+    def __init__(self, traced_run: TracedRun, lane: int, base: TracedValue, result: NodeOutput, n: int = 1) -> None:
+        self.base, self.result, self.n = base, result, n
+        self._traced_run, self._lane = traced_run, lane
+
+    @classmethod
+    def of_call(
+        cls,
+        traced_run: TracedRun,
+        lane: int,
+        node: int,
+        name: str | None,
+        n: int = 1,
+        value_format: ValueFormat | None = None,
+    ) -> TracedResult:
+        result = NodeOutput(node, name)
+        return cls(traced_run, lane, make_traced_value(traced_run, result, value_format), result, n)
+
+    @property
+    def value_format(self) -> ValueFormat | None:
+        return self.base._value_format
+
+    def value(self) -> Any:
+        self._traced_run.read_lanes.add(self._lane)
+        if self.n == 1:
+            return self.base
+        samples = [NodeOutput(self.result.node, self.result.name, index) for index in range(self.n)]
+        return [make_traced_value(self._traced_run, each, self.value_format) for each in samples]
+
+    def text_value(self) -> TracedValue:
+        """Its text, which the state's goes on with."""
+        self._traced_run.read_lanes.add(self._lane)
+        return (
+            self.base
+            if self.value_format is None
+            else self.base._derived(f"s.text_of({self.result.name!r})", self._text, is_plain=True)
+        )
+
+    def _text(self, context: EvaluationContext) -> str:
+        return context.result(self.result.node, self.result.name).text()
+
+    def text(self) -> str:
+        return str(self.base)
+
+    def meta(self) -> Any:
+        self._traced_run.read_lanes.add(self._lane)
+        node, name = self.result.node, self.result.name
+
+        def of(sample: int | None) -> TracedValue:
+            def evaluate(context: EvaluationContext) -> Any:
+                found = context.result(node, name).meta()
+                return found if sample is None else found[sample]
+
+            return self.base._derived(f"s.get_meta_info({name!r})", evaluate)
+
+        return of(None) if self.n == 1 else [of(index) for index in range(self.n)]
+
+    def iter_text(self) -> Iterator[str]:
+        yield self.text()
+
+
+class AssignedValue(Segment):
+    """A value that the body set itself."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def value(self) -> Any:
+        return self._value
+
+    def text(self) -> str:
+        return str(self._value)
+
+
+def make_traced_value(
+    traced_run: TracedRun, result: NodeOutput, value_format: ValueFormat | None = None
+) -> TracedValue:
+    name = "gen(...)" if result.name is None else f"s[{result.name!r}]"
+    label = name if result.sample is None else f"{name}[{result.sample}]"
+
+    def evaluate(context: EvaluationContext) -> Any:
+        found = context.result(result.node, result.name).value()
+        return found if result.sample is None else found[result.sample]
+
+    return TracedValue(
+        traced_run.placeholders,
+        label,
+        frozenset([result]),
+        evaluate,
+        (),
+        value_format,
+        value_format is None or value_format.type_name == "str",
+    )

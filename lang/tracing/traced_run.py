@@ -1,0 +1,222 @@
+"""What is written while a body runs with no model: strands whose text may hold unknown values, and every step taken.
+
+Knows: strands, sessions' rules, nodes. Must not know: handles, who runs the body, how a graph is shown.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
+from plait.lang.backends.remote_client import RemoteTokenizer
+from plait.lang.core.branch import Branch
+from plait.lang.core.expressions import (
+    Concat,
+    Expr,
+    Gen,
+    GenToolCall,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    SystemWithTools,
+    Text,
+)
+from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
+from plait.lang.core.results import Segment, TextSegment
+from plait.lang.core.run import Run
+from plait.lang.sampling_options import Options
+from plait.lang.source_location import caller_location
+from plait.lang.tools.call_format import tool_call_format
+from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
+from plait.lang.tracing.nodes import Append, Node, SetVariable
+from plait.lang.tracing.traced_result import AssignedValue, TracedResult
+from plait.lang.tracing.traced_value import NodeOutput, Placeholders, TracedValue
+from plait.runtime.errors import InputError
+from plait.runtime.messages import MAX_FORK_CHILDREN
+
+if TYPE_CHECKING:
+    from plait.runtime.client.client import Client
+    from plait.runtime.client.session import Session
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+
+class TracedRun(Run):
+    """The steps of one body, in order. A Run that asks nothing of anyone."""
+
+    def __init__(self, program: str, defaults: Options, template: ChatTemplate | None) -> None:
+        super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
+        self.placeholders = Placeholders(program)
+        self.nodes: list[Node] = []
+        self.read_lanes: set[int] = set()
+        """The strands of which something was read."""
+        self.forks: list[tuple[int, list[weakref.ref[Any]]]] = []
+        """The step of each fork, and its group and states, which are gone when nobody holds them."""
+
+    def _notify_run_listeners(self) -> None:
+        """Nothing runs."""
+
+    def track_fork(self, fork: int, handles: Iterable[Any]) -> None:
+        """Notes who can still read the branches of the fork at step `fork`."""
+        self.forks.append((fork, [weakref.ref(handle) for handle in handles]))
+
+    def add_node(self, node: Node) -> int:
+        """The number of one more step."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+
+class TracedBranch(Branch):
+    """A strand whose calls are never made."""
+
+    run: TracedRun
+
+    def __init__(self, run: TracedRun, session: Session | None = None, parent: Branch | None = None) -> None:
+        super().__init__(run, session, parent)
+        self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
+
+    def session(self) -> Session:
+        if self._session is None and not self.run.ended and self._close_reason is None:
+            self._session = cast("Session", _NullSession())
+        return super().session()
+
+    def write(self, text: str, *, control: bool = False) -> None:
+        self.session()
+        self.has_text = self.has_text or bool(text)
+        if control:
+            self._add_segment(TextSegment(text, control))
+            return
+        for piece in self.run.placeholders.split(text):
+            self.append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
+
+    def append_value(self, value: TracedValue) -> None:
+        """Adds what only a run knows."""
+        self.session()
+        self.has_text = True
+        for piece in value._parts or (value,):
+            if isinstance(piece, str):
+                self._append_text(piece)
+                continue
+            number = self._add_step(piece)
+            self._add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
+
+    def add_call(self, expr: Gen | Select | GenToolCall | SeparateReasoning) -> None:
+        """Adds a call."""
+        self.session()
+        gen = expr.gen if isinstance(expr, SeparateReasoning) else expr
+        n, value_format = 1, gen.value_format if isinstance(gen, Gen) else None
+        if not self.has_text:
+            raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
+        if isinstance(gen, Gen | GenToolCall):
+            _, n = gen.options.merged_over(self.run.defaults)
+        if isinstance(gen, GenToolCall):
+            value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX)
+        answer = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
+        self._add_segment(answer)
+        if gen.name is None:
+            return
+        self.variables[gen.name] = answer
+        if isinstance(expr, SeparateReasoning):
+            thought = f"{gen.name}{REASONING_SUFFIX}"
+            self.variables[thought] = TracedResult.of_call(self.run, self.lane, answer.result.node, thought, n)
+
+    def set_variable(self, name: str, value: Any) -> None:
+        """`s[name] = value`."""
+        number = self._add_step(SetVariable, name, value)
+        readable = (
+            AssignedValue(value)
+            if not isinstance(value, TracedValue)
+            else TracedResult(self.run, self.lane, value, NodeOutput(number, name))
+        )
+        self.set(name, readable)
+
+    def _copy_segment(self, segment: Segment) -> None:
+        self._add_segment(segment)
+
+    def _append_text(self, text: str) -> None:
+        self._add_step(Text(text))
+        self._add_segment(TextSegment(text))
+
+    def _add_step(self, what: Any, *details: Any) -> int:
+        node = (
+            Append(self.lane, caller_location(), what)
+            if isinstance(what, Expr)
+            else what(self.lane, caller_location(), *details)
+        )
+        return self.run.add_node(node)
+
+
+def trace_expr(expr: Expr, branch: TracedBranch) -> None:
+    """Appends `expr` to `branch`, as `execute` would."""
+    match expr:
+        case TracedValue():
+            value_format = expr._value_format
+            if value_format is not None and value_format.type_name != "str":
+                raise InputError(
+                    f"only text and expressions can be appended, not {value_format.type_name}; write str(...)"
+                )
+            branch.append_value(expr)
+        case Text():
+            branch.write(expr.text)
+        case Concat():
+            for part in expr.parts:
+                trace_expr(part, branch)
+        case Gen() | Select() | GenToolCall() | SeparateReasoning():
+            branch.add_call(expr)
+        case SystemWithTools():
+            branch._add_step(expr)
+            branch.begin_turn("system")
+            _trace_content(expr.content, branch)
+            branch.end_turn("system")
+        case RoleBegin():
+            branch.begin_turn(expr.role)
+            branch._add_step(expr)
+        case RoleEnd():
+            branch.end_turn(expr.role)
+            branch._add_step(expr)
+        case _:
+            raise InputError(f"{type(expr).__name__} is no expression that plait can run")
+
+
+def _trace_content(content: Expr, branch: TracedBranch) -> None:
+    """The words of a system turn with tools belong to its one step."""
+    if any(
+        not isinstance(part, Text | TracedValue)
+        for part in (content.parts if isinstance(content, Concat) else (content,))
+    ):
+        raise InputError("compile: a system turn that lists tools can hold text only")
+    steps = len(branch.run.nodes)
+    trace_expr(content, branch)
+    del branch.run.nodes[steps:]
+
+
+class _NullClient:
+    """What a strand asks a client for, without one."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.tokenizer = RemoteTokenizer(template)
+
+    def next_id(self) -> int:
+        return 0
+
+    def open_session(self, *, program: int | None = None) -> _NullSession:
+        return _NullSession()
+
+
+class _NullSession:
+    """A session's rules, and nothing behind them."""
+
+    def append(self, text: str, *, control: bool = False) -> None:
+        """The strand keeps it."""
+
+    def fork(self, size: int) -> list[_NullSession]:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        return [_NullSession() for _ in range(size)]
+
+    def abort(self) -> None:
+        """Nothing goes on."""
+
+    def close(self) -> None:
+        """Nothing goes on."""

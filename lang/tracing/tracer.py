@@ -1,0 +1,95 @@
+"""Runs a program's body once with no model, and gives the graph of what it did.
+
+Knows: arguments, the body, what it raises. Must not know: what a graph is made into.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from plait.lang.aio.execution import require_no_running_loop
+from plait.lang.errors import CompileError, DependsOnValue, Problem, ProgramError
+from plait.lang.sampling_options import Options
+from plait.lang.source_location import error_location, function_location
+from plait.lang.tracing.graph import Graph
+from plait.lang.tracing.graph_checks import find_problems
+from plait.lang.tracing.traced_run import TracedBranch, TracedRun
+from plait.lang.tracing.traced_states import AsyncTracedState, TracedState
+from plait.lang.tracing.traced_value import Argument, EvaluationContext, TracedValue
+from plait.runtime.errors import PlaitError
+
+if TYPE_CHECKING:
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+
+def compile_body(
+    name: str, body: Callable[..., Any], bound: inspect.BoundArguments, defaults: Options, template: ChatTemplate | None
+) -> Graph:
+    """The graph of `body`, called once with the arguments that are known. Raises CompileError."""
+    traced_run = TracedRun(name, defaults, template)
+    parameters = _add_missing_arguments(bound, traced_run)
+    returned = _run_body(body, TracedBranch(traced_run), bound)
+    problems = find_problems(traced_run)
+    del returned  # until here: a branch that the caller gets is not lost
+    if problems:
+        raise CompileError(name, problems)
+    place = function_location(getattr(inspect.unwrap(body), "__code__", None))
+    return Graph(name, tuple(traced_run.nodes), tuple(traced_run.lanes), parameters, defaults, place)
+
+
+def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun) -> tuple[str, ...]:
+    """Gives the body an unknown value for each argument that it needs and was not given; their names."""
+    missing = []
+    for name, parameter in list(bound.signature.parameters.items())[1:]:
+        is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if name not in bound.arguments and parameter.default is parameter.empty and not is_open:
+            bound.arguments[name] = _argument(traced_run, name)
+            missing.append(name)
+    return tuple(missing)
+
+
+def _argument(traced_run: TracedRun, name: str) -> TracedValue:
+    def evaluate(context: EvaluationContext) -> Any:
+        return context.argument(name)
+
+    return TracedValue(traced_run.placeholders, name, frozenset([Argument(name)]), evaluate, (), None, True)
+
+
+def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.BoundArguments) -> Any:
+    """What the body returns."""
+    traced_run, is_async = branch.run, inspect.iscoroutinefunction(body)
+    if is_async:
+        require_no_running_loop("compile the program outside of it, or in a thread")
+    try:
+        if is_async:
+            returned = asyncio.run(body(AsyncTracedState(branch), *bound.args[1:], **bound.kwargs))
+        else:
+            returned = body(TracedState(branch), *bound.args[1:], **bound.kwargs)
+    except Exception as error:
+        if traced_run.placeholders.first_refusal is not None:
+            raise traced_run.placeholders.first_refusal from (
+                None if error is traced_run.placeholders.first_refusal else error
+            )
+        raise _failed(traced_run, error) from error
+    finally:
+        traced_run.end()
+    if traced_run.placeholders.first_refusal is not None:  # the body has caught it
+        raise traced_run.placeholders.first_refusal
+    return returned
+
+
+def _failed(traced_run: TracedRun, error: Exception) -> CompileError:
+    """What the body raised, as what is wrong with the program."""
+    text, place = str(error), error_location(error)
+    if traced_run.placeholders.mentions_traced_value(text):
+        hint = "; in a text it can stand as f'{value}'" if "str instance" in text else ""
+        text = f"a value that only a run knows is used where a known one is needed: {traced_run.placeholders.expand(text)}{hint}"
+        return DependsOnValue(traced_run.program, [Problem(text, place)])
+    if isinstance(error, ProgramError) and error.program == traced_run.program:
+        text = text.removeprefix(f"program {traced_run.program!r}: ").removesuffix(f" (at {error.place})")
+    elif not isinstance(error, PlaitError):
+        text = f"the body raised {type(error).__name__}{': ' + text if text else ''}"
+    return CompileError(traced_run.program, [Problem(text, place)])

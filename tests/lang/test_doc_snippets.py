@@ -1,0 +1,83 @@
+"""What the language's pages show runs as it is printed, on a model that is a hash chain.
+
+The tutorial, whose answers are looked at, runs on the embedded model in tests/end_to_end/test_docs.py; testing.md in
+test_testing.py."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import textwrap
+from pathlib import Path
+
+import pytest
+from chain_engine import chain_engine
+from scripted_scheduler import byte_tokenizer
+
+import plait
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with chain_engine(byte_tokenizer()) as engine:
+        yield engine
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+REVIEW = blocks("../README.md")[0]
+QUESTIONS = 'questions = ["Why is the sky blue?", "What is a river?"]\n'
+BODY = "@plait.function\ndef body(s):\n    s += 'Once'\n{}\nbody.run(max_tokens=24)\n"
+INSIDE = "inside a body, after some text"
+SNIPPETS = {  # of a page: what its blocks take for given, and which of them stand inside a program's body
+    "../README.md": ("", {1: None}),  # the second names a file of the reader's
+    "quickstart.md": (
+        QUESTIONS + "from plait import *\n@plait.function\ndef other(s, question):\n    s += user(question)\n",
+        {1: INSIDE, 2: INSIDE, 3: INSIDE, 6: INSIDE},
+    ),
+    "typed-values.md": ("", {}),
+    "tools.md": ("", {}),
+    "async.md": (QUESTIONS, {}),
+    "control.md": (
+        REVIEW + "from plait import *\nchapters = ['One.', 'Two.']\nScore = int\nagent = review\n",
+        {1: INSIDE, 2: INSIDE},
+    ),
+    "compile.md": (
+        REVIEW + "from types import SimpleNamespace\nserver, sent = 'http://localhost', []\n"
+        "httpx = SimpleNamespace(post=lambda url, json: sent.append((url, json)))\n",
+        {},
+    ),
+    "seeing.md": (REVIEW, {}),
+    "constraints.md": ("", {}),
+}
+BEHIND = {  # what a reader would do next
+    "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n",
+    "tools.md": "assert ask.run('Is it warm in Ulm?', temperature=0)['step'].name == 'weather'\n",
+    "control.md": "@plait.function\ndef judged(s):\n    s += user('Say a word.')\n"
+    "    plait.best_of(s, 2, assistant(gen('x', max_tokens=4)), by=judge)\njudged.run()\n",
+    "compile.md": "(url, body), = sent\nassert url.endswith('/v1/programs') and len(body['program']) == 5\n",
+    "seeing.md": "from pathlib import Path\nassert Path('out.html').read_text().startswith('<!doctype html>')\n",
+}
+
+
+@pytest.mark.parametrize("page", SNIPPETS)
+def test_what_a_page_shows_runs_as_it_is_printed(engine, tmp_path, monkeypatch, page):
+    before, places = SNIPPETS[page]
+    script = ["import plait\n" + before]
+    for number, block in enumerate(blocks(page)):
+        if number in places and places[number] is None:
+            continue
+        if number in places:
+            block = BODY.format(textwrap.indent(block, "    "))
+        script.append(block)
+    (tmp_path / "page.py").write_text("\n".join([*script, BEHIND.get(page, "")]))
+    monkeypatch.chdir(tmp_path)
+    plait.set_default_backend(engine)
+    try:
+        runpy.run_path(str(tmp_path / "page.py"))
+    finally:
+        plait.set_default_backend(None)
