@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests" / "support" / "constrained")]
 import constraints_bombs  # noqa: E402
 from pydantic_models import PYDANTIC  # noqa: E402
 from real_schemas import REAL  # noqa: E402

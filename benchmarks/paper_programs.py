@@ -30,8 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from paper.fresh import StatelessClient
-from paper.sharing import cache_overhead
+from paper.cache_overhead import cache_overhead
+from paper.stateless_client import StatelessClient
 from paper.timing import FailedRun, Measurement, measure_peer, measure_plait
 from paper.workloads import ALONE, UNSHARED, Work, workloads
 from server_comparison.client import ServerError

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from serving.http_load import Stream, one, run, under_load
 from server_comparison.told import unwind_on_signal
+from serving.http_load import Stream, one, run, under_load
 
 SERVE = """
 import json, sys

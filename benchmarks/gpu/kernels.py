@@ -24,7 +24,7 @@ from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
 from plait.kernels.reference import fused, matmul
-from plait.kernels.reference import sampler as reference_sampling
+from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 FLUSH_BYTES = 1 if DRY else 256 << 20  # several times an H200's L2

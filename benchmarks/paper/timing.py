@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from paper.best import IdealCacheMeter
-from paper.fresh import StatelessClient
+from paper.ideal_cache import IdealCacheMeter
+from paper.stateless_client import StatelessClient
 from paper.workloads import Work
 
 

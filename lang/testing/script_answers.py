@@ -118,10 +118,14 @@ def _check_limits(asked: Asked, answer: Answer, text: str) -> None:
     limit = asked.params.max_tokens
     for stop in asked.params.stop:
         if stop in text:
-            raise ScriptError(f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop string {stop!r}")
+            raise ScriptError(
+                f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop string {stop!r}"
+            )
     for pattern in asked.params.stop_regex:
         if re.search(pattern, text):
-            raise ScriptError(f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop_regex {pattern!r}")
+            raise ScriptError(
+                f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop_regex {pattern!r}"
+            )
     if asked.constraint is None and len(words(text)) > limit:
         raise ScriptError(f"{describe_call(asked)} cannot give {len(words(text))} words: max_tokens is {limit}")
     if answer.tokens is not None and answer.tokens > limit:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from chain_engine import chain_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper.best import IdealCacheMeter
+from paper.ideal_cache import IdealCacheMeter
 from paper.timing import FailedRun, Measurement, measure_plait
-from programs import _side, table
+from paper_programs import _side, table
 from scripted_scheduler import ScriptedBackend, byte_tokenizer
 
 import plait

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import FP8, Layer, close, expected, i32, layout_of, on, sums, tensors
+from attention_cases import FP8, Layer, close, expected, i32, layout_of, offsets_of, on, tensors
 
 from plait.kernels.layout import AttentionLayout, AttentionShape
 
@@ -103,7 +103,7 @@ def test_a_captured_step_follows_the_lengths(name: str) -> None:
         layout = on("cuda", layout_of(rows, page_size)[0])
         real = len(layout.positions)
         static.q_starts.copy_(layout.q_starts)
-        static.kv_starts.copy_(i32(sums(lengths), "cuda"))
+        static.kv_starts.copy_(i32(offsets_of(lengths), "cuda"))
         static.kv_pages[: len(layout.kv_pages)] = layout.kv_pages
         static.page_starts.copy_(layout.page_starts)
         graph.replay()

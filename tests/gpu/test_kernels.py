@@ -10,7 +10,7 @@ import torch
 
 from plait.kernels import quantized_weights
 from plait.kernels.reference import fused, matmul
-from plait.kernels.reference import sampler as reference_sampling
+from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU (since 2026-11-21)")
@@ -54,8 +54,7 @@ def test_sampling_gives_what_the_reference_gives(kind: tuple[float, int, float, 
 
 
 def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
-    from plait.kernels.triton.sampling import logprobs
-    from plait.kernels.triton.sampling import sampler as sampler
+    from plait.kernels.triton.sampling import logprobs, sampler
 
     logits, rows = randn(8, 128_256), inputs(8, 1.0, -1, 0.9, 0.0)
     out = torch.empty(8, dtype=torch.int32, device="cuda")

@@ -69,7 +69,7 @@ def test_an_expert_not_asked_cannot_spoil_a_token(operator):
 
 def test_deterministic_experts_do_not_depend_on_company():
     x, weights, expert_ids, gate_up, down = routed(50, 6, 3, 1)
-    kernels = select_kernels(torch.device("cpu"), torch.float32, batch_invariant_linear=True)
+    kernels = select_kernels(torch.device("cpu"), torch.float32, deterministic=True)
     together = kernels.experts(x, weights, expert_ids, gate_up, down)
     products = kernels.linear(x, gate_up[0], None)
     assert torch.equal(products, batch_invariant_linear.linear(x, gate_up[0], None))

@@ -17,15 +17,15 @@ from plait.kernels.cpu.gemm import int8_kernel
 ROOT = Path(__file__).parents[3]
 ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c", "PLAIT_EXAMPLES": "20"}
 HELD = [
-    "test_cpu_products.py::test_product_is_right_and_a_rows_bits_are_its_own",
-    "test_cpu_products.py::test_gated_product",
-    "test_cpu_products.py::test_what_is_not_finite_stays_so",
-    "test_cpu_products.py::test_registers_are_those_of_the_cpu_it_is_compiled_for",
-    "test_cpu_parts.py::test_add_and_norm",
-    "test_cpu_parts.py::test_bfloat16_is_the_nearest",
-    "test_cpu_parts.py::test_attention_is_right_and_a_rows_bits_are_its_own",
-    "test_cpu_parts.py::test_weights_are_powers_of_two_good_to_bfloat16",
-    "test_cpu_parts.py::test_a_reference_follows_the_largest_score",
+    "gemm/test_packed_linear.py::test_product_is_right_and_a_rows_bits_are_its_own",
+    "gemm/test_packed_linear.py::test_gated_product",
+    "gemm/test_packed_linear.py::test_what_is_not_finite_stays_so",
+    "gemm/test_packed_linear.py::test_registers_are_those_of_the_cpu_it_is_compiled_for",
+    "attention/test_paged.py::test_add_and_norm",
+    "attention/test_paged.py::test_bfloat16_is_the_nearest",
+    "attention/test_paged.py::test_attention_is_right_and_a_rows_bits_are_its_own",
+    "attention/test_paged.py::test_weights_are_powers_of_two_good_to_bfloat16",
+    "attention/test_paged.py::test_a_reference_follows_the_largest_score",
 ]
 pytestmark = [
     pytest.mark.timeout(900),  # compilers that take a minute of a free processor
@@ -45,7 +45,7 @@ def spoken(tmp_path_factory):
 @pytest.fixture(scope="module")
 def started(spoken):
     """Both processes at once."""
-    tests = [f"tests/kernels/{each}" for each in HELD]
+    tests = [f"tests/kernels/cpu/{each}" for each in HELD]
     commands = {
         "kernels": ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
         "model": ["tests/support/kernels/greedy_decoder.py", str(spoken)],

@@ -54,7 +54,7 @@ def test_bias_is_added():
 
 def test_what_cannot_be_deterministic_says_so():
     with pytest.raises(ValueError, match="batch_invariant_linear"):
-        select_kernels(torch.device("cpu"), torch.float16, batch_invariant_linear=True)
-    names = select_kernels(torch.device("cpu"), torch.float32, batch_invariant_linear=True).names
+        select_kernels(torch.device("cpu"), torch.float16, deterministic=True)
+    names = select_kernels(torch.device("cpu"), torch.float32, deterministic=True).names
     assert "fixed" in names["matrix products"]
     assert names["attention"] == "numba"

@@ -13,14 +13,14 @@ ROOT = Path(__file__).parents[3]
 FILES = [
     "norm",
     "activation",
-    "chunks",
-    "mask",
-    "sampling",
-    "weight_search",
-    "logprobs",
-    "quantized_matmul",
-    "narrow_weights",
-    "grouped_matmul",
+    "sampling/vocab_chunks",
+    "sampling/logit_adjustments",
+    "sampling/sampler",
+    "sampling/threshold_search",
+    "sampling/logprobs",
+    "linear/quantized_matmul",
+    "linear/quantized_linear",
+    "linear/grouped_matmul",
 ]
 
 

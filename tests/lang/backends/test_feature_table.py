@@ -10,8 +10,8 @@ import sys
 import types
 from pathlib import Path
 
-import pytest
 import fake_servers as servers
+import pytest
 from scripted_scheduler import ScriptedBackend
 
 import plait
@@ -19,7 +19,7 @@ from plait import assistant, gen, select, system, user
 from plait.lang.core.expressions import Expr
 
 NOBODY = "http://127.0.0.1:9"
-PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
+PAGE = Path(__file__).parents[3] / "docs" / "backends.md"
 
 
 def look_up(word: str) -> str:

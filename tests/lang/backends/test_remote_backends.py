@@ -8,8 +8,8 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-import pytest
 import fake_servers as servers
+import pytest
 
 import plait
 from plait import assistant, gen, select, system, user

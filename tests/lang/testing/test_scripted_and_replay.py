@@ -280,7 +280,7 @@ def test_fitting_agrees_with_the_meaning_of_constraints(text):
 
 
 def test_the_pages_own_test_runs(tmp_path):
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     program = re.search(r"```python\n(.*?)\n\nstate = review", (root / "README.md").read_text(), re.DOTALL)
     shown = re.search(r"```python\n(.*?)```", (root / "docs" / "testing.md").read_text(), re.DOTALL)
     page = tmp_path / "page.py"

@@ -31,7 +31,7 @@ from plait.lang.typed.annotations import has_pydantic_types
 from plait.lang.typed.value_format import value_format_of
 from plait.runtime.messages import Generate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Colour(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from delayed_device import Behind, LateStream
+from delayed_device import DelayedStream, QueuedRunner
 from engine_runs import SHAPE, run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,8 +150,8 @@ def test_tokens_are_the_same_with_groups_and_without(folder, monkeypatch):
         monkeypatch.setattr(module, "gpu_spec", lambda device: tile_config.GpuSpec(90, 6))  # fewer programs
     config = engine_config(device=str(DEVICE), dtype="float32", max_pages=400, max_batch_tokens=140)
     ours = TorchRunner(config, folder, kernels=triton_kernels(torch.float32))
-    steps = GpuStepLauncher(ours, 3, LateStream(0.5, 1))
-    found = run(Behind(ours, steps.stream), programs(), steps, rows=3)
+    steps = GpuStepLauncher(ours, 3, DelayedStream(0.5, 1))
+    found = run(QueuedRunner(ours, steps.stream), programs(), steps, rows=3)
     assert {call: each.tokens for call, each in found.items()} == {call: x.tokens for call, x in expected.items()}
     assert ours.num_spared_tokens >= 8 * 128
     assert {size.has_shared_prefixes for size in steps.graphs.graphs} == {False, True}

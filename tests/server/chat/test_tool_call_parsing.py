@@ -77,7 +77,7 @@ def vocabulary():
     return load_tokenizer(locate_model()).vocabulary
 
 
-@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.mark or "plain")
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.template_marker or "plain")
 @pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
 def test_whatever_is_written_under_the_constraint_fits(vocabulary, style, must_call, one_call) -> None:
     asked = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
@@ -102,7 +102,9 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("style", [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS], ids=lambda style: style.mark or "plain")
+@pytest.mark.parametrize(
+    "style", [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS], ids=lambda style: style.template_marker or "plain"
+)
 @pytest.mark.parametrize("one_call", [False, True])
 def test_a_call_or_an_answer_of_json(vocabulary, style, one_call) -> None:
     """Whatever is written is either, and is read as what it is, however it is cut."""
@@ -157,7 +159,7 @@ def walk(grammar, vocabulary, begins, chance, limit=80):
     raise AssertionError("the text did not end")
 
 
-@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.mark or "plain")
+@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.template_marker or "plain")
 @given(cuts=st.lists(st.integers(0, 200), max_size=12), thinks=st.booleans())
 def test_how_a_text_is_cut_makes_no_difference(style, cuts, thinks) -> None:
     calls = [ToolCall("", "weather", '{"city":"a}\\"","unit":"}</tool_call>]"}'), ToolCall("", "count", '{"n":7}')]
