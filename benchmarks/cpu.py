@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from server_comparison.client import ServerError
-from server_comparison.limits import Machine, Model, describe, measure
+from server_comparison.roofline import Machine, Model, describe, measure
 from server_comparison.servers import Server, Started, own_server, read_servers, started
+from server_comparison.signals import unwind_on_signal
 from server_comparison.table import table
-from server_comparison.told import unwind_on_signal
 from server_comparison.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Size, Work, prefix_curve, run
 
 from plait.runtime.executor.host_machine import host_kv_cache_budget

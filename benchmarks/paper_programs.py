@@ -36,7 +36,7 @@ from paper.timing import FailedRun, Measurement, measure_peer, measure_plait
 from paper.workloads import ALONE, UNSHARED, Work, workloads
 from server_comparison.client import ServerError
 from server_comparison.servers import Server, own_server, read_servers, started
-from server_comparison.told import unwind_on_signal
+from server_comparison.signals import unwind_on_signal
 
 import plait
 from plait.runtime.errors import PlaitError

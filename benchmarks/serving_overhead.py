@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from server_comparison.told import unwind_on_signal
+from server_comparison.signals import unwind_on_signal
 from serving.http_load import Stream, one, run, under_load
 
 SERVE = """

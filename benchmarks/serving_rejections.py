@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from server_comparison.told import unwind_on_signal
+from server_comparison.signals import unwind_on_signal
 
 GOOD = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG = {"model": "default", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True}

@@ -7,7 +7,6 @@ import os
 import sys
 import textwrap
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from scripted_scheduler import Gate, ScriptedBackend

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from server_comparison.told import unwind_on_signal
+from server_comparison.signals import unwind_on_signal
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
