@@ -138,7 +138,7 @@ def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> Non
 
 
 def test_a_child_that_is_kept_from_the_processor_has_more_time(small: Vocabulary, monkeypatch) -> None:
-    monkeypatch.setattr("plait.constrained.compile_service.worker_process.PATIENCE", 1000)
+    monkeypatch.setattr("plait.constrained.compile_service.worker_process.WALL_TIME_FACTOR", 1000)
     pool = CompilePool(small, deadline_s=0.1)
     pool.start()
     try:
@@ -196,7 +196,7 @@ def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
         assert pool.cache.nbytes <= 100_000
         assert pool.cache.get(Regex("a{59}")) is not None
         assert pool.cache.get(Regex("a{1}")) is None
-        oldest = next(iter(pool.cache._kept))
+        oldest = next(iter(pool.cache._entries))
         assert pool.cache.get(oldest) is not None
         wait_for(pool, [pool.submit(Regex("b{59}"))])
         assert pool.cache.get(oldest) is not None, "what was just used is not what goes"
@@ -274,7 +274,7 @@ def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
 
 def test_a_grammar_that_took_long_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    monkeypatch.setattr("plait.constrained.compile_service.pool.SLOW_S", 0.0)
+    monkeypatch.setattr("plait.constrained.compile_service.pool.BACKGROUND_BUILD_S", 0.0)
     monkeypatch.setattr(
         "plait.constrained.compile_service.pool._grammar",
         lambda *form: built.append(current_thread()) or _grammar(*form),
