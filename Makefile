@@ -56,7 +56,7 @@ docs: $(VENV)/.test  ## regenerate docs/reference.md and docs/examples.md
 	$(BIN)/python docs/make_examples.py
 
 hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
-	$(PIP) install pre-commit
+	$(PIP) install pre-commit==4.7.0
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
