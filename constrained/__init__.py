@@ -1,6 +1,8 @@
-"""Constraints on generated text: regular expressions, JSON schemas and grammars, compiled to masks over a vocabulary's tokens.
+"""Constraints on generated text: regular expressions, JSON schemas and grammars, compiled to masks over a vocabulary's
+tokens.
 
-Names are imported when they are first used, so that `plait.constrained.specs` loads neither numpy nor a grammar library.
+Names are imported when they are first used, so that `plait.constrained.specs` loads neither numpy nor a grammar
+library.
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ if TYPE_CHECKING:
     from plait.constrained.compile_service.blocking import compile_grammar
     from plait.constrained.compile_service.pool import CompilePool
     from plait.constrained.grammar import Grammar, Matcher, mask_words
-    from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonObject, JsonSchema, Lark, Regex, Spec, Structural
+    from plait.constrained.specs import (
+        Choices,
+        Ebnf,
+        GrammarError,
+        JsonObject,
+        JsonSchema,
+        Lark,
+        Regex,
+        Spec,
+        Structural,
+    )
     from plait.constrained.vocabulary import Vocabulary
 
 __all__ = [

@@ -63,8 +63,8 @@ class CompilePool:
     the child killed and replaced, and a GrammarError; the start of a child does not count and is bounded at 20 s. A
     child may take `memory_bytes` beyond its own, and one that keeps 128 MiB of it is replaced. Refusals are remembered
     as grammars are. `compile_s` are the seconds that the last 1,000 jobs took by the clock of their child. Without
-    `start_eagerly` there are no children before the first job, which then takes half a second longer: who needs none spares
-    80 MB.
+    `start_eagerly` there are no children before the first job, which then takes half a second longer: who needs none
+    spares 80 MB.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP

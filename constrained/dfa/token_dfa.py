@@ -35,8 +35,8 @@ class DfaTooLarge(Exception):
 class TokenDfa:
     """A token automaton in rows: the edges of state s are `row_offsets[s] .. first[s + 1]`; state 0 is the start.
 
-    `row_offsets` int32 [S+1], `tokens` int32 [E] ascending within a row, `next_states` int32 [E], `accepting` bool [S], and
-    `distance` int32 [S], the fewest tokens from each state to an accepting one.
+    `row_offsets` int32 [S+1], `tokens` int32 [E] ascending within a row, `next_states` int32 [E], `accepting` bool [S],
+    and `distance` int32 [S], the fewest tokens from each state to an accepting one.
     """
 
     row_offsets: Int32Array

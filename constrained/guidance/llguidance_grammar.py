@@ -129,14 +129,14 @@ class LlguidanceMatcher(Matcher):
     """A place in an LlguidanceGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
 
     __slots__ = (
+        "_accepted_since",
         "_address",
         "_bits",
-        "_num_eos",
+        "_completion",
         "_grammar",
         "_inner",
-        "_accepted_since",
+        "_num_eos",
         "_tokens",
-        "_completion",
         "_words",
     )
 
