@@ -52,8 +52,8 @@ def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content:
 
 def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
     for name, content, said in [
-        ("tokenizer.json", b"{", "is no tokenizer.json"),
-        ("tokenizer.json", b"\xff", "is no tokenizer.json"),
+        ("tokenizer.json", b"{", "is not a tokenizer.json"),
+        ("tokenizer.json", b"\xff", "is not a tokenizer.json"),
         ("model.gguf", b"GGUF", "load_tokenizer"),
     ]:
         (tmp_path / name).write_bytes(content)
