@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEADLINE_S) -> Grammar:
-    """Returns the grammar of `spec`. Raises GrammarError if it is unsupported, takes over `deadline_s`, or too much memory.
+    """Returns the grammar of `spec`. Raises GrammarError if it is unsupported, too slow (`deadline_s`) or too large.
 
     Choices compile in this process, every other form in a child process, which is kept for later calls (for the last
     two vocabularies) and ends with this process. The call blocks; a scheduler uses CompilePool instead.

@@ -114,7 +114,7 @@ class CompilePool:
         self._dispatch()
 
     def submit(self, spec: Spec) -> int:
-        """Requests a grammar and returns a ticket, which a later `collect` answers once. RuntimeError if not started."""
+        """Requests a grammar. Returns a ticket, which a later `collect` answers once. RuntimeError if not started."""
         if not self._open:
             raise RuntimeError("the pool is not started")
         self._last_ticket += 1

@@ -97,5 +97,5 @@ class CompletionSearch:
         return [best]
 
     def _closes_value(self, token: int, walker: Walker) -> bool:
-        """Returns whether a quote or bracket closes a value here; inside a string a bracket is an ordinary character."""
+        """Returns whether a quote or bracket closes a value; inside a string a bracket is an ordinary character."""
         return token == self._quote or self._string_only_token is None or not walker.is_allowed(self._string_only_token)

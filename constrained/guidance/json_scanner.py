@@ -26,8 +26,11 @@ class JsonDelimiters(NamedTuple):
 
 
 class JsonRegions(NamedTuple):
-    """Where a text contains JSON: after each begin marker. Without `free_text`, a text that does not begin with a marker
-    is JSON from its first byte. Without `delimiters` the whole text is JSON."""
+    """Where a text contains JSON: after each begin marker.
+
+    Without `free_text`, a text that does not begin with a marker is JSON from its first byte. Without `delimiters` the
+    whole text is JSON.
+    """
 
     delimiters: tuple[JsonDelimiters, ...] = ()
     free_text: bool = False
@@ -37,7 +40,7 @@ ALL_JSON = JsonRegions()
 
 
 def ends_in_string(text: bytes, json_regions: JsonRegions = ALL_JSON) -> bool:
-    """Returns whether `text` ends inside a string of its JSON, or after the JSON of a call, where no JSON number can be.
+    """Returns whether `text` ends inside a string of its JSON, or after the JSON of a call.
 
     Free text before the first call counts as JSON: quotes open and close strings there.
 
@@ -60,7 +63,7 @@ def ends_in_string(text: bytes, json_regions: JsonRegions = ALL_JSON) -> bool:
 def _next_opening(
     text: bytes, at: int, delimiters: Sequence[JsonDelimiters], places: list[int]
 ) -> tuple[int, JsonDelimiters] | None:
-    """Returns the first begin marker at or after `at`. `places` caches where each marker was found last; -1: nowhere."""
+    """Returns the first begin marker at or after `at`. `places` caches the last position of each (-1: none)."""
     for i, (call, place) in enumerate(zip(delimiters, places, strict=True)):
         if 0 <= place < at:  # a marker that does not occur is searched for once
             places[i] = text.find(call.begin, at)

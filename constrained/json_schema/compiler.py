@@ -99,7 +99,7 @@ def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], 
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
-    """Returns the rewritten `schema` with llguidance's options: white space as in `spec`, one spelling for each text."""
+    """Adds llguidance's options to a rewritten `schema`: white space as in `spec`, one spelling for each text."""
     options: dict[str, Any] = {
         "whitespace_flexible": spec.whitespace,
         "item_separator": "," if spec.compact or spec.whitespace else ", ",

@@ -43,7 +43,7 @@ def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
 )
 def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content: dict[str, object]) -> None:
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="give eos_ids"):
+    with pytest.raises(ValueError, match="pass eos_ids"):
         Vocabulary.from_tokenizer(tmp_path)
     (tmp_path / name).write_text(json.dumps(content))
     assert Vocabulary.from_tokenizer(tmp_path).eos_ids[0] == 258

@@ -79,8 +79,8 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     places = min((int(part["maxItems"]) for part in conjuncts(schema, document)
                   if isinstance(part, dict) and "maxItems" in part), default=MAX_PLACES + 1)  # fmt: skip
     if least != 1 or most is not None or places > MAX_PLACES:
-        raise UnsupportedKeywords(f"it is supported once, in arrays of at most {MAX_PLACES} items", "contains", "minContains",
-                        "maxContains")  # fmt: skip
+        reason = f"it is supported once, in arrays of at most {MAX_PLACES} items"
+        raise UnsupportedKeywords(reason, "contains", "minContains", "maxContains")
     cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
     cases += [{"type": "array", "prefixItems": [True] * at + [inner], "minItems": at + 1} for at in range(places)]
     return with_all_of(rest, {"anyOf": cases})

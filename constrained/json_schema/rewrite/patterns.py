@@ -20,8 +20,8 @@ MAX_PAIRS = 100_000
 MAX_WEIGHT_TO_MATCH = 2000
 ANY = "[\\U00000000-\\U0010ffff]"
 _SPACE = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_NO_SPACE = write_class(merge_ranges([(ord(c), ord(c)) for c in "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"]
-                           + [(0x2000, 0x200A)], negated=True))[1:-1]  # fmt: skip
+_SPACES = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+_NO_SPACE = write_class(merge_ranges([*((ord(c), ord(c)) for c in _SPACES), (0x2000, 0x200A)], negated=True))[1:-1]
 _NO_DIGIT, _NO_WORD = r"\x00-/:-\U0010ffff", r"\x00-/:-@\[-^`{-\U0010ffff"
 _CLASS_ESCAPES = {"d": "0-9", "D": _NO_DIGIT, "w": "A-Za-z0-9_", "W": _NO_WORD, "s": _SPACE, "S": _NO_SPACE}
 _IDENTITY_ESCAPES = frozenset(r"fnrtv\^$.*+?()[]{}|/-" + "\"'#%&,:;<=>@_`~! ")

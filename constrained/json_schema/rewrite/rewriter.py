@@ -238,7 +238,7 @@ class _Rewriter:
             self._patterns(schema, out, at)
 
     def _patterns(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """Rewrites patternProperties to patterns of whole names that match no name of another pattern or of the list."""
+        """Rewrites patternProperties to disjoint patterns of whole names that match no listed name."""
         found: dict[str, Schema] = {}
         try:
             for pattern, inner in schema["patternProperties"].items():
