@@ -1,12 +1,10 @@
 """What constraints cost and whether they hold: patterns, schemas, masks, bombs; and the engine under them.
 
-    python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine]
+python benchmarks/constraints.py [--schemas FILE.jsonl] [--limit N] [--library | --engine]
 
 Without a file the schemas are those of the tests: the table in five surroundings, the refused ones, and those shaped as
 people write them; a file holds one schema a line. Compiling is timed by the clock of the child that does it. The
 vocabulary is the embedded model's, 49,152 tokens. `--engine` runs the engine's part alone, `--library` the other.
-
-Knows: the public constraints, the sampler, and NumPy. Must not know: schedulers or models.
 """
 
 from __future__ import annotations

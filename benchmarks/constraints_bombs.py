@@ -1,7 +1,4 @@
-"""Specs that would cost much: how long until each is answered, how long the caller is held up, and the memory.
-
-Knows: the compile pool as a scheduler uses it. Must not know: what is wrong with any spec.
-"""
+"""Specs that would cost much: how long until each is answered, how long the caller is held up, and the memory."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """What constraints do to a running engine: JSON against free decoding, and neighbours while bombs are compiled.
 
-    python benchmarks/constraints_engine.py [--streams 1,16] [--rounds 3] [--seconds 20]
+python benchmarks/constraints_engine.py [--streams 1,16] [--rounds 3] [--seconds 20]
 
 Both sides of every ratio run in turn on one engine. Tokens count as the text has them, forced ones included. The
 bombs are schemas and patterns made to be expensive; a new one is sent whenever one is answered.
-
-Knows: the runtime's client. Must not know: grammars' insides, or how the scheduler works.
 """
 
 from __future__ import annotations

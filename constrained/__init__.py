@@ -1,13 +1,31 @@
-"""What the next token may be: constraints compiled for a vocabulary, as masks over its tokens.
+"""Constraints on generated text: regular expressions, JSON schemas and grammars, compiled to masks over a vocabulary's
+tokens.
 
-Knows: bytes, tokens and grammars. Must not know: models, sampling, sessions or anything else of plait.
+Names are imported when they are first used, so that `plait.constrained.specs` loads neither numpy nor a grammar
+library.
 """
 
-from plait.constrained.compile_service.blocking import compile_grammar
-from plait.constrained.compile_service.pool import CompilePool
-from plait.constrained.grammar import Grammar, Matcher, mask_words
-from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonObject, JsonSchema, Lark, Regex, Spec, Structural
-from plait.constrained.vocabulary import Vocabulary
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plait.constrained.compile_service.blocking import compile_grammar
+    from plait.constrained.compile_service.pool import CompilePool
+    from plait.constrained.grammar import Grammar, Matcher, mask_words
+    from plait.constrained.specs import (
+        Choices,
+        Ebnf,
+        GrammarError,
+        JsonObject,
+        JsonSchema,
+        Lark,
+        Regex,
+        Spec,
+        Structural,
+    )
+    from plait.constrained.vocabulary import Vocabulary
 
 __all__ = [
     "Choices",
@@ -26,3 +44,23 @@ __all__ = [
     "compile_grammar",
     "mask_words",
 ]
+_MODULE_OF = {
+    "CompilePool": "compile_service.pool",
+    "Grammar": "grammar",
+    "Matcher": "grammar",
+    "Vocabulary": "vocabulary",
+    "compile_grammar": "compile_service.blocking",
+    "mask_words": "grammar",
+}  # the others are in specs
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"plait.constrained.{_MODULE_OF.get(name, 'specs')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,12 +1,10 @@
-r"""Byte strings as a prefix tree in flat arrays, so that a whole level of it is walked in a few numpy calls.
+r"""A prefix tree of byte strings in flat arrays, so that one numpy call advances many nodes.
 
-Knows: byte strings and the numbers that stand for them. Must not know: tokens, choices or automata.
-
-           0           nodes are numbered level by level, and within a level in byte order,
-        a/   \b        so the children of a node are neighbours:
-        1     2            parent = [-1, 0, 0, 1, 1]
-     a/   \c              byte   = [ 0, a, b, a, c]
-     3     4               first  = [ 1, 3, 5, 5, 5, 5]   children of n: first[n] .. first[n + 1]
+      0           nodes are numbered level by level, and within a level in byte order,
+   a/   \b        so the children of a node are neighbours:
+   1     2            parent = [-1, 0, 0, 1, 1]
+a/   \c              byte   = [ 0, a, b, a, c]
+3     4               first  = [ 1, 3, 5, 5, 5, 5]   children of n: first[n] .. first[n + 1]
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ NO_CHILD = -1
 class ByteTrie:
     """The prefix tree of `entries`, pairs of (number, non-empty byte string); strings may occur twice.
 
-    `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the way into a node, `entry_offsets`
-    [N+1] bounds its slice of `entry_ids`, the entries that end there.
+    `child_offsets` [N+1] bounds each node's children, `byte` [N] labels the edge into a node, and `entry_offsets` [N+1]
+    bounds each node's slice of `entry_ids`, the entries that end at the node.
 
     >>> trie = ByteTrie([(7, b"aa"), (8, b"ac"), (9, b"b")])
     >>> len(trie), trie.child_offsets.tolist(), trie.entry_ids.tolist()
@@ -63,21 +61,21 @@ class ByteTrie:
 
     @property
     def is_terminal(self) -> NDArray[np.bool_]:
-        """For each node, whether an entry ends there, bool [N]."""
+        """Whether an entry ends at each node, bool [N]."""
         return np.diff(self.entry_offsets) > 0
 
     def step(self, nodes: Int32Array, labels: NDArray[np.uint8]) -> Int32Array:
-        """The child of each node by each label, DEAD (-1) where there is none; all int32 [n]."""
-        wanted = nodes.astype(np.int64) * 256 + labels
-        found = np.searchsorted(self._keys, wanted)
+        """Returns the child of each node along each label, int32 [n]; NO_CHILD (-1) where there is none."""
+        keys = nodes.astype(np.int64) * 256 + labels
+        found = np.searchsorted(self._keys, keys)
         found[found == len(self._keys)] = 0
-        return np.where(self._keys[found] == wanted, found, NO_CHILD).astype(np.int32)
+        return np.where(self._keys[found] == keys, found, NO_CHILD).astype(np.int32)
 
 
 def expand_slices(offsets: Int32Array, rows: Int32Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Every index in the slices first[r]..offsets[r+1] of `rows`, beside the position in `rows` it came from.
+    """Returns every index in the slices offsets[r]..offsets[r+1] for r in `rows`, and the position in `rows` of each.
 
-    >>> [part.tolist() for part in spread(np.array([0, 2, 5], np.int32), np.array([1, 0], np.int32))]
+    >>> [part.tolist() for part in expand_slices(np.array([0, 2, 5], np.int32), np.array([1, 0], np.int32))]
     [[2, 3, 4, 0, 1], [0, 0, 0, 1, 1]]
     """
     begin = offsets[rows]

@@ -1,7 +1,4 @@
-"""Which compiler serves which form of constraint, and how what it makes becomes a Grammar.
-
-Knows: every form. Must not know: processes or caches. Runs in whichever process calls it.
-"""
+"""Chooses the compiler for each form of constraint, and builds a Grammar from its result, in the calling process."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ from plait.constrained.vocabulary import Vocabulary
 def compile_spec(
     spec: Spec, vocabulary: Vocabulary, build_byte_dfa: ByteDfaBuilder | None = None
 ) -> TokenDfa | LlguidanceSource:
-    """What a Grammar is made from. GrammarError where the constraint cannot be used.
+    """Compiles `spec` to what a Grammar is built from. Raises GrammarError if the constraint cannot be used.
 
-    `build_byte_dfa` makes a pattern's automaton over bytes, where it is to be made with bounds; see regex.py.
+    `build_byte_dfa` replaces the function of that name in regex/compiler.py, for instance by one with a time limit.
 
     >>> compile_spec(Choices(("yes", "no")), vocabulary)                  # doctest: +SKIP
     """
@@ -42,11 +39,11 @@ def compile_spec(
     return compile_json(spec, vocabulary)
 
 
-def build_grammar(form: TokenDfa | LlguidanceSource, vocabulary: Vocabulary) -> Grammar:
-    """The Grammar of a compiled form: microseconds for a Table, milliseconds for an LlguidanceSource.
+def build_grammar(compiled: TokenDfa | LlguidanceSource, vocabulary: Vocabulary) -> Grammar:
+    """Builds the Grammar of a compiled constraint: microseconds for a TokenDfa, milliseconds for an LlguidanceSource.
 
     >>> build_grammar(compile_spec(spec, vocabulary), vocabulary)            # doctest: +SKIP
     """
-    if isinstance(form, LlguidanceSource):
-        return LlguidanceGrammar(form, vocabulary)
-    return DfaGrammar(form, vocabulary)
+    if isinstance(compiled, LlguidanceSource):
+        return LlguidanceGrammar(compiled, vocabulary)
+    return DfaGrammar(compiled, vocabulary)

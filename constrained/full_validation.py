@@ -1,6 +1,6 @@
-"""Full validation of a finished text, for what the masks of a lenient grammar could not hold.
+"""Validates a finished text against what the masks of a lenient grammar do not enforce.
 
-Knows: JSON, tags, and a validator. Must not know: grammars. Costs grow with the text; nothing is fetched.
+The cost grows with the text. References to other documents are never fetched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _decoder = json.JSONDecoder()
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Between `begin` and `end` stands JSON that is valid by `schema`, a JSON text itself."""
+    """A part of a structural text: JSON between `begin` and `end` that must match `schema`, a JSON text."""
 
     begin: str
     schema: str
@@ -27,7 +27,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def segments_validation_error(segments: tuple[Segment, ...], text: str) -> str | None:
-    """Why some part of `text` that a begin opens is not valid by its schema, or not closed; None if all are.
+    """Returns why a segment of `text` does not match its schema or is not closed; None if all segments are valid.
 
     >>> segments_validation_error((Segment("<a>", '{"uniqueItems": true}', "</a>"),), "so <a>[1,1]</a>")
     'behind the <a> at 3: [1,1] has non-unique elements (at the top)'
@@ -56,7 +56,7 @@ def _segment_error(reason: str, segment: Segment, place: int) -> str:
 
 
 def validation_error(spec: Spec, text: str) -> str | None:
-    """Why the finished `text` is not what `spec` asks for, in one line; None where it is.
+    """Returns in one line why the finished `text` does not match `spec`; None if it does.
 
     Only lenient specs leave anything to be checked here.
 
@@ -71,7 +71,7 @@ def validation_error(spec: Spec, text: str) -> str | None:
 
 
 def json_validation_error(schema: str, text: str) -> str | None:
-    """Why `text` is no JSON value valid by `schema`, in one line with the pointer into the value; None if it is.
+    """Returns in one line, with a pointer into the value, why the JSON `text` does not match `schema`; None if it does.
 
     >>> json_validation_error('{"uniqueItems": true}', "[1,1]")
     '[1,1] has non-unique elements (at the top)'

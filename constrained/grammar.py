@@ -1,8 +1,4 @@
-"""The contract between a compiled constraint and whoever samples under it.
-
-Knows: what may be asked of a grammar and of a place in it. Must not know: how any of them is compiled or
-stored.
-"""
+"""The interface of compiled constraints: `Grammar`, shared by all texts, and `Matcher`, the state of one text."""
 
 from __future__ import annotations
 
@@ -16,96 +12,95 @@ Int32Array: TypeAlias = NDArray[np.int32]
 
 
 class Matcher(ABC):
-    """One text on its way through a grammar. Belongs to one text and one thread; made by `Grammar.matcher()`.
+    """The state of one text under a grammar. Used by one thread; made by `Grammar.matcher()`.
 
-    The text ends with an end token, taken by `accept` like any other. Afterwards the matcher is terminated:
-    it allows end tokens only, each of which it accepts and stays terminated, so that rows that are stepped
-    past their end need no special case.
+    A text ends with an end token (EOS), which `accept` takes like any other token. The matcher is then terminated: it
+    allows end tokens only and stays terminated, so a row that is stepped past its end needs no special case.
 
-    A matcher may give up in the middle of a text where following it on would cost too much: `accept`,
-    `fill_mask`, `forced_bytes` and `is_accepting` then raise GrammarError, and that text must end there.
-    Automata held as arrays never do.
+    A matcher may refuse to continue in the middle of a text because a step would cost too much: `accept`, `fill_mask`,
+    `forced_bytes` and `is_accepting` then raise GrammarError, and the text must end there. Token automata never do
+    this.
     """
 
     @abstractmethod
     def accept(self, token: int) -> bool:
-        """Append `token` to the text; False, and nothing changed, where it is not allowed here."""
+        """Appends `token` to the text. Returns False and changes nothing if the token is not allowed here."""
 
     @abstractmethod
     def fill_mask(self, row: Int32Array) -> None:
-        """Overwrite `row`, int32 [ceil(V/32)]: bit i%32 of word i//32 is set where token i is allowed here.
+        """Overwrites `row`, int32 [ceil(V/32)]: bit i%32 of word i//32 is set if token i is allowed here.
 
-        End tokens are allowed where `is_accepting`. A grammar may leave out tokenizations that are not the
-        tokenizer's own where the text is forced anyway; it never leaves out a text.
+        End tokens are allowed where `is_accepting`. Where the text is forced, a grammar may leave out tokenizations
+        that the tokenizer would not produce; it never leaves out a text.
         """
 
     @abstractmethod
     def rollback(self, n: int) -> None:
-        """Take back the last `n` accepted tokens, end tokens included. ValueError where there are fewer."""
+        """Removes the last `n` accepted tokens, end tokens included. Raises ValueError if there are fewer."""
 
     @abstractmethod
     def forced_bytes(self) -> bytes:
-        """The bytes that every continuation begins with; b"" where none, or where the text may end."""
+        """Returns the bytes that every continuation begins with; b"" if there are none or the text may end here."""
 
     @abstractmethod
     def forced_tokens(self) -> list[int]:
-        """Tokens that may be appended without sampling: `forced_bytes` as the tokenizer itself splits them.
+        """Returns tokens that can be appended without sampling: `forced_bytes` as the tokenizer splits them.
 
-        Those at the end that could be part of a longer token, going on into what is not forced, are held back.
-        Each is allowed in turn by `accept`. Choosing one token at a time may spell the same text by others; see
-        docs/constraints.md.
+        Tokens at the end that may turn out to be part of a longer token are left out. `accept` allows each token in
+        turn. Sampling token by token may spell the same text with other tokens; see docs/constraints.md.
         """
 
     @abstractmethod
     def completion(self, limit: int) -> list[int] | None:
-        """At most `limit` tokens after which the text is complete, the end token apart; None where not found.
+        """Returns at most `limit` tokens that complete the text, without the end token; None if none were found.
 
-        [] where it is complete already. Automata give the fewest tokens there are, and None means that there
-        are no such few. Other grammars give a short way, walked and so known to be right; None then means that
-        none was found. See docs/constraints.md for what to make of it.
+        Returns [] if the text is complete. A token automaton returns the fewest tokens possible, and None means that
+        more than `limit` are needed. Other grammars return a short completion that was checked; None then means that
+        the search found none. docs/constraints.md says how to use this.
         """
 
     @property
     @abstractmethod
     def is_accepting(self) -> bool:
-        """The text is complete as it stands, though it may also go on."""
+        """Whether the text is complete as it stands; it may still continue."""
 
     @property
     @abstractmethod
     def is_terminated(self) -> bool:
-        """An end token was accepted."""
+        """Whether an end token was accepted."""
 
 
 class Grammar(ABC):
-    """A compiled constraint for one vocabulary: never changes, and may be shared by any number of texts.
+    """A compiled constraint for one vocabulary. Immutable; any number of texts can share it.
 
     >>> matcher = grammar.matcher()                                       # doctest: +SKIP
     >>> row = np.zeros(mask_words(len(vocabulary)), np.int32)             # doctest: +SKIP
     >>> while not matcher.is_terminated:                                  # doctest: +SKIP
     ...     matcher.fill_mask(row)
     ...     matcher.accept(sample(logits, row))
-    `unchecked` are the JSON pointers of what a lenient schema demands and the masks do not; `check` tells of a
-    finished text whether it meets those demands too.
+
+    `unchecked` lists the JSON pointers of schema keywords that a lenient grammar does not enforce by masks; `check`
+    validates a finished text against them.
     """
 
     unchecked: tuple[str, ...] = ()
 
     def check(self, text: str) -> str | None:
-        """Why the finished `text` is not valid, in one line; None where it is, or nothing was left unchecked."""
+        """Returns in one line why the finished `text` is invalid; None if it is valid or nothing was left unchecked."""
         return None
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory it may come to hold, masks included; what a cache charges for it."""
+        """The most bytes of memory that the grammar may use, cached masks included; what a cache charges for it."""
 
     @abstractmethod
     def matcher(self) -> Matcher:
-        """A matcher at the start of a text; costs microseconds."""
+        """Returns a matcher at the start of a text; takes microseconds."""
 
 
 def mask_words(width: int) -> int:
-    """The int32 words in a mask over `width` tokens.
+    """Returns the number of int32 words in a mask over `width` tokens.
 
     >>> mask_words(49152), mask_words(33)
     (1536, 2)

@@ -1,7 +1,5 @@
-"""What a constraint says: a pattern, texts, a schema or a grammar, as values that travel between processes.
-
-Knows: the shape and the limits of a specification. Must not know: vocabularies, automata, or how it is
-compiled.
+"""The forms of constraint (pattern, choices, JSON Schema, grammar, tool calls) as immutable values with their
+limits.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ MAX_CALLS = 1000
 if TYPE_CHECKING:
     SchemaSource: TypeAlias = str | dict[str, Any] | bool | type
 else:
-    SchemaSource = str  # what `__post_init__` leaves, and so what travels
+    SchemaSource = str  # what `__post_init__` stores and messages carry
 
 
 class GrammarError(ValueError):
-    """A constraint that cannot be used: `reason`, and `where` in it (None where no place is to blame).
+    """Raised for a constraint that cannot be used. `reason` says why, `where` says at which place (None: unknown).
 
-    `where` is an index of characters into a pattern, the index of an item, or the JSON pointer of a keyword
-    (RFC 6901, "" for the whole schema).
+    `where` is a character index into a pattern, the index of an item, or the JSON pointer of a keyword (RFC 6901, ""
+    for the whole schema).
 
     >>> GrammarError("unterminated character set", where=3).where
     3
@@ -45,7 +43,7 @@ class GrammarError(ValueError):
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
-    """The texts that `re.fullmatch(pattern, text)` matches, in Python's own syntax and meaning.
+    """The texts that `re.fullmatch(pattern, text)` matches, with Python's syntax and meaning.
 
     At most 64 KiB of UTF-8; anything else raises GrammarError (a msgspec.ValidationError while decoding).
 
@@ -61,10 +59,10 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 
 
 class Choices(msgspec.Struct, frozen=True, tag="choices"):
-    """Exactly one of these texts: 1 to 10,000 of them, none empty, none twice, at most 1 MiB of UTF-8.
+    """Exactly one of the given texts: 1 to 10,000 distinct, non-empty texts, at most 1 MiB of UTF-8.
 
-    A list is taken as well. Anything else raises GrammarError with the item's index (a msgspec.ValidationError
-    while decoding).
+    A list is accepted as well as a tuple. Anything else raises GrammarError with the item's index (a
+    msgspec.ValidationError while decoding).
 
     >>> Choices(("yes", "no")).choices
     ('yes', 'no')
@@ -92,13 +90,13 @@ class Choices(msgspec.Struct, frozen=True, tag="choices"):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
-    """A JSON value that is valid by `schema`: its JSON text, a dict, or a Pydantic model class; at most 1 MiB.
+    """A JSON value that matches `schema`: a JSON text, a dict, or a Pydantic model class; at most 1 MiB.
 
-    One space stands behind each comma and colon, as in what json.dumps writes and in most JSON that models have read;
-    `compact` leaves it out, `whitespace` lets JSON's own white space occur between any two tokens.
-    `annotations` takes unknown formats and keywords for annotations, which the specification says they are;
-    without it they are refused. `lenient` drops what cannot be honoured, says so in `Grammar.unchecked`, and
-    leaves the finished text to `Grammar.check`. Anything else raises GrammarError.
+    One space follows each comma and colon, as json.dumps writes it and as in most JSON that models were trained on.
+    `compact` leaves it out; `whitespace` allows JSON white space between any two tokens. `annotations` treats unknown
+    formats and keywords as annotations, as the specification does; without it they are refused. `lenient` drops
+    unsupported keywords, lists them in `Grammar.unchecked`, and leaves their validation to `Grammar.check`. Anything
+    else raises GrammarError.
 
     >>> JsonSchema({"type": "integer"}).text
     '{"type":"integer"}'
@@ -124,7 +122,7 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
 
 
 class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
-    """Any JSON object, or with `any_value` any JSON value at all. `whitespace` and `compact` as of a JsonSchema.
+    """Any JSON object, or any JSON value with `any_value`. `whitespace` and `compact` as in JsonSchema.
 
     >>> JsonObject().any_value
     False
@@ -139,7 +137,7 @@ class JsonObject(msgspec.Struct, frozen=True, tag="json_object"):
 
 
 class Lark(msgspec.Struct, frozen=True, tag="lark"):
-    """The texts of a context-free grammar in Lark's notation, from its rule `start`; at most 256 KiB.
+    """The texts of a context-free grammar in Lark's notation, starting from its rule `start`; at most 256 KiB.
 
     >>> Lark('start: "yes" | "no"').grammar
     'start: "yes" | "no"'
@@ -152,7 +150,7 @@ class Lark(msgspec.Struct, frozen=True, tag="lark"):
 
 
 class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
-    """The texts of a context-free grammar in GBNF, llama.cpp's notation, from its rule `root`; at most 256 KiB.
+    """The texts of a context-free grammar in GBNF (llama.cpp), starting from its rule `root`; at most 256 KiB.
 
     >>> Ebnf('root ::= "yes" | "no"').grammar
     'root ::= "yes" | "no"'
@@ -165,7 +163,7 @@ class Ebnf(msgspec.Struct, frozen=True, tag="ebnf"):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """Between `begin` and `end`, two non-empty texts, stands a JSON value valid by `schema`.
+    """A JSON value that matches `schema`, between the non-empty texts `begin` and `end`.
 
     >>> Trigger("<call>", {"type": "object"}, "</call>").schema
     '{"type":"object"}'
@@ -186,15 +184,14 @@ else:
 
 
 class Structural(msgspec.Struct, frozen=True, tag="structural"):
-    """Free text in which every `begin` is followed by JSON to its schema and its `end`: tool calls.
+    """Free text in which every `begin` is followed by JSON that matches its schema and by its `end`: tool calls.
 
-    `triggers` are Trigger, or triples of (begin, schema, end): 1 to 128, no begin within another. There are
-    `at_least` to `at_most` such calls (None: any number up to the end of the text). With `free_text` False
-    nothing stands before, between or behind them, as where a tool must be called. Their JSON is
-    spaced as a JsonSchema's; `whitespace` and `compact` as there.
+    `triggers` are 1 to 128 Trigger values or triples (begin, schema, end); no begin may contain another. The text has
+    `at_least` to `at_most` calls (None: any number). With `free_text=False` there is no other text before, between or
+    after them, as where a tool must be called. `whitespace` and `compact` as in JsonSchema.
 
-    `otherwise`: instead of calls, the whole text may be this JSON value, and there is no free text: the answer is one
-    or more calls, or the value. A begin must be nothing that JSON begins with, or the two cannot be told apart.
+    With `otherwise`, the whole text may be this JSON value instead of calls, and there is no free text. No begin may be
+    a possible beginning of JSON, so that the two can be distinguished.
 
     >>> Structural([("<call>", {"type": "object"}, "</call>")], at_least=1).triggers[0].end
     '</call>'
@@ -214,7 +211,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
         msgspec.structs.force_setattr(self, "triggers", _triggers(self.triggers))
         _check_style(self)
         if self.otherwise is not None and (self.free_text or self.at_least):
-            raise GrammarError("otherwise excludes free text, and calls that must come")
+            raise GrammarError("otherwise cannot be combined with free text or with required calls")
         for name, count in (("at_least", self.at_least), ("at_most", self.at_most)):
             if count is not None and (type(count) is not int or not 0 <= count <= MAX_CALLS):
                 raise GrammarError(f"{name} must be a number from 0 to {MAX_CALLS}")
@@ -233,7 +230,7 @@ def _utf8_length(text: object, what: str, where: int | None) -> int:
         return len(text.encode())
     except UnicodeEncodeError as error:
         place = error.start if where is None else where
-        raise GrammarError(f"{what} holds a lone surrogate", place) from None
+        raise GrammarError(f"{what} contains a lone surrogate", place) from None
 
 
 def _check_style(spec: JsonSchema | JsonObject | Structural) -> None:
@@ -247,7 +244,7 @@ def _check_grammar(grammar: object) -> None:
 
 
 def _schema_text(schema: object) -> str:
-    """The JSON text of whatever form a schema was given in."""
+    """Returns the JSON text of a schema given as text, dict, bool or Pydantic model."""
     model_schema = getattr(schema, "model_json_schema", None)
     if isinstance(schema, type) and callable(model_schema):
         schema = model_schema()

@@ -1,8 +1,6 @@
-"""Reads the bytes of each token, and the end tokens, from a tokenizer of the `tokenizers` package.
+"""Reads the bytes of each token and the end tokens from a tokenizer of the `tokenizers` package.
 
-Knows: the byte-level alphabet, SentencePiece's spellings, and the configuration files that lie beside a
-tokenizer. Must not know: grammars. See https://github.com/openai/gpt-2/blob/master/src/encoder.py for the
-alphabet.
+The byte-level alphabet is that of https://github.com/openai/gpt-2/blob/master/src/encoder.py.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def read_tokenizer(
     source: str | Path | Tokenizer, eos_ids: Iterable[int] | None, size: int | None
 ) -> tuple[tuple[bytes, ...], tuple[int, ...], Encode]:
-    """(token bytes, end tokens, encode): the arguments of Vocabulary. ValueError for unknown forms."""
+    """Returns (token bytes, end tokens, encode), the arguments of Vocabulary. Raises ValueError for unknown formats."""
     from tokenizers import Tokenizer
 
     folder: Path | None = None
@@ -40,7 +38,7 @@ def read_tokenizer(
     tokenizer.encode_special_tokens = True  # text that spells a control token stays text
     ends = tuple(eos_ids) if eos_ids is not None else _find_eos_ids(folder, tokenizer)
     if not ends:
-        raise ValueError("the end tokens are not named beside the tokenizer: give eos_ids")
+        raise ValueError("no file beside the tokenizer names its end tokens: pass eos_ids")
 
     def encode(text: str) -> Sequence[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
@@ -60,7 +58,7 @@ def _read(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_buffer(text)
     except Exception as error:  # the package raises nothing narrower
-        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
 
 
 def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:
@@ -80,7 +78,7 @@ def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:
 
 
 def _token_decoder(description: dict[str, Any]) -> Callable[[str], bytes]:
-    """How this tokenizer writes bytes in its tokens, told from its decoder and pre-tokenizer."""
+    """Returns the function from a token to its bytes, chosen by the tokenizer's decoder and pre-tokenizer."""
     parts = list(_parts(description.get("decoder"))) + list(_parts(description.get("pre_tokenizer")))
     types = {part.get("type") for part in parts}
     if "ByteLevel" in types:
@@ -100,7 +98,7 @@ def _parts(component: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level BPE: printable Latin-1 is itself.
+    """Returns {character: byte} of byte-level BPE: printable Latin-1 characters stand for themselves.
 
     >>> byte_alphabet()["Ġ"], byte_alphabet()["a"]
     (32, 97)
@@ -111,7 +109,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def decode_byte_level_token(token: str) -> bytes:
-    """The bytes of a byte-level token; one with other characters stands for its own UTF-8.
+    """Returns the bytes of a byte-level token; a token with other characters stands for its UTF-8 bytes.
 
     >>> decode_byte_level_token("ĠcafÃ©").decode()
     ' café'
@@ -124,7 +122,7 @@ def decode_byte_level_token(token: str) -> bytes:
 
 
 def decode_sentencepiece_token(token: str) -> bytes:
-    """The bytes of a SentencePiece token: "▁" is a space, `<0xNN>` a byte.
+    """Returns the bytes of a SentencePiece token: "▁" is a space, `<0xNN>` a byte.
 
     >>> decode_sentencepiece_token("▁a"), decode_sentencepiece_token("<0x0A>")
     (b' a', b'\\n')
@@ -134,7 +132,7 @@ def decode_sentencepiece_token(token: str) -> bytes:
 
 
 def _find_eos_ids(folder: Path | None, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids under eos_token_id, or of the token under eos_token, in the first file that names any."""
+    """Returns the ids under eos_token_id, or that of eos_token, from the first config file that names any."""
     for name in _CONFIGS if folder is not None else ():
         path = folder / name if folder is not None else Path(name)
         if not path.is_file():

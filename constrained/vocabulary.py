@@ -1,7 +1,4 @@
-"""The vocabulary as constraints see it: the bytes of each token, which ids end a text, and which never occur.
-
-Knows: bytes and ids. Must not know: models, chat templates, or how text was tokenized elsewhere.
-"""
+"""`Vocabulary`: the bytes of each token, the end tokens, and what constraints derive from them once."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Token bytes and the ids with a meaning of their own.
+    """The bytes of each token and the end tokens of a model.
 
-    `token_bytes[id]` is what the token adds to the text, `b""` for control tokens, unused ids and padding
-    rows; its length is the width of the logits. `encode` tokenizes plain text as the model's tokenizer does.
+    `token_bytes[id]` is what the token adds to the text: b"" for control tokens, unused ids and padding rows. Its
+    length is the width of the logits. `encode` tokenizes plain text as the model's tokenizer does.
 
     >>> v = Vocabulary((b"", b"a", b"b"), eos_ids=(0,), encode=lambda text: [1 + ord(c) - 97 for c in text])
     >>> len(v), v.encode("ab")
@@ -55,13 +52,12 @@ class Vocabulary:
         *,
         size: int | None = None,
     ) -> Vocabulary:
-        """The vocabulary of a `tokenizers.Tokenizer`, or of a path of a tokenizer.json or its folder.
+        """Returns the vocabulary of a `tokenizers.Tokenizer`, or of the path of a tokenizer.json or its folder.
 
-        Byte-level BPE and SentencePiece forms; ValueError for others, and OSError for a file that cannot be
-        read. A GGUF's is `plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary`. Without
-        `eos_ids`, the end tokens are those of the generation_config.json, config.json or tokenizer_config.json
-        beside the file. `size` is the width of the logits where the model pads them beyond the tokenizer's last
-        id.
+        Byte-level BPE and SentencePiece tokenizers are supported; others raise ValueError, and an unreadable file
+        OSError. For a GGUF file use `plait.runtime.tokenizer.tokenizer.load_tokenizer(path).vocabulary`. Without
+        `eos_ids`, the end tokens come from the generation_config.json, config.json or tokenizer_config.json beside the
+        file. `size` is the width of the logits if the model pads them beyond the tokenizer's last id.
 
         >>> Vocabulary.from_tokenizer("model/tokenizer.json")             # doctest: +SKIP
         """
@@ -71,7 +67,7 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """32 bytes that differ where any token's bytes or the end tokens do; the cache key of grammars."""
+        """A SHA-256 digest of all token bytes and end tokens, 32 bytes."""
         digest = hashlib.sha256()
         for token in self.token_bytes:
             digest.update(len(token).to_bytes(4, "little") + token)
@@ -80,18 +76,18 @@ class Vocabulary:
 
     @cached_property
     def trie(self) -> ByteTrie:
-        """The tokens that add text, end tokens apart, as a prefix tree. About 50 ms for 49,152 tokens."""
+        """The prefix tree of the tokens that add text, without end tokens. Takes about 50 ms for 49,152 tokens."""
         ends = frozenset(self.eos_ids)
         return ByteTrie((i, token) for i, token in enumerate(self.token_bytes) if token and i not in ends)
 
     def warm_up(self) -> None:
-        """Make now what is made once and then kept; some tens of ms each for 49,152 tokens."""
+        """Computes the cached properties now; some tens of ms each for 49,152 tokens."""
         self.is_proper_prefix_of_token(b"a")
         len(self.byte_rank)
         self.number_limiter.continues_number(0)
 
     def is_proper_prefix_of_token(self, text: bytes) -> bool:
-        """Whether some token begins with `text` and has more behind it.
+        """Returns whether `text` is a proper prefix of some token.
 
         >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).is_proper_prefix_of_token(b"a")
         True
@@ -100,7 +96,7 @@ class Vocabulary:
 
     @cached_property
     def max_token_bytes(self) -> int:
-        """The bytes in the longest token."""
+        """The length of the longest token in bytes."""
         return max(map(len, self.token_bytes), default=0)
 
     @cached_property
@@ -111,18 +107,18 @@ class Vocabulary:
 
     @cached_property
     def completion_search(self) -> CompletionSearch:
-        """What finds short completions with these tokens."""
+        """The search for short completions with these tokens."""
         ends = frozenset(self.eos_ids)
         return CompletionSearch({t[0]: i for i, t in enumerate(self.token_bytes) if len(t) == 1 and i not in ends})
 
     @cached_property
     def number_limiter(self) -> NumberLimiter:
-        """What ends JSON numbers with these tokens."""
+        """The bound on digits of JSON numbers for these tokens."""
         return NumberLimiter(self.token_bytes)
 
     @cached_property
     def byte_rank(self) -> NDArray[np.int32]:
-        """The place of each token among all in byte order, int32 [V]; -1 for those that add no text."""
+        """The rank of each token in byte order, int32 [V]; -1 for tokens that add no text."""
         rank = np.full(len(self), -1, np.int32)
         rank[self.trie.sorted_entry_ids] = np.arange(len(self.trie.sorted_entry_ids), dtype=np.int32)
         return rank

@@ -1,6 +1,6 @@
-"""Compiles Ebnf: GBNF without recursion is one pattern, and with recursion a grammar over single characters.
+"""Compiles Ebnf: GBNF without recursion becomes one pattern, with recursion a grammar over single characters.
 
-Knows: the tree of rules. Must not know: the notation's syntax, or how grammars run. llguidance splits a text
+llguidance splits a text
 into terminals greedily, which GBNF does not; terminals of one character each leave it nothing to split.
 """
 
@@ -24,7 +24,7 @@ _TOO_LARGE = "the grammar is too large once it is written out"
 def compile_ebnf(
     spec: Ebnf, vocabulary: Vocabulary, build_byte_dfa: ByteDfaBuilder | None = None
 ) -> TokenDfa | LlguidanceSource:
-    """The grammar, as an automaton where it has no recursion; GrammarError with the index of what is wrong.
+    """Compiles a grammar, to an automaton if it has no recursion. Raises GrammarError with the index of an error.
 
     `build_byte_dfa` makes the automaton over bytes; see compile_plain_pattern.
 
@@ -53,8 +53,8 @@ def _references(node: Node) -> list[RuleReference]:
 
 
 def _is_recursive(rules: dict[str, Node]) -> bool:
-    """Whether a rule that `root` leads to leads back to itself."""
-    state: dict[str, bool] = {}  # False while a rule is being followed, True behind it
+    """Returns whether a rule reachable from `root` refers back to itself."""
+    state: dict[str, bool] = {}  # False while a rule is being visited, True afterwards
     todo: list[tuple[str, bool]] = [("root", False)]
     while todo:
         name, done = todo.pop()
@@ -71,14 +71,14 @@ def _is_recursive(rules: dict[str, Node]) -> bool:
 
 
 class _PlainPatternBuilder:
-    """Writes nodes without recursion as plain patterns, each rule once."""
+    """Writes non-recursive nodes as plain patterns, each rule once."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
         self._patterns: dict[str, PlainPattern] = {}
 
     def plain(self, node: Node) -> PlainPattern:
-        """A node as a plain pattern; GrammarError where it is too large."""
+        """Returns a node as a plain pattern. Raises GrammarError if it is too large."""
         match node:
             case CharClass():
                 ranges = merge_ranges(list(node.ranges), node.negated)

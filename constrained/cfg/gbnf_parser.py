@@ -1,7 +1,4 @@
-"""Reads GBNF, llama.cpp's notation, into a tree of rules.
-
-Knows: the notation, with its escapes and its places. Must not know: what a grammar is compiled into.
-"""
+"""Parses GBNF, llama.cpp's grammar notation, into a syntax tree."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _SIMPLE_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "
 
 @dataclass(frozen=True)
 class CharClass:
-    """One character within these ranges of code points, or with `negated` outside of them."""
+    """One character inside `ranges` of code points, or outside them if `negated`."""
 
     ranges: tuple[tuple[int, int], ...]
     negated: bool = False
@@ -38,21 +35,21 @@ class RuleReference:
 
 @dataclass(frozen=True)
 class Sequence:
-    """Parts one after another."""
+    """The parts one after another."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Alternatives:
-    """One of these."""
+    """One of the alternatives."""
 
     alternatives: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`part` from `low` to `high` times over (None: without bound)."""
+    """`part` repeated `low` to `high` times (None: unbounded)."""
 
     part: Node
     low: int
@@ -63,10 +60,10 @@ Node: TypeAlias = CharClass | RuleReference | Sequence | Alternatives | Repeat
 
 
 def parse_gbnf(grammar: str) -> dict[str, Node]:
-    """The rules by name, `root` among them; GrammarError with the index of the character that is wrong.
+    """Returns the rules by name, `root` among them. Raises GrammarError with the character index of an error.
 
-    >>> parse("root ::= [a]")
-    {'root': Sequence(parts=(Chars(ranges=((97, 97),), negated=False),))}
+    >>> parse_gbnf("root ::= [a]")
+    {'root': Sequence(parts=(CharClass(ranges=((97, 97),), negated=False),))}
     """
     return _Parser(grammar).rules()
 
@@ -88,7 +85,7 @@ class _Parser:
             self._skip(_SPACE_AND_LINES)
             rules[name] = self._alternatives(nested=False)
             if self._at < len(self._text) and self._text[self._at] not in "\r\n":
-                raise GrammarError("this is not expected here", self._at)
+                raise GrammarError("unexpected text", self._at)
             self._skip(_SPACE_AND_LINES)
         if "root" not in rules:
             raise GrammarError("there is no rule named root")
@@ -188,7 +185,7 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def _character(self, reason: str, start: int) -> int:
-        """The code point of the next character or escape."""
+        """Returns the code point of the next character or escape."""
         char = self._text[self._at : self._at + 1]
         if not char or char == "\n":
             raise GrammarError(reason, start)
@@ -197,7 +194,7 @@ class _Parser:
             return ord(char)
         found = _ESCAPE.match(self._text, self._at)
         if found is None or (found[4] and found[4] not in _SIMPLE_ESCAPES):
-            raise GrammarError("this escape is not known", self._at)
+            raise GrammarError("unknown escape", self._at)
         self._at = found.end()
         code = int(found[1] or found[2] or found[3], 16) if not found[4] else ord(_SIMPLE_ESCAPES[found[4]])
         if code > 0x10FFFE or 0xD800 <= code < 0xE000:

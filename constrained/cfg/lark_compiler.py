@@ -1,7 +1,4 @@
-"""Compiles Lark: what its notation may hold here, and where in it an error is.
-
-Knows: the tokens of Lark's notation, and how llguidance reports a place. Must not know: how grammars run.
-"""
+"""Compiles Lark grammars: checks the notation, and locates errors that llguidance reports."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ _PLACE = re.compile(r"(?:failed.*?:\s*)?(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL
 
 
 def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
-    """The grammar; GrammarError with the index of the character where it is wrong, as far as that is known.
+    """Returns the compiled grammar. Raises GrammarError with the character index of the error, if that is known.
 
-    Terminals match greedily, as Lark's own do. Refused: control tokens, `%json` (use JsonSchema or
-    Structural), options of the library, and attributes other than `lazy` and `capture`.
+    Terminals match greedily, as in Lark. Control tokens, `%json` (use JsonSchema or Structural), options of the
+    library, and attributes other than `lazy` and `capture` are refused.
 
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
@@ -40,7 +37,7 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
 
 
 def check_notation(grammar: str) -> None:
-    """GrammarError for what llguidance's dialect offers beyond Lark that would not hold here.
+    """Raises GrammarError for extensions of llguidance's dialect that plait does not support.
 
     >>> check_notation("start: <|im_end|>")
     Traceback (most recent call last):
@@ -53,7 +50,7 @@ def check_notation(grammar: str) -> None:
         if kind == "special":
             raise GrammarError("a control token cannot be part of a text", token.start())
         if kind == "nested":
-            raise GrammarError("there are no other grammars to refer to", token.start())
+            raise GrammarError("references to other grammars are not supported", token.start())
         if kind == "attribute" and token["attribute"] not in _ATTRIBUTES:
             raise GrammarError(f"the attribute {token['attribute']} is not supported", token.start())
 

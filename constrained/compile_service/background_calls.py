@@ -1,6 +1,6 @@
-"""Calls that take too long for whoever polls, made in threads, their results told through a file to poll.
+"""Runs slow calls in threads for a caller with a poll loop: a file descriptor becomes readable when a result is there.
 
-Knows: calls and results. Must not know: grammars. Only calls that give up the interpreter's lock are better off here.
+Only calls that release the interpreter lock gain from this.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Result = TypeVar("Result")
 
 
 class BackgroundCalls(Generic[Key, Result]):
-    """`begin` calls; `collect` what is done. Each call answers under the key that it was begun with.
+    """Starts calls with `begin` and returns their results from `collect`, each under its key.
 
-    >>> aside = Aside[str, int]()                                         # doctest: +SKIP
-    >>> aside.begin("a", lambda: 3)                                       # doctest: +SKIP
-    >>> aside.collect()                                                      # doctest: +SKIP
+    >>> calls = BackgroundCalls[str, int]()                               # doctest: +SKIP
+    >>> calls.begin("a", lambda: 3)                                       # doctest: +SKIP
+    >>> calls.collect()                                                   # doctest: +SKIP
     [('a', 3)]
     """
 
@@ -37,11 +37,11 @@ class BackgroundCalls(Generic[Key, Result]):
         return self._reading
 
     def begin(self, key: Key, call: Callable[[], Result]) -> None:
-        """Make `call`, which must not raise, in a thread of its own."""
-        threading.Thread(target=self._run, args=(key, call), daemon=True, name="plait-aside").start()
+        """Runs `call`, which must not raise, in a new thread."""
+        threading.Thread(target=self._run, args=(key, call), daemon=True, name="plait-background-call").start()
 
     def collect(self) -> list[tuple[Key, Result]]:
-        """What was done since the last time."""
+        """Returns (key, result) of the calls that ended since the last `collect`."""
         with self._lock:
             if self._done:
                 with contextlib.suppress(BlockingIOError):
@@ -50,7 +50,7 @@ class BackgroundCalls(Generic[Key, Result]):
         return done
 
     def close(self) -> None:
-        """Close the file; calls that are under way end by themselves, and their results are dropped."""
+        """Closes the file descriptor. Running calls end by themselves; their results are dropped."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -62,5 +62,5 @@ class BackgroundCalls(Generic[Key, Result]):
         with self._lock:
             if self._is_open:
                 self._done.append((key, result))
-                with contextlib.suppress(BlockingIOError):  # full, and so readable
+                with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is readable already
                     os.write(self._writing, b".")

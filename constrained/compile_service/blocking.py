@@ -1,7 +1,4 @@
-"""Compiles one constraint and waits for it: for tools, tests and programs without a loop of their own.
-
-Knows: the pool, and that it has to be ended with the program. Must not know: how anything compiles.
-"""
+"""`compile_grammar`: compiles one constraint and waits, for tools, tests and programs without an event loop."""
 
 from __future__ import annotations
 
@@ -24,10 +21,10 @@ _lock = threading.Lock()
 
 
 def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEADLINE_S) -> Grammar:
-    """The grammar of `spec`; GrammarError where it cannot be used, takes over `deadline_s`, or too much memory.
+    """Returns the grammar of `spec`. Raises GrammarError if it is unsupported, too slow (`deadline_s`) or too large.
 
-    Choices are compiled here; a Regex in a child process, which is kept for the next one (for the last two
-    vocabularies) and ends with this process. Waits; a scheduler uses CompilePool instead.
+    Choices compile in this process, every other form in a child process, which is kept for later calls (for the last
+    two vocabularies) and ends with this process. The call blocks; a scheduler uses CompilePool instead.
 
     >>> compile_grammar(Choices(("yes", "no")), vocabulary).matcher()     # doctest: +SKIP
     """
@@ -73,4 +70,4 @@ def _close_pools() -> None:
 
 atexit.register(_close_pools)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pools.clear)  # the children belong to the process that started them
+    os.register_at_fork(after_in_child=_pools.clear)  # the child processes belong to the process that started them

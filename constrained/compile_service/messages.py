@@ -1,7 +1,6 @@
-"""The messages between a compile pool and its child processes, and the frames they travel in.
+"""The messages between a compile pool and its worker processes, and their encoding in frames.
 
-Knows: bytes. Must not know: processes, files, or how anything compiles. A frame is a length, four bytes in
-little-endian order, and then that many bytes of msgpack; nothing on the wire is code or can name any.
+A frame is a length (four bytes, little-endian) and that many bytes of msgpack. No message holds code or names any.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HEADER_BYTES = 4
 
 
 class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
-    """To the child, once: the vocabulary, and how many bytes of address space it may take beyond its own."""
+    """To the worker, once: the vocabulary, and how many bytes its address space may grow."""
 
     token_bytes: list[bytes]
     eos_ids: list[int]
@@ -28,18 +27,18 @@ class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class CompileJob(msgspec.Struct, frozen=True, tag="job"):
-    """To the child: compile `spec`; it ends itself after `limit_s` seconds, should nobody else."""
+    """To the worker: compile `spec`. The worker ends itself after `limit_s` seconds if the pool has not ended it."""
 
     spec: Spec
     limit_s: float
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """From the child: the vocabulary is in place."""
+    """From the worker: the vocabulary is loaded."""
 
 
 class TokenDfaArrays(msgspec.Struct, frozen=True, tag="arrays"):
-    """From the child: the arrays of a Table, int32 little-endian but for `accepting`, one byte each."""
+    """From the worker: the arrays of a TokenDfa, int32 little-endian; `accepting` is one byte for each state."""
 
     row_offsets: bytes
     tokens: bytes
@@ -49,14 +48,14 @@ class TokenDfaArrays(msgspec.Struct, frozen=True, tag="arrays"):
 
 
 class CompileRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """From the child: the parts of a GrammarError."""
+    """From the worker: the parts of a GrammarError."""
 
     reason: str
     where: int | str | None
 
 
 class CompileResult(msgspec.Struct, frozen=True, tag="done"):
-    """From the child: the answer to a job, and how many seconds it took there."""
+    """From the worker: the result of a job and the seconds that it took."""
 
     answer: TokenDfaArrays | LlguidanceSource | CompileRefused
     spent_s: float
@@ -67,9 +66,9 @@ FromWorker: TypeAlias = WorkerReady | CompileResult
 
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
-    """A message as a frame.
+    """Returns `message` as a frame.
 
-    >>> framed(Ready())
+    >>> encode_frame(WorkerReady())
     b'\\x0c\\x00\\x00\\x00\\x81\\xa4type\\xa5ready'
     """
     body = msgspec.msgpack.encode(message)
@@ -77,9 +76,9 @@ def encode_frame(message: ToWorker | FromWorker) -> bytes:
 
 
 def pop_frame(buffer: bytearray) -> bytes | None:
-    """The body of the first frame, cut off the front of `buffer`; None while it is incomplete.
+    """Removes the first frame from `buffer` and returns its body; None while the frame is incomplete.
 
-    ValueError for a frame of more than 256 MiB: whoever sent it is not to be listened to.
+    Raises ValueError for a frame of more than 256 MiB, after which the sender is not to be trusted.
 
     >>> pop_frame(bytearray(b"\\x02\\x00\\x00\\x00abc"))
     b'ab'
@@ -88,7 +87,7 @@ def pop_frame(buffer: bytearray) -> bytes | None:
         return None
     length = int.from_bytes(buffer[:_HEADER_BYTES], "little")
     if length > MAX_FRAME_BYTES:
-        raise ValueError("the frame is too long")
+        raise ValueError("the frame is longer than 256 MiB")
     end = _HEADER_BYTES + length
     if len(buffer) < end:
         return None
@@ -99,14 +98,14 @@ def pop_frame(buffer: bytearray) -> bytes | None:
 
 
 def pack_dfa(table: TokenDfa) -> TokenDfaArrays:
-    """A Table as bytes."""
+    """Returns the arrays of `table` as bytes."""
     columns = (table.row_offsets, table.tokens, table.next_states, table.distance)
     row_offsets, tokens, next_states, distance = (column.astype("<i4").tobytes() for column in columns)
     return TokenDfaArrays(row_offsets, tokens, next_states, table.accepting.astype(np.uint8).tobytes(), distance)
 
 
 def unpack_dfa(arrays: TokenDfaArrays) -> TokenDfa:
-    """The Table of `pack_dfa`; read-only views of its bytes."""
+    """Returns the TokenDfa that `pack_dfa` encoded, as read-only views of its bytes."""
     columns = (arrays.row_offsets, arrays.tokens, arrays.next_states, arrays.distance)
     row_offsets, tokens, next_states, distance = (np.frombuffer(column, "<i4") for column in columns)
     return TokenDfa(row_offsets, tokens, next_states, np.frombuffer(arrays.accepting, np.bool_), distance)

@@ -1,7 +1,6 @@
-"""Compiles constraints in child processes that can be killed, for a caller with a loop of its own.
+"""Compiles constraints in worker processes that can be killed, for a caller with an event loop.
 
-Knows: tickets, deadlines, which child works on what. Must not know: automata, or how a child compiles.
-Nothing here waits: the caller polls `filenos()` until `next_deadline()`, then calls `collect()`.
+No method blocks: the caller polls `filenos()` until `next_deadline()`, then calls `collect()`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from plait.constrained.specs import GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
-MAX_GROWTH_BYTES = 128 << 20  # a child that holds so much more than at its start is replaced
+MAX_GROWTH_BYTES = 128 << 20  # a worker whose memory grew by more is replaced
 REFUSALS_BYTES = 4 << 20
-RETRY_S = 30.0  # what was too slow or too large is not tried again before
-BACKGROUND_BUILD_S = 0.005  # what took a child longer is not repeated between two steps of the caller's loop
+RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
+BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
 _FOREVER = float("inf")
 _WRITE_RETRY_S = 0.001
 _REAP_TIMEOUT_S = 5.0
@@ -41,7 +40,7 @@ _REAP_TIMEOUT_S = 5.0
 
 @dataclass(eq=False)
 class _PendingSpec:
-    """A spec that is not compiled yet, and everyone who waits for it."""
+    """A spec that is not compiled yet, and the tickets that wait for it."""
 
     spec: Spec
     tickets: set[int] = field(default_factory=set)
@@ -49,7 +48,7 @@ class _PendingSpec:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why a spec was refused, and until when that holds."""
+    """Why a spec was refused, and until when the refusal is valid (monotonic seconds)."""
 
     reason: str
     where: int | str | None
@@ -57,14 +56,13 @@ class _Refusal:
 
 
 class CompilePool:
-    """`workers` child processes for one vocabulary, and a cache of at most `cache_bytes`; for one thread.
+    """`workers` worker processes for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
 
-    A job that takes a child longer than `deadline_s` of a processor's time, or four times that by the clock, ends with
-    the child killed and replaced, and a GrammarError; the start of a child does not count and is bounded at 20 s. A
-    child may take `memory_bytes` beyond its own, and one that keeps 128 MiB of it is replaced. Refusals are remembered
-    as grammars are. `compile_s` are the seconds that the last 1,000 jobs took by the clock of their child. Without
-    `start_eagerly` there are no children before the first job, which then takes half a second longer: who needs none spares
-    80 MB.
+    A job that uses more than `deadline_s` of CPU time, or four times that of wall time, fails with a GrammarError, and
+    its worker is killed and replaced; starting a worker does not count and may take 20 s. A worker may use
+    `memory_bytes` beyond what it needs itself, and is replaced when it keeps 128 MiB of them. Refusals are cached like
+    grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` workers start with the first
+    job, which then takes half a second longer; this saves 80 MB where no constraint is used.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -94,31 +92,29 @@ class CompilePool:
         self._worker_init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
         self._workers = workers
         self._open = False
-        self._last_start_succeeded = True  # False after a child that died before it was ready
-        self._wants_children = start_eagerly  # whether there are to be children though nobody waits for one
+        self._last_start_succeeded = True  # False after a worker that died before it was ready
+        self._wants_children = start_eagerly  # whether workers run even if no job waits
         self._children: dict[WorkerProcess, _PendingSpec | None] = {}
         self._ended: list[WorkerProcess] = []  # killed, not yet reaped
         self._queue: deque[_PendingSpec] = deque()
         self._pending: dict[Spec, _PendingSpec] = {}
-        self._background: BackgroundCalls[_PendingSpec, Grammar | GrammarError] | None = (
-            None  # there while the pool is open
-        )
+        self._background: BackgroundCalls[_PendingSpec, Grammar | GrammarError] | None = None  # set while open
         self._answers: list[tuple[int, Grammar | GrammarError]] = []
         self._last_ticket = 0
 
     def start(self) -> None:
-        """Start the children; they get ready while the caller goes on. A closed pool may be started again.
+        """Starts the workers without waiting for them; without `start_eagerly` they start with the first job.
 
-        Without `start_eagerly` they start with the first job.
+        A closed pool can be started again.
         """
         self._open = True
         self._background = self._background or BackgroundCalls()
         if self._wants_children:
-            self._warm_up()  # once, before there are texts to keep waiting
+            self._warm_up()  # now, while no text waits for it
         self._dispatch()
 
     def submit(self, spec: Spec) -> int:
-        """Ask for a grammar; its ticket comes from a later `collect`, once. RuntimeError if not started."""
+        """Requests a grammar. Returns a ticket, which a later `collect` answers once. RuntimeError if not started."""
         if not self._open:
             raise RuntimeError("the pool is not started")
         self._last_ticket += 1
@@ -139,7 +135,7 @@ class CompilePool:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """Forget a ticket: it never comes from `collect`. Work that nobody else waits for is not begun."""
+        """Drops a ticket: `collect` never returns it. A job without other tickets is not started."""
         self._answers = [answer for answer in self._answers if answer[0] != ticket]
         for pending in list(self._pending.values()):
             pending.tickets.discard(ticket)
@@ -148,11 +144,11 @@ class CompilePool:
                 del self._pending[pending.spec]
 
     def filenos(self) -> list[int]:
-        """What to poll for reading; asked anew before each poll, since children are replaced."""
+        """Returns the descriptors to poll for reading. Ask before each poll, since workers are replaced."""
         return [child.fileno() for child in self._children] + ([self._background.fileno()] if self._background else [])
 
     def next_deadline(self) -> float | None:
-        """The time, in seconds of `time.monotonic()`, by which to `collect` though nothing is readable."""
+        """Returns the `time.monotonic()` by which to call `collect` even if nothing is readable; None: no limit."""
         if self._answers:
             return monotonic()
         times = [child.deadline for child in self._children if child.deadline is not None]
@@ -161,15 +157,15 @@ class CompilePool:
         return min(times, default=None)
 
     def collect(self) -> list[tuple[int, Grammar | GrammarError]]:
-        """The tickets that are done, each with its grammar or the reason why there is none. Never waits."""
+        """Returns the finished tickets, each with its grammar or error. Never blocks."""
         for child in list(self._children):
             child.flush()
             for message in child.receive():
                 self._receive(child, message)
             if child not in self._children:
-                continue  # it kept too much
+                continue  # replaced because it kept too much memory
             if child.is_dead:
-                self._fail_job(child, "the compiler died of it; it may need too much memory")
+                self._fail_job(child, "the compiler process died; the constraint may need too much memory")
             elif child.is_past_deadline():
                 self._fail_job(child, f"took longer than {self.deadline_s:g} s to compile")
         for pending, answer in self._background.collect() if self._background else ():
@@ -180,7 +176,7 @@ class CompilePool:
         return answers
 
     def close(self) -> None:
-        """End the children and answer what is waiting; those answers can still be collected."""
+        """Ends the workers and fails all pending tickets; their answers can still be collected."""
         self._open = False
         for child in list(self._children):
             self._discard_child(child, "the compiler was closed")
@@ -196,7 +192,7 @@ class CompilePool:
         self._ended.clear()
 
     def _dispatch(self) -> None:
-        """Replace children that are gone, and give idle ones work."""
+        """Replaces workers that have ended and gives jobs to idle ones."""
         while self._wants_child():
             try:
                 self._children[WorkerProcess(self._worker_init)] = None
@@ -216,7 +212,7 @@ class CompilePool:
         return self._last_start_succeeded or bool(self._queue)
 
     def _warm_up(self) -> None:
-        """Makes what the first grammar would have to wait for."""
+        """Builds what the first grammar would otherwise wait for."""
         self.vocabulary.warm_up()
         warm_up(self.vocabulary)
 
@@ -253,7 +249,7 @@ class CompilePool:
     def _cache_and_finish(
         self, pending: _PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = _FOREVER
     ) -> None:
-        """Remember the answer, and give it to all who wait for it."""
+        """Caches the answer and passes it to all tickets of the spec."""
         if isinstance(answer, GrammarError):
             refusal = _Refusal(answer.reason, answer.where, monotonic() + valid_for_s)
             self._refusals.put(pending.spec, refusal, 500 + len(answer.reason))
@@ -262,7 +258,7 @@ class CompilePool:
         self._finish(pending, answer)
 
     def _fail_job(self, child: WorkerProcess, reason: str) -> None:
-        """End a child for what its work did."""
+        """Ends a worker because of its job, which fails with `reason`."""
         pending = self._children[child]
         if pending is not None:
             self._children[child] = None
@@ -270,7 +266,7 @@ class CompilePool:
         self._discard_child(child, reason)
 
     def _discard_child(self, child: WorkerProcess, reason: str) -> None:
-        """End a child, and with it the work that it had begun."""
+        """Ends a worker; its job, if any, fails with `reason`."""
         pending = self._children.pop(child)
         child.kill()
         self._ended.append(child)
@@ -280,7 +276,7 @@ class CompilePool:
             self._finish(pending, GrammarError(reason))
 
     def _fail_to_start(self) -> None:
-        """One job pays for each failed start, and without jobs there are none, so failing comes to an end."""
+        """Fails one job for each failed start. No worker starts without a job, so failed starts come to an end."""
         self._last_start_succeeded = False
         if self._queue and self._open:
             self._finish(self._queue.popleft(), GrammarError("the compiler process did not start"))

@@ -1,7 +1,4 @@
-"""What is known of specs, the least recently used forgotten first, bounded in bytes.
-
-Knows: what each thing kept is said to weigh. Must not know: how it was made.
-"""
+"""An LRU cache keyed by spec and bounded in bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ Value = TypeVar("Value")
 
 
 class SpecCache(Generic[Value]):
-    """Holds things of at most `max_bytes` together, their specs included; one that is larger is not kept.
+    """Holds values of at most `max_bytes` in all, specs included. A larger value is not stored.
 
     >>> cache = SpecCache[Grammar](64 << 20)                              # doctest: +SKIP
     >>> cache.get(Regex("a")) is None                                     # doctest: +SKIP
@@ -32,7 +29,7 @@ class SpecCache(Generic[Value]):
         return len(self._entries)
 
     def get(self, spec: Spec) -> Value | None:
-        """What is kept of `spec`, now the most recently used; None where nothing is."""
+        """Returns the value of `spec` and marks it as most recently used; None if there is none."""
         found = self._entries.get(spec)
         if found is None:
             return None
@@ -40,7 +37,7 @@ class SpecCache(Generic[Value]):
         return found[0]
 
     def put(self, spec: Spec, value: Value, nbytes: int) -> None:
-        """Keep `value`, which weighs `nbytes`, and forget what no longer fits."""
+        """Stores `value` of `nbytes` and evicts the least recently used entries until it fits."""
         cost = nbytes + 2 * len(msgspec.msgpack.encode(spec))
         self.drop(spec)
         if cost > self.max_bytes:
@@ -51,6 +48,6 @@ class SpecCache(Generic[Value]):
         self.nbytes += cost
 
     def drop(self, spec: Spec) -> None:
-        """Forget `spec`."""
+        """Removes the entry of `spec`, if any."""
         _, cost = self._entries.pop(spec, (None, 0))
         self.nbytes -= cost

@@ -1,8 +1,7 @@
-"""The child process that compiles: `python -m plait.constrained.compile_service.worker`, frames from stdin to stdout.
+"""The worker process that compiles: `python -m plait.constrained.compile_service.worker`, frames on stdin and stdout.
 
-Knows: one vocabulary, and one job at a time. Must not know: tickets or caches. It may be killed at any
-moment, and ends by itself when stdin ends, when a job outlives its limit, or when memory runs out inside a
-library.
+It serves one vocabulary and one job at a time. It may be killed at any moment, and ends by itself when stdin ends, when
+a job exceeds its time limit, or when memory runs out inside a library.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ NICENESS = 15
 
 
 def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Answer frames until there are no more: Ready to Hello, and Done to each Job."""
+    """Answers frames until stdin ends: WorkerReady to WorkerInit, and CompileResult to each CompileJob."""
     decoder = msgspec.msgpack.Decoder(ToWorker)
     vocabulary: Vocabulary | None = None
     while header := incoming.read(4):
@@ -59,14 +58,14 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
 
 
 def _initialize(init: WorkerInit) -> Vocabulary:
-    """The vocabulary with its tree built and the libraries warm, and the limits set from here on."""
+    """Builds the vocabulary and its trie, loads the libraries, and then sets the memory limit."""
     token_bytes = tuple(init.token_bytes)
     vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes))
     len(vocabulary.trie)
     build_byte_dfa(to_plain_pattern(r"\w|\d|\s").pattern)
     _limit_memory(init.memory_bytes)
     devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 2)  # what a library prints as it aborts is of no use to whoever runs the parent
+    os.dup2(devnull, 2)  # hides what a library prints when it aborts
     return vocabulary
 
 
@@ -91,7 +90,7 @@ def _compile(spec: Spec, vocabulary: Vocabulary) -> TokenDfaArrays | LlguidanceS
 
 
 def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[int]]:
-    """Longest token first: good enough to check that a grammar compiles, its only use here."""
+    """Returns an encoder that takes the longest token first; it only serves to check that a grammar compiles."""
     ids = {token: number for number, token in enumerate(token_bytes) if token}
     longest = max(map(len, ids), default=0)
 
@@ -108,7 +107,7 @@ def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[
 
 
 def _limit_memory(beyond_bytes: int) -> None:
-    """Cap the address space at what is in use now and `beyond_bytes`, where the system has such a cap."""
+    """Limits the address space to what is in use now plus `beyond_bytes`, where the system supports it."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         in_use = int(statm.read_text().split()[0]) * resource.getpagesize()
@@ -117,7 +116,7 @@ def _limit_memory(beyond_bytes: int) -> None:
 
 
 def main() -> None:
-    """Take over stdin and stdout, and leave nothing behind them that a library could print into."""
+    """Serves on stdin and stdout, after redirecting both so that no library can print into them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.nice(NICENESS)

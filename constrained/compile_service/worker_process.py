@@ -1,7 +1,4 @@
-"""One compile process as its parent sees it: bytes to write, frames that came, and a deadline.
-
-Knows: the process and its pipes, none of which it ever waits for. Must not know: specs, tickets or caches.
-"""
+"""One worker process as seen by its parent: bytes to write, frames received, a deadline. No method blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import msgspec
 from plait.constrained.compile_service.messages import FromWorker, ToWorker, encode_frame, pop_frame
 
 START_LIMIT_S = 20.0
-WALL_TIME_FACTOR = 4  # a job may take so many times its seconds by the clock, where other processes have the processors
+WALL_TIME_FACTOR = 4  # wall-clock limit of a job as a multiple of its CPU limit
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -28,11 +25,11 @@ _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class WorkerProcess:
-    """A started process; `deadline` is when it must have answered (monotonic seconds), None while idle.
+    """A started worker; `deadline` is when it must have answered (monotonic seconds), None while it is idle.
 
-    >>> child = Child(Hello([b"", b"a"], [0], 2 << 30))                   # doctest: +SKIP
-    >>> child.receive()                                                   # doctest: +SKIP
-    [Ready()]
+    >>> worker = WorkerProcess(WorkerInit([b"", b"a"], [0], 2 << 30))      # doctest: +SKIP
+    >>> worker.receive()                                                  # doctest: +SKIP
+    [WorkerReady()]
     """
 
     def __init__(self, init: ToWorker) -> None:
@@ -44,7 +41,7 @@ class WorkerProcess:
             stdout=pipe,
             bufsize=0,
             env={**os.environ, **_ONE_THREAD},
-            process_group=0,  # no session of its own: Linux weighs those against each other, whatever the niceness
+            process_group=0,  # not a new session: Linux shares CPU time between sessions whatever their niceness
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -52,15 +49,15 @@ class WorkerProcess:
         for stream in (self._stdin, self._stdout):
             os.set_blocking(stream.fileno(), False)
             if _SET_PIPE_SIZE is not None:
-                with contextlib.suppress(OSError):  # the pipe then stays at its first size, and only takes longer
+                with contextlib.suppress(OSError):  # the pipe keeps its default size and is only slower
                     fcntl.fcntl(stream.fileno(), _SET_PIPE_SIZE, _PIPE_BYTES)
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self.is_ready = False
-        self.ready_bytes = 0  # what it held when it was ready
+        self.ready_bytes = 0  # resident memory when it became ready
         self.is_dead = False
         self.deadline: float | None = monotonic() + START_LIMIT_S
-        self._hard_deadline = self.deadline  # it is never later than this
+        self._hard_deadline = self.deadline  # the deadline is never moved beyond this
         self._cpu_limit_s = 0.0
         self.send(init)
 
@@ -69,14 +66,14 @@ class WorkerProcess:
         return self._process.pid
 
     def resident_bytes(self) -> int:
-        """The memory that the process holds now; 0 where the system does not tell."""
+        """Returns the resident memory of the process in bytes; 0 if the system does not report it."""
         try:
             return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
         except (OSError, IndexError):
             return 0
 
     def cpu_seconds(self) -> float:
-        """The seconds of a processor that the process has had; infinite where the system does not tell."""
+        """Returns the CPU seconds that the process has used; infinity if the system does not report them."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -84,14 +81,14 @@ class WorkerProcess:
             return math.inf
 
     def begin(self, limit_s: float) -> None:
-        """A job begins that may take `limit_s` seconds of a processor."""
+        """Starts the deadline of a job that may use `limit_s` CPU seconds."""
         now = monotonic()
         self.deadline, self._hard_deadline = now + limit_s, now + WALL_TIME_FACTOR * limit_s
         used = self.cpu_seconds()
         self._cpu_limit_s = used + limit_s if math.isfinite(used) else -math.inf
 
     def is_past_deadline(self) -> bool:
-        """Whether the deadline has passed; it moves for a job that others have kept from a processor."""
+        """Returns whether the deadline has passed. The deadline moves if other processes kept the job from a CPU."""
         now = monotonic()
         if self.deadline is None or now < self.deadline:
             return False
@@ -100,7 +97,7 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """Bytes wait for room in the pipe: call `flush` again soon."""
+        """Whether bytes wait for space in the pipe; call `flush` again soon."""
         return bool(self._outgoing) and not self.is_dead
 
     def fileno(self) -> int:
@@ -108,12 +105,12 @@ class WorkerProcess:
         return self._stdout.fileno()
 
     def send(self, message: ToWorker) -> None:
-        """Queue a message and write what the pipe takes."""
+        """Queues a message and writes as much as the pipe takes."""
         self._outgoing += encode_frame(message)
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes; a broken pipe makes the child dead."""
+        """Writes as much as the pipe takes; a broken pipe sets `is_dead`."""
         try:
             while self._outgoing and not self.is_dead:
                 del self._outgoing[: os.write(self._stdin.fileno(), self._outgoing)]
@@ -123,7 +120,7 @@ class WorkerProcess:
             self.is_dead = True
 
     def receive(self) -> list[FromWorker]:
-        """The messages that are complete by now. The pipe's end, or a frame that is none, makes it dead."""
+        """Returns the messages that are complete. End of file or an invalid frame sets `is_dead`."""
         messages: list[FromWorker] = []
         try:
             while not self.is_dead:
@@ -131,7 +128,7 @@ class WorkerProcess:
                 self._incoming += received
                 self.is_dead = not received
         except BlockingIOError:
-            pass  # nothing more for now
+            pass  # no more data yet
         except OSError:
             self.is_dead = True
         try:
@@ -142,14 +139,14 @@ class WorkerProcess:
         return messages
 
     def kill(self) -> None:
-        """End the process by its id, and close the pipes. `has_exited` tells when it is over."""
+        """Kills the process and closes the pipes. `has_exited` then says when it is reaped."""
         self.is_dead = True
         self._process.kill()
         self._stdin.close()
         self._stdout.close()
 
     def has_exited(self, wait_s: float = 0.0) -> bool:
-        """The process has ended and is reaped; waits for it for up to `wait_s` seconds."""
+        """Returns whether the process has ended and was reaped; waits up to `wait_s` seconds."""
         try:
             self._process.wait(wait_s) if wait_s else self._process.poll()
         except subprocess.TimeoutExpired:

@@ -1,7 +1,4 @@
-"""Compiles Choices: the prefix tree of the texts is their automaton.
-
-Knows: the texts and the vocabulary. Must not know: patterns.
-"""
+"""Compiles Choices: the prefix tree of the texts is the byte automaton."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_d
 from plait.constrained.specs import Choices, GrammarError
 from plait.constrained.vocabulary import Vocabulary
 
-MAX_CHOICE_BYTES = 20_000  # each byte of the longest is a round of the walk through the vocabulary, about 30 us
+MAX_CHOICE_BYTES = 20_000  # each byte of the longest choice costs one pass over the vocabulary, about 30 us
 
 
 def compile_choices(spec: Choices, vocabulary: Vocabulary) -> TokenDfa:
-    """The token automaton that accepts each choice, and nothing else, in every tokenization.
+    """Returns the token automaton that accepts exactly the choices, in every tokenization.
 
-    A choice that the vocabulary cannot spell is refused with its index, for it could never be chosen.
+    Raises GrammarError with the index of a choice that the vocabulary cannot spell.
 
     >>> compile_choices(Choices(("yes", "no")), vocabulary)               # doctest: +SKIP
     """
@@ -45,7 +42,7 @@ def _first_unspellable(texts: list[bytes], vocabulary: Vocabulary) -> int | None
 
 
 def _can_spell(text: bytes, tokens: set[bytes], longest: int) -> bool:
-    """Whether some of `tokens` join to exactly `text`."""
+    """Returns whether a sequence of `tokens` concatenates to `text`."""
     reachable = [True] + [False] * len(text)
     for end in range(1, len(text) + 1):
         begins = range(max(0, end - longest), end)

@@ -1,8 +1,4 @@
-"""A grammar held as a token automaton in arrays: a step is a binary search, a mask is a copy.
-
-Knows: a Table of states and tokens, and the vocabulary's bytes. Must not know: the form that it was compiled
-from.
-"""
+"""The grammar of a token automaton: a step is a binary search, a mask is a copy."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ _TERMINATED = -1  # the state after an end token
 
 
 class DfaGrammar(Grammar):
-    """A Table over `vocabulary`. Masks and forced bytes are made when asked for; at most 4 MiB of masks stay.
+    """A TokenDfa over `vocabulary`. Masks and forced bytes are computed on demand; at most 4 MiB of masks are cached.
 
     >>> grammar = DfaGrammar(table, vocabulary)                           # doctest: +SKIP
     >>> grammar.matcher().accept(token)                                   # doctest: +SKIP
@@ -31,7 +27,7 @@ class DfaGrammar(Grammar):
         self.table = table
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(vocabulary.eos_ids)
-        # memoryviews hand out Python ints, several times faster than indexing numpy arrays.
+        # Indexing a memoryview gives Python ints and is several times faster than indexing a numpy array.
         self.row_offsets = np.ascontiguousarray(table.row_offsets).data
         self.tokens = np.ascontiguousarray(table.tokens).data
         self.next_states = np.ascontiguousarray(table.next_states).data
@@ -53,7 +49,7 @@ class DfaGrammar(Grammar):
         return DfaMatcher(self)
 
     def mask(self, state: int) -> Int32Array:
-        """The mask of `state`, int32 [ceil(V/32)], not to be written to."""
+        """Returns the mask of `state`, int32 [ceil(V/32)]; read-only."""
         mask = self._masks.get(state)
         if mask is None:
             allowed = self.table.tokens[self.row_offsets[state] : self.row_offsets[state + 1]]
@@ -66,14 +62,14 @@ class DfaGrammar(Grammar):
         return mask
 
     def forced(self, state: int) -> bytes:
-        """The bytes that every text from `state` on begins with."""
+        """Returns the bytes that every continuation from `state` begins with."""
         found = self._forced.get(state)
         if found is None:
             found = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
         return found
 
     def forced_tokens(self, state: int) -> list[int]:
-        """The tokens of `forced`, less those that may turn out to be part of longer ones."""
+        """Returns the tokens of `forced`, without those that may turn out to be part of longer tokens."""
         found = self._forced_tokens.get(state)
         if found is None:
             text = self.forced(state)
@@ -87,7 +83,7 @@ class DfaGrammar(Grammar):
         return found
 
     def _state_after(self, state: int, tokens: list[int]) -> int | None:
-        """The state that `tokens` lead to; None where they are not allowed."""
+        """Returns the state after `tokens`; None if they are not allowed."""
         for token in tokens:
             end = self.row_offsets[state + 1]
             place = bisect_left(self.tokens, token, self.row_offsets[state], end)
@@ -103,7 +99,7 @@ class DfaGrammar(Grammar):
 
 
 class DfaMatcher(Matcher):
-    """A place in a DfaGrammar: the states passed through so far, so that going back is cutting a list."""
+    """The state of one text under a DfaGrammar. It keeps the states passed, so that rollback truncates a list."""
 
     __slots__ = ("_grammar", "_state", "_states")
 
@@ -135,7 +131,7 @@ class DfaMatcher(Matcher):
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._states):
-            raise ValueError(f"cannot take back {n} tokens of {len(self._states)}")
+            raise ValueError(f"cannot roll back {n} tokens of {len(self._states)}")
         if n:
             self._state = self._states[-n]
             del self._states[-n:]

@@ -1,7 +1,6 @@
-"""What every continuation begins with, read from a token automaton.
+"""Forced bytes: what every continuation of a token automaton begins with, and how to tokenize it.
 
-Knows: a Table and the bytes of tokens. Must not know: how forced bytes are tokenized or used.
-Many tokenizations spell one text, so every way of spelling it is followed until two of them differ.
+Many token sequences spell one text, so all of them are followed until two texts differ.
 """
 
 from __future__ import annotations
@@ -17,14 +16,11 @@ MAX_FORCED_BYTES = 4096
 
 
 def forced_bytes(table: TokenDfa, state: int, vocabulary: Vocabulary) -> bytes:
-    """The longest common prefix of the bytes of all complete continuations from `state`, cut at 4096 bytes.
+    """Returns the longest common prefix of all complete continuations from `state`, at most 4096 bytes.
 
-    b"" where the text may end at `state`. Costs tens of microseconds and more with the length.
+    Returns b"" if the text may end at `state`. Takes tens of microseconds, more with the length.
     """
-    text, limit = (
-        b"",
-        MAX_FORCED_BYTES,
-    )  # text: one continuation, right up to its end; limit: where all still agree
+    text, limit = b"", MAX_FORCED_BYTES  # one continuation; the length up to which all continuations agree
     todo, seen = [(0, state)], {(0, state)}  # (bytes passed, state), shortest first
     while todo and todo[0][0] < limit:
         at, state = heappop(todo)
@@ -48,10 +44,9 @@ def forced_bytes(table: TokenDfa, state: int, vocabulary: Vocabulary) -> bytes:
 
 
 def _common_prefix(table: TokenDfa, state: int, vocabulary: Vocabulary) -> tuple[bytes, int, list[tuple[int, int]]]:
-    """(a token, how many of its bytes are common, (length, next state) of each token inside those).
+    """Returns (the longest token, how many of its bytes are common, (length, next state) of each token within those).
 
-    The tokens that go on beyond the common part all share it, and so do the texts behind those that end in
-    it.
+    Tokens that extend beyond the common part all share it, and so do the texts after tokens that end within it.
     """
     row = slice(int(table.row_offsets[state]), int(table.row_offsets[state + 1]))
     ranks = vocabulary.byte_rank[table.tokens[row]]
@@ -72,7 +67,7 @@ def _common_prefix(table: TokenDfa, state: int, vocabulary: Vocabulary) -> tuple
 
 
 def _common_prefix_length(left: bytes, right: bytes) -> int:
-    """The length of the common prefix."""
+    """Returns the length of the common prefix."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
@@ -80,10 +75,10 @@ def _common_prefix_length(left: bytes, right: bytes) -> int:
 
 
 def tokenize_forced_bytes(forced: bytes, is_complete: bool, vocabulary: Vocabulary) -> list[int]:
-    """`forced` as the tokenizer splits it, less what could be merged with the unknown text behind it.
+    """Returns `forced` as the tokenizer splits it, without tokens that could merge with the unknown text after it.
 
-    With `is_complete` nothing can follow, and nothing is held back. A character that is cut off is, and so is
-    each token from the first on that begins a longer one together with all that is forced behind it.
+    With `is_complete` no text follows, and all tokens are returned. Otherwise an incomplete character is left out, and
+    everything from the first token on that, together with the forced bytes after it, begins a longer token.
 
     >>> tokenize_forced_bytes(b"ab", True, vocabulary)                                # doctest: +SKIP
     [7]

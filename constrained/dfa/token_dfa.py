@@ -1,7 +1,6 @@
-"""Turns an automaton over bytes into one over tokens: which tokens each state allows, and where they lead.
+"""Converts an automaton over bytes into one over tokens: which tokens each state allows, and where they lead.
 
-Knows: states, bytes, and a prefix tree of tokens. Must not know: where the byte automaton came from. States
-from which no complete text can be spelled with these tokens are left out, so no mask leads into a dead end.
+States from which the tokens cannot complete a text are removed, so no mask leads into a dead end.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ TokenEdges: TypeAlias = tuple[Int32Array, Int32Array, Int32Array]
 """From state, token, to state; each int32 [E]."""
 
 MAX_EDGES = 1_500_000
-EDGES_BEFORE_PROJECTION = 400_000  # from here on it is foreseen, at the rate so far, how many there will be
+EDGES_BEFORE_PROJECTION = 400_000  # from here on the final number is projected from the rate so far
 MAX_PAIRS_PER_BATCH = 400_000
 UNREACHABLE = np.iinfo(np.int32).max
 
 
 class DfaTooLarge(Exception):
-    """The token automaton has, or will have, more than `max_edges` edges."""
+    """The token automaton has, or is projected to have, more than `max_edges` edges."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenDfa:
-    """A token automaton in rows: the edges of state s are `row_offsets[s] .. first[s + 1]`; state 0 is the start.
+    """A token automaton in CSR form: the edges of state s are `row_offsets[s] .. row_offsets[s + 1]`; state 0 starts.
 
-    `row_offsets` int32 [S+1], `tokens` int32 [E] ascending within a row, `next_states` int32 [E], `accepting` bool [S], and
-    `distance` int32 [S], the fewest tokens from each state to an accepting one.
+    `row_offsets` int32 [S+1], `tokens` int32 [E] ascending within a row, `next_states` int32 [E], `accepting` bool [S],
+    and `distance` int32 [S], the fewest tokens from each state to an accepting one.
     """
 
     row_offsets: Int32Array
@@ -49,15 +48,15 @@ class TokenDfa:
 def build_token_dfa(
     step: ByteTransition, start: int, accepting: NDArray[np.bool_], trie: ByteTrie, max_edges: int = MAX_EDGES
 ) -> TokenDfa | None:
-    """The token automaton of a byte automaton, or None where no text of it can be spelled with these tokens.
+    """Returns the token automaton of a byte automaton, or None if the tokens can spell none of its texts.
 
-    `accepting` is bool [states of the byte automaton]. Raises DfaTooLarge beyond `max_edges` edges, as soon as
-    that many are to be expected. Method: the states and the tree are walked together (Willard and Louf 2023,
-    arXiv:2307.09702), all states of a round at once.
+    `accepting` is bool [states of the byte automaton]. Raises DfaTooLarge as soon as more than `max_edges` edges are
+    projected. Method: states and token trie are traversed together (Willard and Louf 2023, arXiv:2307.09702), many
+    states at a time.
 
     >>> words = ByteTrie([(0, b"ab"), (1, b"a")])
     >>> tokens = ByteTrie([(5, b"a"), (6, b"b"), (7, b"ab")])
-    >>> table = build_token_dfa(words.step, 0, words.ends_here, tokens)
+    >>> table = build_token_dfa(words.step, 0, words.is_terminal, tokens)
     >>> table.row_offsets.tolist(), table.tokens.tolist(), table.accepting.tolist()
     ([0, 2, 3, 3], [5, 7, 6], [False, True, True])
     """
@@ -92,8 +91,8 @@ def _explore_edges(step: ByteTransition, start: int, num_states: int, trie: Byte
 
 
 def _expand_states(step: ByteTransition, sources: Int32Array, trie: ByteTrie) -> tuple[TokenEdges, int]:
-    """The edges out of `sources`, and the number of (state, tree node) pairs it took."""
-    origin = np.arange(len(sources), dtype=np.int32)  # which of the sources each pair belongs to
+    """Returns the edges out of `sources`, and the number of (state, trie node) pairs visited."""
+    origin = np.arange(len(sources), dtype=np.int32)  # the index in `sources` that each pair belongs to
     states, nodes = sources, np.zeros(len(sources), np.int32)
     parts: list[TokenEdges] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))]
     pairs = 0
@@ -110,7 +109,7 @@ def _expand_states(step: ByteTransition, sources: Int32Array, trie: ByteTrie) ->
 
 
 def _distances_to_accept(edges: TokenEdges, accepting: NDArray[np.bool_]) -> Int32Array:
-    """For each state, the fewest tokens that lead from it to an accepting one; UNREACHED where none do."""
+    """Returns for each state the fewest tokens to an accepting state; UNREACHABLE if there is no path."""
     links = np.unique(edges[2].astype(np.int64) * len(accepting) + edges[0])
     row_offsets = np.searchsorted(links // len(accepting), np.arange(len(accepting) + 1)).astype(np.int32)
     before = (links % len(accepting)).astype(np.int32)
@@ -140,9 +139,9 @@ def _to_csr(edges: TokenEdges, distance: Int32Array, accepting: NDArray[np.bool_
 
 
 def shortest_completion(table: TokenDfa, state: int) -> list[int]:
-    """The tokens of a shortest way from `state` to an accepting one: of equals, the lowest ids.
+    """Returns the tokens of a shortest path from `state` to an accepting state; of equal ones, the lowest ids.
 
-    >>> shortest(table, 0)                              # doctest: +SKIP
+    >>> shortest_completion(table, 0)                   # doctest: +SKIP
     [5, 7]
     """
     tokens: list[int] = []

@@ -1,7 +1,7 @@
-"""Short ways to the end of a text, found by trying, where there is no automaton to read them from.
+"""Searches short completions of a text by trial, for grammars without an automaton to read them from.
 
-Knows: what a walker allows. Must not know: grammars, budgets or sampling. States cannot be told apart, so a way
-is sought with a few fixed preferences, and what is found is proved by having been walked.
+The states of such a grammar cannot be compared, so the search follows a few fixed preferences. A completion that it
+finds is correct, because the walker accepted each of its tokens.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-MAX_STEPS = 1024  # of one way; at some 7 us each
+MAX_STEPS = 1024  # tokens tried in one search, about 7 us each
 MAX_CLOSING_REPEATS = 64
-GOOD_ENOUGH_TOKENS = 128  # tokens of a way that is good enough: looking for a shorter one takes as long again
+GOOD_ENOUGH_TOKENS = 128  # a completion of up to so many tokens ends the search: a shorter one would take as long again
 _CLOSING = b'"}])'
-_SEPARATOR = b","  # behind what closes: a member of a record ends sooner so than by another digit
+_SEPARATOR = b","  # after the closing characters: a comma ends a member sooner than another digit does
 _PUNCTUATION = b".-@:/,;_ '\\T+"
 _REST = bytes(range(ord("a"), ord("z") + 1)) + bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(33, 127))
 _PREFERENCES = (
@@ -25,7 +25,7 @@ _PREFERENCES = (
 
 
 class Walker(Protocol):
-    """A copy of a matcher that may be spoilt."""
+    """A copy of a matcher that the search may advance."""
 
     def forced_tokens(self) -> list[int]: ...
     def is_allowed(self, token: int) -> bool: ...
@@ -36,9 +36,9 @@ class Walker(Protocol):
 
 
 class CompletionSearch:
-    """Finds short ways to an end for one vocabulary; `single_byte_tokens` maps each byte to the token of just that byte.
+    """Finds short completions. `single_byte_tokens` maps each byte to the token of just that byte.
 
-    >>> Seeker({34: 1}).search(make_walker, 20)                             # doctest: +SKIP
+    >>> CompletionSearch({34: 1}).search(make_walker, 20)                             # doctest: +SKIP
     [1]
     """
 
@@ -52,9 +52,9 @@ class CompletionSearch:
         self._string_only_token = single_byte_tokens.get(ord("~"))
 
     def search(self, walker: Callable[[], Walker], limit: int) -> list[int] | None:
-        """The shortest of the ways that the preferences find, at most `limit` tokens; None where none does.
+        """Returns the shortest completion that the preferences find, at most `limit` tokens; None if they find none.
 
-        Where the first that is found is long there is no look for a shorter one: a model waits, and all its neighbours.
+        After a long completion no shorter one is searched, because all requests of the batch wait meanwhile.
         """
         best: list[int] | None = None
         for order in self._orders:
@@ -65,7 +65,7 @@ class CompletionSearch:
         return best
 
     def _search_once(self, walker: Walker, order: list[int], limit: int) -> list[int] | None:
-        """One way: what is forced, else what closes, else what was chosen least so far, in the given order."""
+        """Tries one completion: forced tokens, else closing ones, else those used least so far, in the given order."""
         tokens: list[int] = []
         use_counts: dict[int, int] = {}
         for _ in range(MAX_STEPS):
@@ -76,7 +76,7 @@ class CompletionSearch:
                 return None
             tokens += next_tokens
             if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
-                use_counts.clear()  # a text ended, and what it took to end it says nothing of what comes
+                use_counts.clear()  # a string ended; what it took to end it says nothing about the rest
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:
@@ -97,5 +97,5 @@ class CompletionSearch:
         return [best]
 
     def _closes_value(self, token: int, walker: Walker) -> bool:
-        """Whether a quote or bracket closes something here: in a text a bracket is a letter like others."""
+        """Returns whether a quote or bracket closes a value; inside a string a bracket is an ordinary character."""
         return token == self._quote or self._string_only_token is None or not walker.is_allowed(self._string_only_token)

@@ -1,7 +1,4 @@
-"""Ways to the end of a text that llguidance follows: walked on copies of its matcher, and kept as the text grows.
-
-Knows: copies of a matcher, tokens, long numbers. Must not know: which form of constraint a grammar was made from.
-"""
+"""Completions of a text under llguidance: searched on copies of its matcher, and reused while the text grows."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ import numpy as np
 from plait.constrained.grammar import Int32Array, mask_words
 from plait.constrained.vocabulary import Vocabulary
 
-MAX_SKIPPED = 4  # bytes at the head of a known way that may have to go: a wrong guess costs next to nothing
+MAX_SKIPPED = 4  # bytes at the start of a known completion that may be dropped; a wrong guess costs little
 
 
 class LlguidanceWalker:
-    """A copy of a matcher behind `tokens`, for a Seeker to walk. Numbers that are long, as `is_at_digit_limit` says, end."""
+    """A copy of a matcher after `tokens`, for CompletionSearch. Ends numbers for which `is_at_digit_limit` is true."""
 
     def __init__(
         self,
@@ -52,7 +49,7 @@ class LlguidanceWalker:
         return next((token for token in found if self._vocabulary.token_bytes[token]), None)
 
     def _number_may_continue(self) -> bool:
-        """Whether a number that the text ends in may have another digit."""
+        """Returns whether a number at the end of the text may have another digit."""
         if not self._is_at_digit_limit(self._tokens):
             return True
         mask = self._mask()
@@ -61,7 +58,7 @@ class LlguidanceWalker:
         return bool((mask == before).all())
 
     def _mask(self) -> Int32Array:
-        width = mask_words(len(self._vocabulary))  # the library's have a word more where there is an end token beyond
+        width = mask_words(len(self._vocabulary))  # the library's mask has one word more if an end token lies beyond
         mask = np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)[:width]
         if self._is_at_digit_limit(self._tokens):
             self._vocabulary.number_limiter.forbid_continuation(mask)
@@ -69,9 +66,11 @@ class LlguidanceWalker:
 
 
 def remaining_completions(known_completion: list[int], accepted: list[int], vocabulary: Vocabulary) -> list[list[int]]:
-    """What may be left of `known_completion` once the tokens `accepted` were written, the likelier first: all that stands behind the
-    longest end of theirs that the way begins with; or behind as many bytes as they have, as in a date that another was
-    written for; or behind a few. Guesses: what was written may have closed the way, or changed what must come.
+    """Returns guesses of what is left of `known_completion` after the tokens `accepted`, the most likely first.
+
+    The first guess drops the longest suffix of the accepted text that the completion begins with; the second drops as
+    many bytes as were accepted (a date written in place of another); the others drop 0 to 4 bytes. The caller checks
+    each guess.
 
     >>> remaining_completions([1, 2], [3, 1], Vocabulary((b"", b"a", b"b", b"c"), (0,), lambda text: []))
     [[2], [], [1, 2]]
@@ -90,7 +89,7 @@ def remaining_completions(known_completion: list[int], accepted: list[int], voca
 
 
 def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Vocabulary) -> list[int]:
-    """The way without its first `size` bytes."""
+    """Returns the completion without its first `size` bytes."""
     at = 0
     for index, token in enumerate(known_completion):
         if at == size:
@@ -103,7 +102,7 @@ def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Voca
 
 
 def _encode_fragment(text: bytes, vocabulary: Vocabulary) -> list[int]:
-    """The tokens of a piece of a token; none where it is no text by itself."""
+    """Returns the tokens of a part of a token; [] if it is not valid UTF-8 by itself."""
     try:
         return list(vocabulary.encode(text.decode()))
     except UnicodeDecodeError:

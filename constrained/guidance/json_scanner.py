@@ -1,9 +1,8 @@
-"""Whether a text that is being written ends inside a JSON string: read from its beginning, since what opens JSON may
-stand in a string as well.
+"""Decides whether a partial text ends inside a JSON string.
 
-    free text <c> {"a": "no <c> here 12   the end is in a string, and the second <c> opens nothing
+The text is scanned from its start, because the marker that opens JSON may also occur inside a string:
 
-Knows: how JSON writes values. Must not know: grammars, tokens.
+    free text <c> {"a": "no <c> here 12   ends inside a string; the second <c> opens nothing
 """
 
 from __future__ import annotations
@@ -20,15 +19,18 @@ _SPACES = re.compile(rb"[ \t\r\n]*")
 
 
 class JsonDelimiters(NamedTuple):
-    """What stands before a JSON value in other text, and what behind it."""
+    """The markers before and after a JSON value in other text."""
 
     begin: bytes
     end: bytes
 
 
 class JsonRegions(NamedTuple):
-    """Where a text has JSON: behind each begin; or, where nothing else may stand in it (not `free_text`) and it does
-    not begin with one, from its first byte on. With no `delimiters` all of it is JSON."""
+    """Where a text contains JSON: after each begin marker.
+
+    Without `free_text`, a text that does not begin with a marker is JSON from its first byte. Without `delimiters` the
+    whole text is JSON.
+    """
 
     delimiters: tuple[JsonDelimiters, ...] = ()
     free_text: bool = False
@@ -38,11 +40,11 @@ ALL_JSON = JsonRegions()
 
 
 def ends_in_string(text: bytes, json_regions: JsonRegions = ALL_JSON) -> bool:
-    """Whether `text` ends in a string of its JSON, or behind the JSON of a call, where no number is JSON's.
+    """Returns whether `text` ends inside a string of its JSON, or after the JSON of a call.
 
-    Free text before the first call counts as JSON: there, quotes open and close.
+    Free text before the first call counts as JSON: quotes open and close strings there.
 
-    >>> ends_in_string(b'["1', Calls()), ends_in_string(b'["1", 1', Calls())
+    >>> ends_in_string(b'["1'), ends_in_string(b'["1", 1')
     (True, False)
     """
     at, is_first = 0, True
@@ -61,16 +63,16 @@ def ends_in_string(text: bytes, json_regions: JsonRegions = ALL_JSON) -> bool:
 def _next_opening(
     text: bytes, at: int, delimiters: Sequence[JsonDelimiters], places: list[int]
 ) -> tuple[int, JsonDelimiters] | None:
-    """Where the first begin from `at` on is, and whose. `places`: where each was when last looked for; -1: nowhere."""
+    """Returns the first begin marker at or after `at`. `places` caches the last position of each (-1: none)."""
     for i, (call, place) in enumerate(zip(delimiters, places, strict=True)):
-        if 0 <= place < at:  # only then, so that kinds which are not there cost one look
+        if 0 <= place < at:  # a marker that does not occur is searched for once
             places[i] = text.find(call.begin, at)
     found = [(place, call) for call, place in zip(delimiters, places, strict=True) if place >= 0]
     return min(found, key=lambda each: each[0], default=None)
 
 
 def _skip_end_tag(text: bytes, at: int, end: bytes) -> int:
-    """Behind a call's end, which white space may stand before, if it is there; else `at`."""
+    """Returns the position after the end marker, which white space may precede, if it is there; else `at`."""
     spaces = _SPACES.match(text, at)
     for place in (at, spaces.end() if spaces else at):
         if text.startswith(end, place):
@@ -79,14 +81,14 @@ def _skip_end_tag(text: bytes, at: int, end: bytes) -> int:
 
 
 class _Value(NamedTuple):
-    """Where a value ends, None where the text does before it, in one of its strings or not."""
+    """Where a value ends; None if the text ends first, inside one of the value's strings or not."""
 
     end: int | None
     in_string: bool = False
 
 
 def _value(text: bytes, start: int) -> _Value:
-    """The JSON value from `start` on. A number at the end of the text may go on."""
+    """Scans the JSON value at `start`. A number at the end of the text counts as unfinished."""
     depth = 0
     for part in _PART.finditer(text, start):
         if part["string"] is not None and not part["closed"]:

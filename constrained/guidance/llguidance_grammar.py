@@ -1,10 +1,9 @@
-"""A grammar run by llguidance, step by step as the text grows, for what does not fit into arrays.
+"""Grammars run by llguidance, token by token, for constraints that are too large for a token automaton.
 
-Knows: llguidance's matcher and its pitfalls. Must not know: which form of constraint its text was made from.
-Pitfalls: a refused token puts its matcher into an error for good, so tokens are validated first; copies of a
-matcher share one lexer, and a text that drives it to a limit spoils it for all, so each then goes on with a
-new one; it tokenizes forced bytes through `Vocabulary.encode`, and with an `encode` that is not the model's
-its masks are wrong.
+Pitfalls of llguidance that are handled here: a refused token leaves a matcher in a permanent error state, so tokens are
+validated first. Copies of a matcher share one lexer, and a text that drives it to a limit breaks it for all, so each
+copy then continues with a new one. Forced bytes are tokenized through `Vocabulary.encode`; with an `encode` that is not
+the model's the masks would be wrong.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ from plait.constrained.vocabulary import Vocabulary
 
 T = TypeVar("T")
 MAX_REASON = 200
-MAX_LITERAL = 16_384  # llguidance splits all that is forced anew at each step: 0.4 us a byte
-RETOKENIZE_SLACK = 64  # tokens that a way may take less once it is spelled as the tokenizer does
+MAX_LITERAL = 16_384  # llguidance tokenizes all forced bytes again at each step: 0.4 us a byte
+RETOKENIZE_SLACK = 64  # tokens that a completion may save when the tokenizer spells it
 _DEAD_END = "the constraint cannot be met from here on"
 _EMPTY_LANGUAGE = "the constraint matches nothing that the vocabulary can spell"
 BYTES_PER_CHARACTER = 100  # measured: a literal of 1 MB takes 86 MB
-ASSUMED_BYTES = 2 << 20  # a lexer grows to this in ordinary use; the library does not tell
+ASSUMED_BYTES = 2 << 20  # the size of a lexer in ordinary use; the library does not report it
 
 
 class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
-    """A grammar in llguidance's own notation, known to compile within the limits.
+    """A grammar in llguidance's notation that is known to compile within the limits.
 
-    `unchecked` are the pointers of what was left out of it; `full_check_schemas` the schema that the whole text must
-    meet, or nothing; `segments` what a structural text's parts must meet. `max_digits`: it has JSON, where
-    `json_delimiters` says, and a number in that has no more digits unless it must have (0: any number of them).
+    `unchecked` are the pointers of the schema keywords that it leaves out, `full_check_schemas` holds the schema that
+    the finished text must match (or nothing), `segments` those of the parts of a structural text. With `max_digits`, a
+    number in its JSON, which lies where `json_delimiters` says, has at most so many digits unless the schema requires
+    more (0: no bound).
     """
 
     text: str
@@ -48,15 +48,15 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     full_check_schemas: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
     max_digits: int = 0
-    json_delimiters: tuple[tuple[str, str], ...] = ()  # what stands before and behind the JSON of each kind
-    free_text: bool = False  # whether other text may stand around them
+    json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON
+    free_text: bool = False  # whether other text may surround them
 
 
 class LlguidanceGrammar(Grammar):
-    """`text` for `vocabulary`, compiled here and now: milliseconds, so check it in a child process first.
+    """The grammar of `source` for `vocabulary`, compiled in the constructor: check it in a worker process first.
 
-    GrammarError where it does not compile, exceeds a limit, or begins with nothing that the vocabulary can
-    spell.
+    Raises GrammarError if it does not compile, exceeds a limit, or begins with nothing that the vocabulary can spell.
+    Compiling takes milliseconds.
 
     >>> LlguidanceGrammar(LlguidanceSource(LLMatcher.grammar_from_regex("[0-9]+")), vocabulary)      # doctest: +SKIP
     """
@@ -75,15 +75,13 @@ class LlguidanceGrammar(Grammar):
         self._max_digits = grammar.max_digits
         delimiters = tuple(JsonDelimiters(begin.encode(), end.encode()) for begin, end in grammar.json_delimiters)
         self._json_regions = JsonRegions(delimiters, grammar.free_text)
-        self.initial_completion: list[int] | None = None  # from the start of a text, once it was sought
-        self.no_completion_within = -1  # within so many tokens none was found
+        self.initial_completion: list[int] | None = None  # from the start of a text, once it was searched
+        self.no_completion_within = -1  # no completion was found within so many tokens
         self._prototype = self._compile_inner_matcher()
         try:
             matcher = LlguidanceMatcher(self)
             if len(matcher.forced_bytes()) > MAX_LITERAL:
-                raise GrammarError(
-                    f"it forces more than {MAX_LITERAL} bytes at once, which each token would go through"
-                )
+                raise GrammarError(f"it forces more than {MAX_LITERAL} bytes at once, which would slow down each token")
             matcher.fill_mask(np.zeros(self.num_words, np.int32))
         except GrammarError as error:
             raise GrammarError(_EMPTY_LANGUAGE if error.reason == _DEAD_END else error.reason) from None
@@ -103,17 +101,17 @@ class LlguidanceGrammar(Grammar):
         )
 
     def is_at_digit_limit(self, tokens: Sequence[int]) -> bool:
-        """Whether the text of `tokens` ends in a JSON number that should have no more digits."""
+        """Returns whether the text of `tokens` ends in a JSON number that has all the digits it may have."""
         if not self._max_digits:
             return False
         return self.vocabulary.number_limiter.is_at_digit_limit(tokens, self._max_digits, self._json_regions)
 
     def new_inner_matcher(self) -> llguidance.LLMatcher:
-        """A matcher of the library at the start of a text; shares its lexer with the others."""
+        """Returns a matcher of the library at the start of a text; it shares its lexer with the other matchers."""
         return self._prototype.deep_copy()
 
     def rebuild_inner_matcher(self, tokens: list[int]) -> llguidance.LLMatcher:
-        """A matcher with a new lexer behind `tokens`, for this text and later ones; or GrammarError."""
+        """Returns a matcher after `tokens` with a new lexer, which later texts use too. Raises GrammarError."""
         self._prototype = self._compile_inner_matcher()
         inner = self._prototype.deep_copy()
         if tokens:
@@ -126,28 +124,28 @@ class LlguidanceGrammar(Grammar):
 
 
 class LlguidanceMatcher(Matcher):
-    """A place in an LlguidanceGrammar. Where text is forced, its masks hold the tokenizer's own spelling only."""
+    """The state of one text under an LlguidanceGrammar. Masks of forced text allow only the tokenizer's spelling."""
 
     __slots__ = (
+        "_accepted_since",
         "_address",
         "_bits",
-        "_num_eos",
+        "_completion",
         "_grammar",
         "_inner",
-        "_accepted_since",
+        "_num_eos",
         "_tokens",
-        "_completion",
         "_words",
     )
 
     def __init__(self, grammar: LlguidanceGrammar) -> None:
         self._grammar = grammar
         self._inner = grammar.new_inner_matcher()
-        self._tokens: list[int] = []  # what the inner matcher consumed
-        self._completion = grammar.initial_completion  # to an end, from where it was asked for
-        self._accepted_since: list[int] = []  # the tokens accepted since
+        self._tokens: list[int] = []  # the tokens that the inner matcher consumed
+        self._completion = grammar.initial_completion  # to the end, from where it was requested
+        self._accepted_since: list[int] = []  # the tokens accepted after that
         self._num_eos = 0  # end tokens accepted; the inner matcher never sees them
-        self._bits = bytearray()  # where the library writes masks: its address is asked for once, not for each
+        self._bits = bytearray()  # the library writes masks here; a fixed buffer needs its address only once
         self._words = np.zeros(0, np.int32)  # the same memory
         self._address = 0
 
@@ -191,7 +189,7 @@ class LlguidanceMatcher(Matcher):
 
     def rollback(self, n: int) -> None:
         if not 0 <= n <= len(self._tokens) + self._num_eos:
-            raise ValueError(f"cannot take back {n} tokens of {len(self._tokens) + self._num_eos}")
+            raise ValueError(f"cannot roll back {n} tokens of {len(self._tokens) + self._num_eos}")
         ends = min(n, self._num_eos)
         self._num_eos -= ends
         if n > ends:
@@ -219,7 +217,7 @@ class LlguidanceMatcher(Matcher):
         return None if self._completion is None or len(self._completion) > limit else list(self._completion)
 
     def _reusable_completion(self) -> list[int] | None:
-        """What is left of the way known before, where that leads to an end from here; None where it does not."""
+        """Returns the rest of the known completion if it still completes the text; else None."""
         if self._completion is None or not self._accepted_since:
             return self._completion
         vocabulary = self._grammar.vocabulary
@@ -233,17 +231,17 @@ class LlguidanceMatcher(Matcher):
         )
 
     def _is_completion(self, way: list[int]) -> bool:
-        whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # an end token is valid where the text is complete
+        whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # the end token is valid if the text is complete
         leads = self._query(lambda inner: inner.validate_tokens(whole) == len(whole))
         return leads and not self._exceeds_digit_limit(way)
 
     def _exceeds_digit_limit(self, way: list[int]) -> bool:
-        """Whether the way begins with digits that are too many behind those there are."""
+        """Returns whether the completion begins with more digits than the current number may still have."""
         digits = list(takewhile(self._grammar.vocabulary.number_limiter.continues_number, way))
         return any(self._grammar.is_at_digit_limit([*self._tokens, *digits[:n]]) for n in range(len(digits)))
 
     def _search_completion(self, limit: int) -> list[int] | None:
-        """A way that is sought from here, and from the start of a text only once."""
+        """Searches a completion from here; from the start of a text only once."""
         grammar = self._grammar
         if not self._tokens and limit <= grammar.no_completion_within:
             return None
@@ -260,7 +258,7 @@ class LlguidanceMatcher(Matcher):
         return LlguidanceWalker(self._inner.deep_copy(), grammar.vocabulary, self._tokens, grammar.is_at_digit_limit)
 
     def _continues_long_number(self, token: int) -> bool:
-        """Whether the token would go on with a number that has to end here."""
+        """Returns whether the token would continue a number that must end here."""
         grammar = self._grammar
         if not grammar.vocabulary.number_limiter.continues_number(token) or not grammar.is_at_digit_limit(self._tokens):
             return False
@@ -269,7 +267,7 @@ class LlguidanceMatcher(Matcher):
         return not mask.view(np.uint32)[token // 32] >> (token % 32) & 1
 
     def _retokenize(self, tokens: list[int]) -> list[int]:
-        """The same text as the tokenizer splits it, where that is shorter and allowed."""
+        """Returns the same text as the tokenizer splits it if that is shorter and allowed; else `tokens`."""
         vocabulary = self._grammar.vocabulary
         text = b"".join(vocabulary.token_bytes[token] for token in tokens).decode(errors="replace")
         spelled = list(vocabulary.encode(text))
@@ -288,7 +286,7 @@ class LlguidanceMatcher(Matcher):
         return self._num_eos > 0
 
     def _query(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
-        """The inner matcher's answer, from a new one where it fails; GrammarError where both do."""
+        """Returns the answer of the inner matcher; if it fails, that of a new one. Raises GrammarError if both fail."""
         answer = question(self._inner)
         if self._inner.is_error():
             self._inner = self._grammar.rebuild_inner_matcher(self._tokens)
@@ -298,7 +296,7 @@ class LlguidanceMatcher(Matcher):
 
 
 class _TokenizerAdapter:
-    """The vocabulary in the form that LLTokenizer asks for."""
+    """The vocabulary with the interface that LLTokenizer expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -317,7 +315,7 @@ _tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDict
 
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """llguidance's form of the vocabulary, made once; about 0.1 s for 49,152 tokens."""
+    """Returns llguidance's tokenizer of the vocabulary, built once; about 0.1 s for 49,152 tokens."""
     found = _tokenizers.get(vocabulary)
     if found is None:
         tokens = _TokenizerAdapter(vocabulary)
@@ -327,14 +325,14 @@ def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 def warm_up(vocabulary: Vocabulary) -> None:
-    """Make now what the first grammar for `vocabulary` would have to wait for."""
+    """Builds what the first grammar for `vocabulary` would otherwise wait for."""
     _tokenizer(vocabulary)
 
 
 def _limits() -> llguidance.LLParserLimits:
     return llguidance.LLParserLimits(
         initial_lexer_fuel=500_000,
-        step_lexer_fuel=400_000,  # 30 ms at worst in one step
+        step_lexer_fuel=400_000,  # at most 30 ms in one step
         step_max_items=20_000,
         max_lexer_states=20_000,
         max_grammar_size=200_000,
@@ -343,7 +341,7 @@ def _limits() -> llguidance.LLParserLimits:
 
 
 def _raise_on_error(inner: llguidance.LLMatcher) -> llguidance.LLMatcher:
-    """`new_inner_matcher`, or GrammarError with the first line of its error."""
+    """Returns `inner`, or raises GrammarError with the first line of its error."""
     if inner.is_error():
         raise GrammarError(_first_line(inner.get_error()))
     return inner
@@ -356,21 +354,21 @@ def _first_line(error: str) -> str:
 
 
 def ensure_compiles(text: LlguidanceSource, vocabulary: Vocabulary) -> LlguidanceSource:
-    """`text` itself, once it is known to compile; GrammarError where it does not.
+    """Returns `text` if it compiles. Raises GrammarError if it does not.
 
-    >>> compiled(LlguidanceSource(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
+    >>> ensure_compiles(LlguidanceSource(LLMatcher.grammar_from_lark('start: "a"')), vocabulary)     # doctest: +SKIP
     """
     LlguidanceGrammar(text, vocabulary)
     return text
 
 
 def is_invalid_grammar(text: str) -> bool:
-    """Whether the library refuses a grammar of its own notation, whatever the vocabulary."""
+    """Returns whether the library refuses a grammar in its notation, whatever the vocabulary."""
     return bool(llguidance.LLMatcher.validate_grammar(text, limits=_limits()))
 
 
 def regex_source(pattern: str, vocabulary: Vocabulary) -> LlguidanceSource:
-    """A plain pattern (see syntax.py) as a grammar that is known to compile; GrammarError where it is not.
+    """Returns a plain pattern (see python_syntax.py) as a grammar that compiles. Raises GrammarError if it does not.
 
     >>> regex_source("[a-z]{1,90000}", vocabulary)                          # doctest: +SKIP
     """

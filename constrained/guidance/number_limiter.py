@@ -1,9 +1,4 @@
-"""Where a JSON number that goes on and on has to end: nothing in a schema without bounds says so, and a small model
-may write zeros for ever.
-
-Knows: the bytes of tokens, packed masks, and how JSON writes numbers and texts. Must not know: grammars, or the
-library that follows them.
-"""
+"""Bounds the digits of JSON numbers: a schema without bounds does not, and a small model may write zeros forever."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from numpy.typing import NDArray
 from plait.constrained.guidance.json_scanner import ALL_JSON, JsonRegions, ends_in_string
 
 MAX_DIGITS = 23
-"""As many as the shortest text of any double has: 21 where Python writes it, 23 where JavaScript does (ECMA-262,
+"""The digits of the longest shortest-form double: 21 as Python writes it, 23 as JavaScript does (ECMA-262,
 Number::toString: 0.0000012345678901234567)."""
 MAX_EXPONENT_DIGITS = 3
 _MAX_LITERAL_DIGITS = 400  # digits of the longest double written without an exponent, 5e-324 with all that it can have
@@ -26,7 +21,7 @@ _LONG_LITERAL = re.compile(rf"[0-9][0-9.]{{{MAX_DIGITS},}}|[0-9.]+[eE][+-]?[0-9]
 
 
 class NumberLimiter:
-    """Which tokens of one vocabulary would make a number longer. `token_bytes[id]` is what each adds to the text.
+    """Knows which tokens of one vocabulary make a number longer. `token_bytes[id]` is what a token adds to the text.
 
     >>> NumberLimiter((b"0", b",")).continues_number(0), NumberLimiter((b"0", b",")).continues_number(1)
     (True, False)
@@ -41,14 +36,16 @@ class NumberLimiter:
         self._ends_in_digit = bytes(token[-1:] in _DIGITS and token != b"" for token in token_bytes)
 
     def continues_number(self, token: int) -> bool:
-        """Whether the token, behind a number, is more of it."""
+        """Returns whether the token, after a number, continues it."""
         return bool(self._continues[token])
 
     def is_at_digit_limit(
         self, tokens: Sequence[int], max_digits: int = MAX_DIGITS, json_regions: JsonRegions = ALL_JSON
     ) -> bool:
-        """Whether the text of `tokens` ends in a number with the `max_digits` digits that one may have. `json_regions` says where
-        the text has JSON."""
+        """Returns whether the text of `tokens` ends in a number that has `max_digits` digits already.
+
+        `json_regions` says where the text contains JSON.
+        """
         if not tokens or not self._ends_in_digit[tokens[-1]]:
             return False
         end = b""
@@ -61,22 +58,25 @@ class NumberLimiter:
         return not ends_in_string(b"".join(self._token_bytes[token] for token in tokens), json_regions)
 
     def forbid_continuation(self, mask: NDArray[np.int32]) -> None:
-        """Takes what would make the number longer out of `mask`, int32 [ceil(V/32)], where anything else is in it; a
-        number that must go on, since the schema says so, does."""
+        """Removes the tokens that continue a number from `mask`, int32 [ceil(V/32)], if other tokens remain.
+
+        A number that the schema requires to be longer continues.
+        """
         ending = mask & self._non_number_mask
-        if ending.any() and not (mask & self._quote_mask).any():  # behind a number no quote can come: this is free text
+        if ending.any() and not (mask & self._quote_mask).any():  # a quote cannot follow a number: this is free text
             mask[:] = ending
 
 
 @lru_cache(maxsize=16)
 def _at_limit_pattern(max_digits: int) -> re.Pattern[bytes]:
-    """What ends in `max_digits` digits, or in as many as an exponent may have."""
+    """Returns the pattern of a text that ends in `max_digits` digits, or in the most digits an exponent may have."""
     return re.compile(rb"(?:[0-9]\.?){%d}\Z|[0-9][eE][+-]?[0-9]{%d}\Z" % (max_digits, MAX_EXPONENT_DIGITS))
 
 
 def digit_limit(schema: str) -> int:
-    """The digits that a number by the schema of this JSON text may have: more than MAX_DIGITS where it lists one that
-    has more, which the library writes without an exponent.
+    """Returns the digits that a number may have under this JSON Schema text.
+
+    That is MAX_DIGITS, or more if the schema lists a longer number, which the library writes without an exponent.
 
     >>> digit_limit('{"enum": [1, 1e30]}'), digit_limit('{"type": "number"}')
     (31, 23)
@@ -91,7 +91,7 @@ def digit_limit(schema: str) -> int:
 
 
 def _pack_bits(flags: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """A bit for each flag, int32 [ceil(V/32)]."""
+    """Packs flags into bits, int32 [ceil(V/32)]."""
     words = np.zeros(4 * ((len(flags) + 31) // 32), np.uint8)
     bits = np.packbits(flags, bitorder="little")
     words[: len(bits)] = bits

@@ -1,8 +1,7 @@
-"""Compiles JsonSchema, JsonObject and Structural: schemas rewritten, then written as grammars for llguidance.
+"""Compiles JsonSchema, JsonObject and Structural: rewrites schemas, then writes them as grammars for llguidance.
 
-Knows: the rewriter's answer and llguidance's JSON options. Must not know: rewrites, processes or caches.
-llguidance lets a name that is not listed be spelled with `\\u` escapes even where it equals a listed one; so
-such escapes are not allowed at all, and every text has one spelling.
+llguidance allows a property name that is not listed to be spelled with `\\u` escapes even if it then equals a listed
+name. So these escapes are not allowed at all, and every text has one spelling.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ESCAPES = 'nrbtf\\"'
 
 
 def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> LlguidanceSource:
-    """The grammar of a schema; GrammarError with a JSON pointer where it cannot be honoured.
+    """Compiles a schema. Raises GrammarError with the JSON pointer of a keyword that is not supported.
 
     >>> compile_json(JsonSchema({"type": "integer"}), vocabulary)         # doctest: +SKIP
     """
@@ -44,10 +43,10 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
 
 
 def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSource:
-    """The grammar of free text with calls in it.
+    """Compiles free text that contains calls.
 
-    A lazy terminal for each trigger holds the free text up to the first `begin` of any kind and that begin;
-    the last free text is the complement of all texts that hold one.
+    A lazy terminal for each trigger matches the free text up to and including the first `begin` of any kind; the free
+    text after the last call is the complement of all texts that contain a `begin`.
 
     >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
     """
@@ -89,7 +88,7 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
 
 
 def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:
-    """The schema of the value that may stand instead of calls, and the pointers that it leaves unchecked."""
+    """Returns the schema of the value that may replace the calls, and the pointers that it leaves unchecked."""
     if isinstance(spec, JsonObject):
         return with_options({} if spec.any_value else {"type": "object"}, spec), []
     try:
@@ -100,7 +99,7 @@ def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], 
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:
-    """The rewritten `schema` with llguidance's options in it: spaced as `spec` has it, one spelling for each text."""
+    """Adds llguidance's options to a rewritten `schema`: white space as in `spec`, one spelling for each text."""
     options: dict[str, Any] = {
         "whitespace_flexible": spec.whitespace,
         "item_separator": "," if spec.compact or spec.whitespace else ", ",
@@ -128,7 +127,7 @@ def _regex_literal(text: str) -> str:
 
 def _clarify_reason(reason: str) -> str:
     if reason.startswith("Unsatisfiable schema"):
-        return f"no value is valid by this schema: {reason.partition(':')[2].strip()}"[:200]
+        return f"no value matches this schema: {reason.partition(':')[2].strip()}"[:200]
     if "patternProperty regexes" in reason:
         return "two patternProperties are not proved to exclude each other"
     return reason

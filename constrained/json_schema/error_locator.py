@@ -1,7 +1,4 @@
-"""Finds the part of a schema that a compiler refuses, by leaving out one keyword after another.
-
-Knows: schemas, and someone who refuses them. Must not know: the compiler, or what any keyword means.
-"""
+"""Finds the keyword of a schema that a compiler refuses, by removing one keyword after another."""
 
 from __future__ import annotations
 
@@ -19,17 +16,18 @@ from plait.constrained.json_schema.rewrite.document import (
 from plait.constrained.specs import GrammarError
 
 SEARCH_LIMIT_S = 0.3
-_TRIED_LAST = frozenset(("type", "required"))  # without them much is valid, so they are blamed last
+_TRIED_LAST = frozenset(("type", "required"))  # without them many schemas are accepted, so they are tried last
 IsRejected: TypeAlias = Callable[[Schema], bool]
-"""Whether the compiler refuses this schema, one in the compiler's own keywords."""
+"""Whether the compiler refuses this (rewritten) schema."""
 
 
 def locate_rejected_keyword(text: str, rejects: IsRejected) -> str:
-    """The JSON pointer of the innermost keyword of schema `text` without which it would not be refused.
+    """Returns the JSON pointer of the innermost keyword of schema `text` without which it would be accepted.
 
-    Where no single keyword is to blame, the part that holds them all; after 0.3 s, what is known by then.
+    If no single keyword is the cause, it is the pointer of the subschema that contains all causes; after 0.3 s, the
+    best pointer found so far.
 
-    >>> blamed('{"items": {"enum": [1]}}', lambda schema: "enum" in str(schema))
+    >>> locate_rejected_keyword('{"items": {"enum": [1]}}', lambda schema: "enum" in str(schema))
     '/items/enum'
     """
     return _ErrorLocator(SchemaDocument(text), rejects).locate()
@@ -56,7 +54,7 @@ class _ErrorLocator:
         return at
 
     def _inner(self, part: dict[str, Any], keyword: str, at: str) -> tuple[str, Schema] | None:
-        """The schema held by `keyword` that is refused by itself and alone makes `part` refused."""
+        """Returns the subschema of `keyword` that is refused by itself and alone causes `part` to be refused."""
         if keyword == "$ref":
             target = self._document.resolve_reference(part["$ref"], at)
             return (self._document.pointer(target, at), target) if self._is_rejected(target, at) else None
@@ -75,7 +73,7 @@ class _ErrorLocator:
         return not self._is_rejected({name: value for name, value in part.items() if value is not None}, at)
 
     def _is_rejected(self, part: Schema, at: str) -> bool:
-        """Also where it cannot be told, so that nothing is blamed without proof."""
+        """Returns True if undecided as well, so that no keyword is named without proof."""
         if monotonic() > self._until:
             return True
         try:

@@ -1,7 +1,7 @@
-"""The characters of a class of Python's `re`, as ranges, found by asking `re` itself.
+"""Character classes of Python's `re` as ranges of code points, computed by `re` itself.
 
-Knows: code points. Must not know: any other part of a pattern. Rust's engines mean other things by `\\w`,
-`\\s` and `(?i)`; written out as ranges, a class means the same to all.
+Rust's regex engines give `\\w`, `\\s` and `(?i)` other meanings; a class written as ranges means the same to all
+engines.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TypeAlias
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint, inclusive ranges of code points; no surrogates, and nothing above MAX_CHARACTER."""
 
-MAX_CHARACTER = 0x10FFFE  # U+10FFFF marks the end of the text in regex.py, so no text may hold it
+MAX_CHARACTER = 0x10FFFE  # U+10FFFF marks the end of the text in compiler.py, so no text may contain it
 _SURROGATES = (0xD800, 0xDFFF)
 
 
 def merge_ranges(ranges: list[tuple[int, int]], negated: bool) -> Ranges:
-    """The union of `ranges`, or its complement, in the form of Ranges.
+    """Returns the union of `ranges`, or its complement, in normal form.
 
-    >>> merged([(98, 99), (97, 97), (0xD800, 0xE000)], negated=False)
+    >>> merge_ranges([(98, 99), (97, 97), (0xD800, 0xE000)], negated=False)
     ((97, 99), (57344, 57344))
     """
     joined: list[list[int]] = []
@@ -40,9 +40,9 @@ def merge_ranges(ranges: list[tuple[int, int]], negated: bool) -> Ranges:
 
 @lru_cache(maxsize=256)
 def class_ranges(class_pattern: str, flags: int) -> Ranges:
-    """What the one-character pattern `class_pattern` matches under `flags`; tens of ms the first time.
+    """Returns what the one-character pattern `class_pattern` matches under `flags`; tens of ms the first time.
 
-    >>> matched("[k]", re.IGNORECASE) == merged([(75, 75), (107, 107), (0x212A, 0x212A)], negated=False)
+    >>> class_ranges("[k]", re.IGNORECASE) == merge_ranges([(75, 75), (107, 107), (0x212A, 0x212A)], negated=False)
     True
     """
     runs = re.compile(f"(?:{class_pattern})+", flags).finditer(_every_character())
@@ -50,9 +50,9 @@ def class_ranges(class_pattern: str, flags: int) -> Ranges:
 
 
 def write_class(ranges: Ranges) -> str:
-    """A class of exactly these characters, in a form that Python and Rust read alike.
+    """Returns a class of exactly these characters, in a form that Python and Rust read alike.
 
-    >>> written(((97, 122), (46, 46)))
+    >>> write_class(((97, 122), (46, 46)))
     '[\\\\U00000061-\\\\U0000007a\\\\U0000002e]'
     """
     if not ranges:
@@ -67,7 +67,7 @@ def write_class(ranges: Ranges) -> str:
 
 
 def escape_code_point(code: int) -> str:
-    """A code point as `\\UXXXXXXXX`."""
+    """Returns a code point as `\\UXXXXXXXX`."""
     return f"\\U{code:08x}"
 
 

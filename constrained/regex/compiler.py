@@ -1,9 +1,8 @@
-"""Compiles a Regex: a byte automaton by outlines-core, or a grammar for llguidance where that is too large.
+"""Compiles a Regex: to a byte automaton by outlines-core, or to a grammar for llguidance if that is too large.
 
-Knows: what the two libraries take, and outlines-core's faults. Must not know: processes, deadlines or caches.
-outlines-core (0.2.11 to 0.2.14) drops each way from a final state to one that is not, and prefers the left
-arm of `|` for good. Behind an end mark that no text can hold, no state before the end is final and both
-faults are gone.
+outlines-core (0.2.11 to 0.2.14) has two faults: it drops each transition from a final to a non-final state, and it
+takes only the leftmost alternative of `|` that matches. With an end mark appended, which no text can contain, no
+earlier state is final, and neither fault occurs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from plait.constrained.vocabulary import Vocabulary
 ByteDfa: TypeAlias = tuple[Int32Array, int, NDArray[np.bool_]]
 ByteDfaBuilder: TypeAlias = Callable[[str], ByteDfa]
 MAX_WEIGHT = 2000  # beyond it outlines-core takes a second for some patterns
-MAX_LENGTH = 100_000  # in characters; beyond it llguidance gives up within a few dozen tokens
+MAX_LENGTH = 100_000  # in characters; beyond it llguidance reaches its limits within a few dozen tokens
 MAX_BYTE_STATES = 20_000
 _END_MARK = "\U0010ffff"  # excluded from every text by char_classes.py
 _END_ID, _NO_ID = 256, 257
@@ -35,10 +34,10 @@ _END_ID, _NO_ID = 256, 257
 def compile_regex(
     spec: Regex, vocabulary: Vocabulary, states: ByteDfaBuilder | None = None
 ) -> TokenDfa | LlguidanceSource:
-    """The token automaton of a pattern, or the text of a grammar for llguidance where it would be too large.
+    """Returns the token automaton of a pattern, or a grammar for llguidance if the automaton would be too large.
 
-    GrammarError for patterns that are wrong, not supported, or match nothing that the vocabulary can spell.
-    May take seconds, gigabytes or the process with it: run it where that is harmless.
+    Raises GrammarError for patterns that are invalid, unsupported, or match nothing that the vocabulary can spell. It
+    may take seconds and gigabytes, and may abort the process: call it in a worker process.
 
     >>> compile_regex(Regex("[0-9]+"), vocabulary)                        # doctest: +SKIP
     """
@@ -48,13 +47,14 @@ def compile_regex(
 def compile_plain_pattern(
     plain: PlainPattern, vocabulary: Vocabulary, states: ByteDfaBuilder | None = None
 ) -> TokenDfa | LlguidanceSource:
-    """The same for a plain pattern, whoever wrote it. `states` makes the automaton over bytes: build_byte_dfa, or
-    what calls it within bounds and raises DfaTooLarge where they are exceeded.
+    """Compiles a plain pattern like `compile_regex`. `states` builds the byte automaton in place of build_byte_dfa.
 
-    >>> compile_plain_pattern(Plain("a{3}", 3, 3), vocabulary)                    # doctest: +SKIP
+    It may raise DfaTooLarge where a limit is exceeded.
+
+    >>> compile_plain_pattern(PlainPattern("a{3}", 3, 3), vocabulary)     # doctest: +SKIP
     """
     if plain.length > MAX_LENGTH:
-        raise GrammarError("the pattern is too large once its repeats are written out")
+        raise GrammarError("the pattern is too large once its repeats are expanded")
     if plain.weight > MAX_WEIGHT:
         return regex_source(plain.pattern, vocabulary)
     try:
@@ -68,9 +68,9 @@ def compile_plain_pattern(
 
 
 def build_byte_dfa(plain: str) -> ByteDfa:
-    """The automaton over UTF-8 bytes of a plain pattern: next [S, 256] (-1: none), start, accepting [S].
+    """Returns the UTF-8 byte automaton of a plain pattern: next states [S, 256] (-1: none), start, accepting [S].
 
-    ValueError where outlines-core refuses, DfaTooLarge beyond 20,000 states. Nothing is pruned.
+    Raises ValueError if outlines-core refuses the pattern and DfaTooLarge beyond 20,000 states. Dead states are kept.
 
     >>> states, start, accepting = build_byte_dfa("ab|a")
     >>> bool(accepting[states[start, ord("a")]])
@@ -82,7 +82,7 @@ def build_byte_dfa(plain: str) -> ByteDfa:
         raise DfaTooLarge
     start: int = index.get_initial_state()
     number = {state: at for at, state in enumerate({start: None} | dict.fromkeys(edges))}
-    ends = set(index.get_final_states())  # behind the end mark: no text goes there
+    ends = set(index.get_final_states())  # after the end mark; no text reaches them
     states = np.full((len(number), 256), -1, np.int32)
     accepting = np.zeros(len(number), np.bool_)
     for state, row in edges.items():
@@ -96,6 +96,6 @@ def build_byte_dfa(plain: str) -> ByteDfa:
 
 @cache
 def _byte_vocabulary() -> outlines_core.Vocabulary:
-    """Each byte as a token, and the end mark. The library's own end id stays outside, and so unused."""
+    """Returns a vocabulary of the 256 bytes and the end mark. The library's own end id is outside and never used."""
     tokens = {bytes([byte]): [byte] for byte in range(256)} | {_END_MARK.encode(): [_END_ID]}
     return outlines_core.Vocabulary(_NO_ID, tokens)

@@ -1,8 +1,7 @@
-"""A pattern's automaton over bytes, made in a forked copy of this process that is given little time.
+"""Builds the byte automaton of a pattern in a forked process with a time limit.
 
-Knows: processes, and the arrays to bring back. Must not know: patterns, or what is done instead where there is no
-answer. outlines-core cannot be interrupted, and for some short patterns takes minutes and gigabytes; a process
-can be ended at any moment, and its memory goes with it.
+outlines-core cannot be interrupted and takes minutes and gigabytes for some short patterns; a process can be killed at
+any moment, which frees its memory.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _HEADER = 8
 
 
 def build_byte_dfa_in_fork(pattern: str, limit_s: float = BUILD_LIMIT_S) -> ByteDfa:
-    """`build_byte_dfa`, but DfaTooLarge where it takes more than `limit_s` seconds or ends the process.
+    """Runs `build_byte_dfa` in a fork. Raises DfaTooLarge if it takes more than `limit_s` seconds or ends its process.
 
-    For processes of one thread only: a fork copies no other.
+    The caller must be a process with one thread, since a fork copies no other thread.
 
     >>> states, start, accepting = build_byte_dfa_in_fork("ab|a")                 # doctest: +SKIP
     """
@@ -49,9 +48,9 @@ def build_byte_dfa_in_fork(pattern: str, limit_s: float = BUILD_LIMIT_S) -> Byte
 
 
 def _build_in_child(pattern: str, writing: int, limit_s: float) -> None:
-    """In the copy: write how many states, their rows, and `accepting`; or less; then end, whatever happened."""
+    """In the fork: writes the number of states, their rows and `accepting` (nothing on error), then exits."""
     try:
-        signal.setitimer(signal.ITIMER_REAL, limit_s + 0.2)  # should nobody be there to end it
+        signal.setitimer(signal.ITIMER_REAL, limit_s + 0.2)  # in case the parent no longer exists
         states, _, accepting = build_byte_dfa(pattern)
         with os.fdopen(writing, "wb") as out:
             out.write(len(states).to_bytes(_HEADER, "little") + states.tobytes() + accepting.tobytes())
@@ -60,7 +59,7 @@ def _build_in_child(pattern: str, writing: int, limit_s: float) -> None:
 
 
 def _read(reading: int, until: float) -> bytes:
-    """All that comes before the end of the pipe, or until then."""
+    """Returns what is received until the end of the pipe or the time `until`."""
     found = bytearray()
     poller = select.poll()
     poller.register(reading, select.POLLIN)

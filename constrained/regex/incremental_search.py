@@ -1,9 +1,8 @@
-"""Where a pattern first matches in a text that grows by one character at a time.
+"""Finds the first match of a pattern in a text that grows one character at a time (for stop_regex).
 
-Knows: the parse tree of `re`, one character after another. Must not know: bytes, tokens, or what a match means.
-The automaton is Glushkov's (one state for each character class of the pattern, no empty steps), run as a set of
-states, each with the earliest place its match may have begun (Thompson 1968; Pike's virtual machine). So a
-character costs at most one look at each edge, whatever the pattern: nothing is ever tried again.
+The automaton is Glushkov's (one state for each character class of the pattern, no empty transitions), run as a set of
+states, each with the earliest position at which its match began (Thompson 1968; Pike's virtual machine). A character
+costs at most one look at each edge, whatever the pattern; there is no backtracking.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_EDGES = 2048
 CharPredicate: TypeAlias = Callable[[str], object]
 
 _REFUSED = {
-    "AT": "an anchor or a word boundary is not supported: the pattern is looked for anywhere in a text that grows",
+    "AT": "an anchor or a word boundary is not supported: the pattern is searched anywhere in a growing text",
     "ASSERT": "lookaround is not supported",
     "ASSERT_NOT": "lookaround is not supported",
     "FAILURE": "lookaround is not supported",
@@ -35,7 +34,7 @@ _REFUSED = {
 
 
 class GlushkovAutomaton(NamedTuple):
-    """States are numbered; each takes the characters that it `accepts`. `follow[i]`: the states behind state i."""
+    """States are numbered; state i accepts the characters for which `accepts[i]` is true, and `follow[i]` come next."""
 
     accepts: Sequence[CharPredicate]
     first: tuple[int, ...]
@@ -49,9 +48,10 @@ class GlushkovAutomaton(NamedTuple):
 
 @lru_cache(maxsize=256)
 def search_automaton(pattern: str) -> GlushkovAutomaton:
-    """The automaton of a pattern in Python's syntax: at most 1,024 bytes, 256 states and 2,048 edges.
+    """Returns the automaton of a pattern in Python's syntax: at most 1,024 bytes, 256 states and 2,048 edges.
 
-    GrammarError for what `re` refuses, anchors, lookaround, backreferences, and a pattern that matches the empty text.
+    Raises GrammarError for what `re` refuses, anchors, lookaround, backreferences, and patterns that match the empty
+    text.
 
     >>> search_automaton("ab|a").last
     frozenset({1, 2})
@@ -69,31 +69,31 @@ def search_automaton(pattern: str) -> GlushkovAutomaton:
     except RecursionError:
         raise GrammarError("the pattern is nested too deeply") from None
     if whole.is_optional:
-        raise GrammarError("the pattern matches the empty text, which is everywhere")
+        raise GrammarError("the pattern matches the empty text")
     return GlushkovAutomaton(
         tuple(builder.accepts), whole.first, tuple(tuple(sorted(each)) for each in builder.follow), whole.last
     )
 
 
 class IncrementalSearch:
-    """The state of a search: feed it the text's characters in order.
+    """The state of a search; `step` takes the characters of the text in order.
 
-    >>> search = Search(search_automaton("[0-9]+x"))
-    >>> [search.step(char, at) for at, char in enumerate("a12x")], search.earliest
+    >>> search = IncrementalSearch(search_automaton("[0-9]+x"))
+    >>> [search.step(char, at) for at, char in enumerate("a12x")], search.earliest_start
     ([None, None, None, 1], 1)
     """
 
     def __init__(self, automaton: GlushkovAutomaton) -> None:
         self._automaton = automaton
-        self._active: dict[int, int] = {}  # state -> the earliest place where a match that is in it began
+        self._active: dict[int, int] = {}  # state -> the earliest start of a match that is in this state
 
     @property
     def earliest_start(self) -> int | None:
-        """Where the earliest match that still goes on began; None when there is none."""
+        """The start of the earliest match that may still continue; None if there is none."""
         return min(self._active.values(), default=None)
 
     def step(self, char: str, at: int) -> int | None:
-        """Takes the next character, which stands at `at`; where the match that ends with it began, if one does."""
+        """Takes the character at position `at`. Returns the start of the earliest match that ends with it, or None."""
         accepts, first, follow, last = self._automaton
         active: dict[int, int] = {}
         for state, start in sorted(self._active.items(), key=_start_of):

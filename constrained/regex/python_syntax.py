@@ -1,6 +1,5 @@
-"""Rewrites a pattern of Python's `re` into a plain form that means the same to the automaton builders.
+"""Rewrites a pattern of Python's `re` into a plain form with the same meaning for all automaton builders.
 
-Knows: the parse tree of `re`. Must not know: automata or vocabularies.
 The tree is Python's own, so the syntax, its errors and their positions are Python's too.
 """
 
@@ -70,12 +69,12 @@ class PlainPattern:
     weight: float = 0.0
 
     def wrap(self, before: str, after: str, times: int = 1) -> PlainPattern:
-        """This between two pieces of syntax, counted `times` over."""
+        """Returns this pattern between two pieces of syntax, counted `times` times."""
         return PlainPattern(before + self.pattern + after, self.length * times, self.weight * times)
 
 
 def to_plain_pattern(pattern: str) -> PlainPattern:
-    """`pattern` with the meaning of `re.fullmatch` in a form without flags, anchors or named classes.
+    """Returns `pattern`, as `re.fullmatch` reads it, without flags, anchors or named classes.
 
     GrammarError, with the position, for what `re` refuses and for what is not regular or not supported.
 
@@ -94,20 +93,20 @@ def to_plain_pattern(pattern: str) -> PlainPattern:
 
 
 def parse_regex(pattern: str) -> Any:
-    """Python's parse tree of `pattern`, with no warnings about it."""
+    """Returns Python's parse tree of `pattern`, without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _parser.parse(pattern)
 
 
 class PlainPatternWriter:
-    """Writes nodes of the tree; knows the pattern only to find the place of what it refuses."""
+    """Writes nodes of the parse tree; the pattern itself only serves to locate what is refused."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
 
     def sequence(self, items: list[ParseItem], flags: int, at_start: bool, at_end: bool) -> PlainPattern:
-        """Items one after another; `at_start` and `at_end` say that nothing is before or after them."""
+        """Writes items in sequence; `at_start` and `at_end` say that nothing precedes or follows them."""
         fixed = [str(op) != "AT" for op, _ in items]
         first = fixed.index(True) if True in fixed else len(items)
         last = len(items) - 1 - fixed[::-1].index(True) if True in fixed else -1

@@ -1,7 +1,4 @@
-"""Vocabularies for the tests of constraints: a small one with traps in it, and SmolLM2's own, read from its GGUF.
-
-Knows: the gguf and tokenizers packages. Must not know: how grammars are compiled.
-"""
+"""Vocabularies for the tests of constraints: a small one with traps in it, and SmolLM2's own, read from its GGUF."""
 
 from __future__ import annotations
 

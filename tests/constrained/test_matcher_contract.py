@@ -56,7 +56,7 @@ def test_rollback_is_exact_and_refusals_change_nothing(small: Vocabulary, which:
             assert matcher.accept(token)
             seen.append(snapshot(matcher, width))
         assert snapshot(matcher, width) == seen[-1]
-    with pytest.raises(ValueError, match="cannot take back"):
+    with pytest.raises(ValueError, match="cannot roll back"):
         matcher.rollback(len(seen))
     matcher.rollback(len(seen) - 1)
     assert snapshot(matcher, width) == seen[0]

@@ -43,7 +43,7 @@ def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
 )
 def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content: dict[str, object]) -> None:
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match="give eos_ids"):
+    with pytest.raises(ValueError, match="pass eos_ids"):
         Vocabulary.from_tokenizer(tmp_path)
     (tmp_path / name).write_text(json.dumps(content))
     assert Vocabulary.from_tokenizer(tmp_path).eos_ids[0] == 258
@@ -52,8 +52,8 @@ def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content:
 
 def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
     for name, content, said in [
-        ("tokenizer.json", b"{", "is no tokenizer.json"),
-        ("tokenizer.json", b"\xff", "is no tokenizer.json"),
+        ("tokenizer.json", b"{", "is not a tokenizer.json"),
+        ("tokenizer.json", b"\xff", "is not a tokenizer.json"),
         ("model.gguf", b"GGUF", "load_tokenizer"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -1,7 +1,4 @@
-"""JSON Schemas rewritten into equal ones that the compiler honours, or refused; nothing is approximated.
-
-Knows: JSON Schema. Must not know: vocabularies, tokens or grammars.
-"""
+"""JSON Schemas rewritten into equal ones that the compiler honours, or refused; nothing is approximated."""
 
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
 from plait.constrained.json_schema.rewrite.rewriter import RewrittenSchema, rewrite_schema, rewrite_subschema

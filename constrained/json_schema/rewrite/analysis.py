@@ -1,6 +1,6 @@
-"""What can be proved of schemas: the types they leave, the values they list, and that two share no value.
+"""Proofs about schemas: the types they allow, the values they list, and that two schemas have no common value.
 
-Knows: single keywords, and the conjunction of schemas. Must not know: how anything is rewritten. "False" and
+"False" and
 "None" mean "not proved", never "disproved"; all work is bounded by depth.
 """
 
@@ -17,11 +17,11 @@ from plait.constrained.specs import GrammarError
 KINDS = frozenset(("null", "boolean", "object", "array", "string", "integer", "fraction"))
 MAX_DEPTH = 6
 MAX_VALUES = 1000
-_MAX_VALIDATED_VALUES = 60  # values that are shown to a full validator to tell an enum from another schema
+_MAX_VALIDATED_VALUES = 60  # listed values that are validated to prove an enum disjoint from another schema
 
 
 def allowed_kinds(schema: Schema) -> frozenset[str]:
-    """The kinds of value that `type` leaves; "number" is "integer" and "fraction", which share no value.
+    """Returns the kinds of value that `type` allows; "number" is "integer" and "fraction", which are disjoint.
 
     >>> sorted(kinds({"type": "number"}))
     ['fraction', 'integer']
@@ -36,7 +36,7 @@ def allowed_kinds(schema: Schema) -> frozenset[str]:
 
 
 def conjuncts(schema: Schema, document: SchemaDocument, depth: int = 0) -> list[Schema]:
-    """Schemas that each value of `schema` is valid by: itself, what it refers to, and all of its allOf."""
+    """Returns the schemas that every value of `schema` matches: itself, its $ref target, and its allOf."""
     if isinstance(schema, bool) or depth > MAX_DEPTH:
         return [schema] if depth <= MAX_DEPTH else []
     found: list[Schema] = []
@@ -51,7 +51,7 @@ def conjuncts(schema: Schema, document: SchemaDocument, depth: int = 0) -> list[
 
 
 def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
-    """A finite list that holds every value of `schema`; None where there is none to be seen.
+    """Returns a finite list that contains every value of `schema`; None if none is apparent.
 
     >>> values({"const": 3}, Document("{}"))
     [3]
@@ -69,7 +69,7 @@ def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
 
 
 def are_disjoint(left: Schema, right: Schema, document: SchemaDocument, depth: int = 0) -> bool:
-    """Whether it is proved that no value is valid by both.
+    """Returns whether no value can match both schemas; False if that is not proved.
 
     >>> disjoint({"type": "string"}, {"type": "number"}, Document("{}"))
     True
@@ -180,7 +180,7 @@ def _items_at(parts: list[dict[str, Any]], index: int) -> Iterator[Schema]:
 def _are_properties_disjoint(
     a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument, depth: int
 ) -> bool:
-    """A property that either side requires, and whose values on the two sides share none."""
+    """Returns whether a required property has disjoint values in the two schemas."""
     names = {name for part in a + b for name in part.get("required", ()) if isinstance(name, str)}
     return any(
         are_disjoint(x, y, document, depth + 1)

@@ -1,7 +1,4 @@
-"""Rewrites of what is said of an array's items together.
-
-Knows: arrays. Must not know: other kinds of value, or compilers.
-"""
+"""Rewrite rules for keywords about all items of an array."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ MAX_PLACES = 16
 
 
 def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`uniqueItems` over at most one item says nothing; over a few listed values, the arrays are listed.
+    """Drops `uniqueItems` over at most one item; over a few listed values, lists the arrays.
 
     Proof: an array without repetition of k listed values is an arrangement of some of them, and there are at
     most 400 within the bounds; a full validator then decides on each together with all other keywords, which
@@ -41,7 +38,7 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
         return rest
     listed = listed_values(items, document) if not fixed else None
     if listed is None:
-        raise UnsupportedKeywords("it is honoured for a few listed values, or at most one item", "uniqueItems")
+        raise UnsupportedKeywords("it is supported for a few listed values, or at most one item", "uniqueItems")
     listed = [value for value in listed if document.is_valid(items, value)]
     most, least = min(most, len(listed)), int(schema.get("minItems", 0))
     if sum(perm(len(listed), size) for size in range(least, most + 1)) > MAX_ARRANGEMENTS:
@@ -58,7 +55,7 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
 
 
 def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`contains` S by cases over the place of the item, where the places are few.
+    """Replaces `contains` S by cases over the position of the item, if there are few positions.
 
     Proof: with at most n items, one of them is valid by S exactly if the first is, or the second, up to the
     n-th. A minimum of 0 without a maximum demands nothing; `contains: true` is a number of items.
@@ -82,15 +79,15 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     places = min((int(part["maxItems"]) for part in conjuncts(schema, document)
                   if isinstance(part, dict) and "maxItems" in part), default=MAX_PLACES + 1)  # fmt: skip
     if least != 1 or most is not None or places > MAX_PLACES:
-        raise UnsupportedKeywords(f"it is honoured once, in arrays of at most {MAX_PLACES} items", "contains", "minContains",
-                        "maxContains")  # fmt: skip
+        reason = f"it is supported once, in arrays of at most {MAX_PLACES} items"
+        raise UnsupportedKeywords(reason, "contains", "minContains", "maxContains")
     cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
     cases += [{"type": "array", "prefixItems": [True] * at + [inner], "minItems": at + 1} for at in range(places)]
     return with_all_of(rest, {"anyOf": cases})
 
 
 def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`unevaluatedItems` S is `items` S behind the longest `prefixItems` of the conjuncts.
+    """Replaces `unevaluatedItems` S by `items` S after the longest `prefixItems` of the conjuncts.
 
     Proof: only `allOf` and `$ref` stand beside it (else it is refused), so each conjunct's prefix is evaluated
     always, and one with `items` of its own evaluates all.

@@ -1,7 +1,4 @@
-"""What a rewrite is: a function from a schema to an equal one, or an objection.
-
-Knows: the shape of a rewrite. Must not know: any of them.
-"""
+"""The interface of rewrite rules: functions from a schema to an equivalent one, or an UnsupportedKeywords error."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from plait.constrained.json_schema.rewrite.document import SchemaDocument
 
 SchemaObject: TypeAlias = dict[str, Any]
 RewriteRule: TypeAlias = Callable[[SchemaObject, SchemaDocument], SchemaObject | None]
-"""An equal schema, or None where there is nothing to do; Objection where something cannot be honoured."""
+"""Returns an equivalent schema, or None if nothing changes. Raises UnsupportedKeywords."""
 
 
 class UnsupportedKeywords(Exception):
-    """These keywords of a schema cannot be honoured together with the others, and why; the first is to blame."""
+    """Raised for keywords that are not supported in this combination; the first one is reported to the user."""
 
     def __init__(self, reason: str, *keywords: str) -> None:
         super().__init__(reason)
@@ -25,18 +22,18 @@ class UnsupportedKeywords(Exception):
 
 
 def without_keywords(schema: SchemaObject, *keywords: str) -> SchemaObject:
-    """A copy that lacks some keywords.
+    """Returns a copy without some keywords.
 
-    >>> without({"a": 1, "b": 2}, "a")
+    >>> without_keywords({"a": 1, "b": 2}, "a")
     {'b': 2}
     """
     return {name: value for name, value in schema.items() if name not in keywords}
 
 
 def with_all_of(schema: SchemaObject, *schemas: Any) -> SchemaObject:
-    """A copy that demands `schemas` as well.
+    """Returns a copy that requires `schemas` as well.
 
-    >>> also({"allOf": [True]}, False)
+    >>> with_all_of({"allOf": [True]}, False)
     {'allOf': [True, False]}
     """
     return {**schema, "allOf": [*schema.get("allOf", []), *schemas]}

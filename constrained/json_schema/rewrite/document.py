@@ -1,6 +1,6 @@
-"""A schema as read: its limits, the pointer of each part, its references, and full validation by any part of it.
+"""A parsed schema: its limits, the pointer of each subschema, its references, and validation against any part of it.
 
-Knows: JSON text, JSON pointers, and which keywords hold schemas. Must not know: what can be compiled. No
+No
 reference is ever fetched: what is not inside the schema is refused.
 """
 
@@ -20,8 +20,8 @@ Schema: TypeAlias = dict[str, Any] | bool
 
 MAX_DEPTH = 100
 MAX_NODES = 200_000
-MAX_TEXT = 16_384  # of a text that is forced: every token of it would go through all that is left
-ROOT = "plait:root"  # the name under which a part's validator finds the whole
+MAX_TEXT = 16_384  # longest listed text; forced text is tokenized again at each token
+ROOT = "plait:root"  # the URI under which a subschema's validator finds the document
 
 _SINGLE_SCHEMA_KEYWORDS: tuple[str, ...] = (
     "not",
@@ -56,9 +56,9 @@ _DRAFT_IDS = {
 
 
 class SchemaDocument:
-    """The schema of `text`. GrammarError where it is not JSON, too large, or names a draft that is not known.
+    """The schema in `text`. Raises GrammarError if it is not JSON, too large, or names an unknown draft.
 
-    >>> Document('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
+    >>> SchemaDocument('{"items": {"type": "null"}}').pointer({"type": "null"}, "/x")
     '/x'
     """
 
@@ -76,26 +76,26 @@ class SchemaDocument:
         self._registry: Any = None
 
     def pointer(self, schema: Schema, otherwise: str) -> str:
-        """Where `schema`, the very object, stands; `otherwise` for one that a rewrite made."""
+        """Returns the pointer of `schema` (by identity); `otherwise` for a schema that a rewrite made."""
         return self._pointers.get(id(schema), otherwise)
 
     def resolve_reference(self, reference: object, at: str) -> Schema:
-        """What a `$ref` refers to; GrammarError at `at` for what is elsewhere or nowhere."""
+        """Returns the schema that a `$ref` refers to. Raises GrammarError at `at` if it is outside this document."""
         if not isinstance(reference, str):
             raise GrammarError("$ref must be a text", at)
         if reference not in self._targets:
             base, _, fragment = reference.removeprefix(ROOT).partition("#")
             if base not in self._bases:
-                raise GrammarError("the reference leads outside of the schema, and nothing is fetched", at)
+                raise GrammarError("the reference leads outside of the schema, and plait fetches nothing", at)
             self._targets[reference] = self._resolve_pointer(unquote(fragment), at)
         return self._targets[reference]
 
     def is_valid(self, schema: Schema, value: object) -> bool:
-        """Full validation of `value` by `schema`, a part of this document or made of its parts; formats annotate."""
+        """Validates `value` against `schema`, which may be part of this document; formats are annotations."""
         return bool(self.validator(schema, formats=False).is_valid(value))
 
     def validator(self, schema: Schema, *, formats: bool) -> Any:
-        """A validator that asserts formats or does not; GrammarError where `schema` is itself not valid."""
+        """Returns a validator with or without format assertions. Raises GrammarError if `schema` itself is invalid."""
         try:
             if self._registry is None:
                 draft = _DRAFT_IDS[self.draft]

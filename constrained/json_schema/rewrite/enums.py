@@ -1,7 +1,4 @@
-"""Rewrites of schemas with finitely many values, and of old drafts' spellings.
-
-Knows: full validation. Must not know: how an enum is compiled.
-"""
+"""Rewrite rules for schemas with finitely many values, and for keywords of old drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _WRITABLE = frozenset("\b\f\n\r\t")
 
 
 def upgrade_draft(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """The spellings of drafts 4 to 7 in those of 2020-12.
+    """Replaces keywords of drafts 4 to 7 by those of 2020-12.
 
     Proof: `items` with a list is `prefixItems`, and `additionalItems` beside it is `items` (elsewhere it says
     nothing); `exclusiveMinimum: true` makes `minimum` exclusive (false changes nothing); `dependencies` holds
@@ -40,13 +37,13 @@ def upgrade_draft(schema: SchemaObject, document: SchemaDocument) -> SchemaObjec
     for name, needed in made.pop("dependencies", {}).items():
         kind = "dependentRequired" if is_string_list(needed) else "dependentSchemas"
         if name in made.get(kind, {}):
-            raise UnsupportedKeywords("it repeats an entry of its younger spelling", "dependencies")
+            raise UnsupportedKeywords("it repeats an entry of its newer spelling", "dependencies")
         made[kind] = {**made.get(kind, {}), name: needed}
     return made if made != schema else None
 
 
 def fold_enum(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """A schema that lists its values is the list of those that are valid by all of it.
+    """Replaces a schema that lists its values by the list of those that match the whole schema.
 
     Proof: `const`, `enum`, or a type of `boolean` or `null` only, bound the values from above; a full validator
     decides on each. It decides twice, with formats asserted and as annotations, and both must agree to valid.
@@ -72,12 +69,12 @@ def _is_boolean_or_null(schema: SchemaObject) -> bool:
 
 
 def check_enum_texts(listed: list[Any]) -> None:
-    """Objection for an enum with a text that holds a control character which compact JSON here cannot write."""
+    """Raises UnsupportedKeywords for an enum text with a control character that the grammar cannot write."""
     for text in _texts(listed):
         if any(
             (char < " " and char not in _WRITABLE) or char == "\x7f" or 0xD800 <= ord(char) < 0xE000 for char in text
         ):
-            raise UnsupportedKeywords("it lists a text with a control character that cannot be written", "enum")
+            raise UnsupportedKeywords("it lists a text with an unsupported control character", "enum")
 
 
 def _texts(value: Any) -> list[str]:
@@ -89,7 +86,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def canonical_json(value: Any) -> str:
-    """A value as JSON text with its keys in order, to tell values apart.
+    """Returns a value as JSON text with sorted keys, to compare values.
 
     >>> canonical({"b": 1, "a": 2})
     '{"a":2,"b":1}'

@@ -1,7 +1,7 @@
-"""The formats that are honoured, each as a pattern of whole texts.
+"""The supported formats, each as a pattern of the whole text.
 
-Knows: what the RFCs allow. Must not know: schemas. A pattern may leave out rare forms that its RFC allows; it
-never allows what the RFC does not, so a text made under it is valid. docs/constraints.md lists what is left out.
+A pattern may leave out rare forms that its RFC allows, but never
+allows what the RFC does not. docs/constraints.md lists what is left out.
 """
 
 from __future__ import annotations

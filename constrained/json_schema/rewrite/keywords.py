@@ -1,7 +1,4 @@
-"""The keywords of JSON Schema, drafts 4 to 2020-12: what their values must be, and what annotates only.
-
-Knows: names and shapes. Must not know: references, rewrites or compilers.
-"""
+"""The keywords of JSON Schema, drafts 4 to 2020-12: the types of their values, and which are annotations."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ UNSUPPORTED = {
     "$recursiveRef": "dynamic references are not supported",
     "$dynamicAnchor": "dynamic references are not supported",
     "$recursiveAnchor": "dynamic references are not supported",
-    "x-guidance": "this keyword would steer a library and is not taken",
+    "x-guidance": "this keyword would control a library and is not accepted",
 }
 _COUNTS = _words("minLength maxLength minItems maxItems minProperties maxProperties minContains maxContains")
 _NUMBERS = frozenset(("minimum", "maximum", "multipleOf"))
@@ -46,14 +43,14 @@ _NULLABLE = "nullable is OpenAPI's; write the type as a list with null in it"
 
 
 def unknown_keyword_reason(name: str, value: object) -> str | None:
-    """Why an unknown keyword is not taken for an annotation; None where it is.
+    """Returns why an unknown keyword is refused; None if it counts as an annotation.
 
-    Names that begin with `x-` annotate, and so do those like no keyword. What looks like a keyword mistyped is
-    not ignored.
+    Names that begin with `x-` and names unlike any keyword are annotations. A probable misspelling of a keyword is
+    refused.
 
-    >>> unknown("minLenght", 3)
+    >>> unknown_keyword_reason("minLenght", 3)
     'not a keyword; perhaps minLength is meant'
-    >>> unknown("x-order", 3) is None
+    >>> unknown_keyword_reason("x-order", 3) is None
     True
     """
     if name.startswith("x-"):
@@ -66,7 +63,7 @@ def unknown_keyword_reason(name: str, value: object) -> str | None:
 
 
 def check_keyword_value(name: str, value: Any, at: str) -> None:
-    """GrammarError where the value of keyword `name` is none that any draft gives it.
+    """Raises GrammarError if the value of keyword `name` is not allowed in any draft.
 
     >>> check_keyword_value("minLength", 3, "")
     """
@@ -113,7 +110,7 @@ def _is_other_keyword_valid(name: str, value: Any) -> bool:
 
 
 def is_string_list(value: object) -> bool:
-    """A list of texts."""
+    """Returns whether `value` is a list of strings."""
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 

@@ -1,7 +1,4 @@
-"""Rewrites of `oneOf`, `not` and `if`.
-
-Knows: complements and proofs of disjointness. Must not know: objects, arrays, or compilers.
-"""
+"""Rewrite rules for `oneOf`, `not` and `if`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ MAX_EXCLUDED = 6
 
 
 def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`oneOf` of branches that share no value is `anyOf`; where some may, each excludes the others.
+    """Replaces `oneOf` by `anyOf` if the branches are disjoint; otherwise each branch excludes the others.
 
     Proof: a value is valid by exactly one branch if it is valid by some branch and by no other. Where no two
     share a value, the second half is met by itself. Otherwise it is said: the branch and the complements of
@@ -62,7 +59,7 @@ def _exclusive_branch(
 
 
 def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`not` is the complement of its schema, where that can be said without `not`.
+    """Replaces `not` by the complement of its schema, if that can be written without `not`.
 
     Proof: by the definition of the complement; see negate.py.
 
@@ -81,7 +78,7 @@ def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
 
 
 def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`if` C `then` T `else` E is: C and T, or not C and E.
+    """Replaces `if` C `then` T `else` E by: C and T, or not C and E.
 
     Proof: each value is valid by C or by its complement and never by both; in the first case T is demanded, in
     the second E; a missing T or E demands nothing. `then` and `else` without `if` demand nothing at all.

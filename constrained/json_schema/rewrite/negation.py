@@ -1,6 +1,6 @@
-"""The complement of a schema as a schema, where it has one without `not`.
+"""Complements of schemas, written without `not` where possible.
 
-Knows: single keywords. Must not know: which rewrite asks. A conjunction of keywords is negated into the
+A conjunction of keywords is negated into the
 alternatives of their negations (De Morgan); one keyword without a complement leaves the whole without.
 """
 
@@ -19,7 +19,7 @@ MAX_LISTED = 200
 
 
 def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema | None:
-    """What is valid by this is exactly what is not valid by `schema`; None where no such schema is known.
+    """Returns a schema of exactly the values that do not match `schema`; None if none is known.
 
     >>> negated({"required": ["a"]}, Document("{}"))
     {'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}
@@ -45,7 +45,7 @@ def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema |
 def _negate_keyword(
     name: str, value: Any, schema: dict[str, Any], document: SchemaDocument, depth: int
 ) -> list[Schema] | None:
-    """The alternatives to one keyword's being met; [] where there are none, None where they cannot be said.
+    """Returns schemas of the values that violate one keyword; [] if there are none, None if they cannot be written.
 
     type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts, and likewise the
     other bounds, each of which speaks of one kind of value only, so its failure is of that kind. required: an
@@ -81,13 +81,13 @@ def _negate_keyword(
 def _negate_type(schema: dict[str, Any]) -> list[Schema] | None:
     left = KINDS - allowed_kinds(schema)
     if "fraction" in left and "integer" not in left:
-        return None  # no schema says "a number but no integer"
+        return None  # no schema expresses "a number but not an integer"
     names = sorted(left - {"fraction", "integer"}) + (["number"] if "fraction" in left else [])
     return [{"type": names}] if names else []
 
 
 def _negate_enum(listed: list[Any]) -> list[Schema] | None:
-    """All but some texts, numbers, true, false and null: the other kinds of value, and each kind's rest.
+    """Returns the complement of listed values: the other kinds of value, and the rest of each listed kind.
 
     Texts: the pattern of every other text. Numbers: the open ranges between them.
     """
@@ -112,7 +112,7 @@ def _negate_enum(listed: list[Any]) -> list[Schema] | None:
 
 
 def _to_ecma(plain: str) -> str:
-    """A plain pattern with ECMA's escapes: `\\U00000061` is `\\u{000061}` there."""
+    """Returns a plain pattern with ECMA's escapes: `\\U00000061` is `\\u{000061}` there."""
     return "".join(
         part if index == 0 else f"\\u{{{part[2:8]}}}{part[8:]}" for index, part in enumerate(plain.split("\\U"))
     )

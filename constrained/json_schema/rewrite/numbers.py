@@ -1,9 +1,7 @@
-"""Numbers that the compiler would round: it reads every number of a schema as a double.
+"""Rewrite rule for numbers that llguidance would round: it reads every number of a schema as a double.
 
-    {"type": "integer", "exclusiveMinimum": 9007199254740992}  ->  {"type": "integer", "minimum": 9007199254740993}
+{"type": "integer", "exclusiveMinimum": 9007199254740992}  ->  {"type": "integer", "minimum": 9007199254740993}
                                                                     is no double: refused, never 9007199254740992
-
-Knows: bounds, listed values. Must not know: the other rewrites, how a bound is compiled.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from plait.constrained.json_schema.rewrite.base import SchemaObject, Unsupported
 from plait.constrained.json_schema.rewrite.document import SchemaDocument
 
 _EXACT = 1 << 53  # every integer up to here is a double
-_HIGHEST = (1 << 63) - 1  # greater maxima count as this one; it is no double, but comes out right
-_LOWEST = -(1 << 63)  # as both bounds of an integer it ends the compiler's process
+_HIGHEST = (1 << 63) - 1  # larger maxima are clamped to this; it is not a double but is handled exactly
+_LOWEST = -(1 << 63)  # as both bounds of an integer it crashes the compiler
 _ROUNDED = "it is beyond 2^53 and would be rounded"
 
 
 def exact_bounds(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """Bounds and listed numbers that a double holds; Objection for others.
+    """Keeps bounds and listed numbers that a double represents. Raises UnsupportedKeywords for others.
 
     Proof: for an integer x, x > b is x >= floor(b) + 1, and x < b is x <= ceil(b) - 1, which are integers; the compiler
     itself adds 1 to a double, to which that is nothing from 2^53 on.
@@ -69,25 +67,25 @@ def _is_large(bound: Any) -> bool:
 
 
 def _is_rounded(value: Any) -> bool:
-    """Whether no double is this number."""
+    """Returns whether no double equals this number."""
     return isinstance(value, int) and abs(value) > _EXACT and (abs(value) >= 1 << 1023 or int(float(value)) != value)
 
 
 def _is_shortened(bound: Any) -> bool:
-    """Whether a double's shortest text, which is how the compiler reads bounds of fractions, is another number."""
+    """Returns whether the shortest text of the double, as the compiler reads bounds of fractions, differs."""
     return (
         isinstance(bound, int) and abs(bound) > _EXACT and (_is_rounded(bound) or Decimal(repr(float(bound))) != bound)
     )
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether every number in a JSON value comes out as it is."""
+    """Returns whether every number in a JSON value is represented exactly."""
     if isinstance(value, dict):
         return all(map(_is_exact, value.values()))
     if isinstance(value, list):
         return all(map(_is_exact, value))
     if isinstance(value, int | float) and value <= _LOWEST:
         return False
-    if isinstance(value, int) and value > _HIGHEST:  # written in a double's shortest digits, and zeros behind them
+    if isinstance(value, int) and value > _HIGHEST:  # written as the shortest digits of a double, padded with zeros
         return False
     return not _is_rounded(value) or value == _HIGHEST

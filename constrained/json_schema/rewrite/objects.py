@@ -1,7 +1,4 @@
-"""Rewrites of what is said of an object's properties as a whole.
-
-Knows: properties and their names. Must not know: other kinds of value, or compilers.
-"""
+"""Rewrite rules for keywords about all properties of an object."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ _NOT_AN_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 
 
 def dependent_required(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`dependentRequired` {a: names} is: no a, or names; demanded for each entry.
+    """Replaces `dependentRequired` {a: names} by: no a, or names; for each entry.
 
     Proof: by cases on whether an object has a; of other values neither side says anything. Before that, up to
     three names in it that are not listed are: in every order, since listed names are written in theirs.
@@ -45,7 +42,7 @@ def dependent_required(schema: SchemaObject, document: SchemaDocument) -> Schema
 
 
 def _listed_in_every_order(schema: SchemaObject, names: list[str]) -> list[SchemaObject] | None:
-    """Schemas equal to this one that list `names` as well, one for each order of them; None where that is not so.
+    """Returns equivalent schemas that list `names` as well, one for each order of them; None if there are none.
 
     Proof: a name that is not listed and matches no pattern has the schema of additional properties, so to list
     it with that schema changes nothing. With counts or `propertyNames` later rewrites tell such names apart.
@@ -59,7 +56,7 @@ def _listed_in_every_order(schema: SchemaObject, names: list[str]) -> list[Schem
 
 
 def dependent_schemas(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`dependentSchemas` {a: S} is: no a, or S; demanded for each entry.
+    """Replaces `dependentSchemas` {a: S} by: no a, or S; for each entry.
 
     Proof: by cases on whether an object has a. The first case holds for what is no object, as does the keyword.
 
@@ -80,7 +77,7 @@ def dependent_schemas(schema: SchemaObject, document: SchemaDocument) -> SchemaO
 
 
 def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`propertyNames` becomes a pattern for names beside those that are listed.
+    """Replaces `propertyNames` by a pattern for the names that are not listed.
 
     Proof: a listed name that fails may not occur, so its schema is false. Any other name must match the
     pattern of the texts that pass; `patternProperties` with it and the schema of additional properties, and
@@ -115,13 +112,13 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
 
 
 def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDocument) -> SchemaObject:
-    """`rest` with the listed names that fail made impossible."""
+    """Returns `rest` with the listed names that violate `propertyNames` made impossible."""
     listed = rest.get("properties", {})
     return {**rest, "properties": {n: s if document.is_valid(names, n) else False for n, s in listed.items()}}
 
 
 def _names_pattern(names: Schema, document: SchemaDocument) -> str:
-    """The plain pattern of the texts that are valid by `names`; Objection where there is none."""
+    """Returns the plain pattern of the names that match `names`. Raises UnsupportedKeywords if there is none."""
     found, low, high, listed = "", 0, "", None
     for part in conjuncts(names, document):
         if isinstance(part, bool):
@@ -139,7 +136,7 @@ def _names_pattern(names: Schema, document: SchemaDocument) -> str:
                 case "maxLength":
                     high = str(int(value)) if not high else str(min(int(high), int(value)))
                 case "type" if "string" not in ([value] if isinstance(value, str) else value):
-                    listed = []  # a name is a text
+                    listed = []  # a name is a string
                 case "type" | "title" | "description" | "$comment" | "$ref" | "allOf" | "examples" | "default":
                     continue
                 case _:
@@ -157,7 +154,7 @@ def _to_ecma(plain: str) -> str:
 
 
 def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`minProperties` and `maxProperties` by cases over the listed names, where they are few.
+    """Replaces `minProperties` and `maxProperties` by cases over the listed names, if they are few.
 
     Proof: with n names listed, no patterns and no additional ones, an object has at least m properties exactly
     if it has all of some m of them, and at most m if it lacks all of some n - m. Required names always count;
@@ -190,7 +187,7 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
 
 
 def _count_in_open_object(rest: SchemaObject, optional: list[str], least: int, most: Any) -> SchemaObject:
-    """One more property: some optional listed one, or, without any of those, an additional one."""
+    """Returns the schema with one more property: an optional listed one, or an additional one if there is none."""
     keyword = "minProperties" if most is None else "maxProperties"
     if most is not None or len(optional) > MAX_SUBSETS or "allOf" in rest or "anyOf" in rest:
         raise UnsupportedKeywords("it stands beside optional and additional properties", keyword)
@@ -212,7 +209,7 @@ def _is_matched(schema: SchemaObject, name: str) -> bool:
 
 
 def literal_ecma(text: str) -> str:
-    """`text` as an ECMA pattern."""
+    """Returns `text` as an ECMA pattern."""
     return _to_ecma(literal(text))
 
 
@@ -236,7 +233,7 @@ def _count_in_closed_object(
 
 
 def unevaluated_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
-    """`unevaluatedProperties` S is `additionalProperties` S over all that the conjuncts evaluate.
+    """Replaces `unevaluatedProperties` S by `additionalProperties` S over all that the conjuncts evaluate.
 
     Proof: only `allOf` and `$ref` stand beside it (else it is refused), so every conjunct is applied to each
     object, and the names that it lists or matches by a pattern are evaluated always; one with additional

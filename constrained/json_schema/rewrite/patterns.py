@@ -1,6 +1,6 @@
-"""Patterns of JSON Schema (ECMA 262, searched for) as plain patterns that match the whole text.
+"""Converts patterns of JSON Schema (ECMA 262, searched) to plain patterns that match the whole text.
 
-Knows: ECMA's escapes and classes, and the writer of plain patterns. Must not know: schemas or automata. The
+The
 pattern is first spelled in Python's syntax with ECMA's meaning, since the tree is Python's.
 """
 
@@ -20,8 +20,8 @@ MAX_PAIRS = 100_000
 MAX_WEIGHT_TO_MATCH = 2000
 ANY = "[\\U00000000-\\U0010ffff]"
 _SPACE = r"\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
-_NO_SPACE = write_class(merge_ranges([(ord(c), ord(c)) for c in "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"]
-                           + [(0x2000, 0x200A)], negated=True))[1:-1]  # fmt: skip
+_SPACES = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+_NO_SPACE = write_class(merge_ranges([*((ord(c), ord(c)) for c in _SPACES), (0x2000, 0x200A)], negated=True))[1:-1]
 _NO_DIGIT, _NO_WORD = r"\x00-/:-\U0010ffff", r"\x00-/:-@\[-^`{-\U0010ffff"
 _CLASS_ESCAPES = {"d": "0-9", "D": _NO_DIGIT, "w": "A-Za-z0-9_", "W": _NO_WORD, "s": _SPACE, "S": _NO_SPACE}
 _IDENTITY_ESCAPES = frozenset(r"fnrtv\^$.*+?()[]{}|/-" + "\"'#%&,:;<=>@_`~! ")
@@ -36,7 +36,7 @@ _GROUP = re.compile(r"\(\?(?P<name><[A-Za-z_$][\w$]*>)?")
 
 @lru_cache(maxsize=512)
 def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
-    """The texts in which `pattern` is found, as a pattern of whole texts; GrammarError where it cannot be.
+    """Returns a plain pattern of all texts in which `pattern` is found. Raises GrammarError if that is unsupported.
 
     >>> ecma_to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
@@ -60,7 +60,7 @@ def _any_of(arms: list[PlainPattern]) -> PlainPattern:
 
 
 def _unanchored(items: list[Any], spelled: str) -> PlainPattern:
-    """One way to match, with what may stand before and behind it where it is not anchored."""
+    """One alternative, and whether other text may precede and follow it (where it is not anchored)."""
     starts = bool(items) and _is_anchor(items[0], "AT_BEGINNING")
     ends = bool(items) and _is_anchor(items[-1], "AT_END")
     inner = PlainPatternWriter(spelled).sequence(items, re.ASCII, True, True)
@@ -73,7 +73,7 @@ def _is_anchor(item: Any, kind: str) -> bool:
 
 
 def _alternatives(items: list[Any]) -> list[list[Any]]:
-    """`items` as alternatives whose anchors stand at their very ends, where groups at the ends hold some."""
+    """Expands `items` into alternatives whose anchors stand at their ends, also those from groups at the ends."""
     for place in (0, -1) if items else ():
         op, value = str(items[place][0]), items[place][1]
         rest = (items[1:], None) if place == 0 else (None, items[:-1])
@@ -102,7 +102,7 @@ def _has_anchor(item: Any) -> bool:
 
 
 def _to_python_syntax(pattern: str) -> str:
-    """`pattern` in Python's syntax with the meaning that ECMA 262 gives it."""
+    """Returns `pattern` in Python's syntax with ECMA 262's meaning."""
     out, at, in_class = "", 0, False
     while at < len(pattern):
         char = pattern[at]
@@ -142,7 +142,7 @@ def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str,
 
 
 def _translate_escape(pattern: str, at: int, in_class: bool) -> tuple[str, int]:
-    """(the escape at `at` in Python's syntax, the index behind it)."""
+    """Returns (the escape at `at` in Python's syntax, the index after it)."""
     found = _ESCAPE.match(pattern, at)
     if found is None:
         raise GrammarError("the pattern is wrong: bad escape at its end")
@@ -178,7 +178,7 @@ def _translate_single_escape(found: re.Match[str], in_class: bool) -> str:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether `pattern` is found in `text`; GrammarError where the pattern cannot be read.
+    """Returns whether `pattern` is found in `text`. Raises GrammarError if the pattern is invalid.
 
     >>> matches("b$", "ab")
     True
@@ -190,7 +190,7 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
-    """Whether no text matches both plain patterns, as far as interegular tells within its gate.
+    """Returns whether no text matches both plain patterns; False if interegular cannot decide within its limits.
 
     False where it cannot be told: larger patterns, or ones that interegular cannot read.
 
@@ -205,7 +205,7 @@ def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
         a, b = (interegular.parse_pattern(_for_interegular(pattern)).to_fsm() for pattern in (left, right))
         if len(a.states) * len(b.states) > MAX_PAIRS:
             return False
-        return bool((a & b).empty())  # its isdisjoint() says yes of patterns that share texts
+        return bool((a & b).empty())  # its isdisjoint() returns True for patterns that share texts
     except (ValueError, RecursionError, OverflowError, interegular.Unsupported, interegular.InvalidSyntax):
         return False
 
@@ -215,7 +215,7 @@ _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 
 
 def _for_interegular(plain: str) -> str:
-    """A plain pattern as interegular reads it: it lists ranges, so large classes are written by their gaps."""
+    """Returns a plain pattern for interegular, which expands ranges: large classes are written as complements."""
 
     def one(found: re.Match[str]) -> str:
         if found[3]:
@@ -238,7 +238,7 @@ def _listed(opened: str, ranges: tuple[tuple[int, int], ...]) -> str:
 
 
 def literal(text: str) -> str:
-    """A plain pattern of exactly this text.
+    """Returns a plain pattern of exactly this text.
 
     >>> literal("a.")
     'a\\\\U0000002e'
@@ -247,7 +247,7 @@ def literal(text: str) -> str:
 
 
 def complement_pattern(texts: list[str]) -> str:
-    """A plain pattern of every text but these, by the prefix tree of them: leave it early, late, or inside.
+    """Returns a plain pattern of every text but these, built from their prefix tree.
 
     A text differs from all of `texts` exactly if it ends at an inner node where none of them ends, or takes a
     character that no branch of its node has.

@@ -1,6 +1,6 @@
 """Walks a schema, applies the rewrites, and writes what is left in the keywords that the compiler honours.
 
-Knows: the order of rewrites, pointers, and what may be dropped. Must not know: what any rewrite does. Each `$ref`
+Each `$ref`
 becomes a definition of its own, rewritten once, so recursion ends.
 """
 
@@ -208,7 +208,7 @@ class _Rewriter:
         return {"anyOf": found} if len(found) > 1 else found[0] if found else False
 
     def _text_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
-        """What `pattern` and `format` demand, each as a pattern of whole texts."""
+        """Returns `pattern` and `format`, each as a pattern of the whole text."""
         found: list[Schema] = []
         for name in ("pattern", "format"):
             if name not in schema or (name == "format" and schema[name] not in FORMATS):
@@ -221,7 +221,7 @@ class _Rewriter:
         return found
 
     def _children(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """The schemas of an object's properties and an array's items."""
+        """Rewrites the schemas of an object's properties and an array's items."""
         fresh: frozenset[int] = frozenset()
         for name in ("items", "additionalProperties"):
             if name in schema:
@@ -238,7 +238,7 @@ class _Rewriter:
             self._patterns(schema, out, at)
 
     def _patterns(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """Patterns of names, each whole, and none matching a name that another one or the list matches."""
+        """Rewrites patternProperties to disjoint patterns of whole names that match no listed name."""
         found: dict[str, Schema] = {}
         try:
             for pattern, inner in schema["patternProperties"].items():
@@ -260,7 +260,7 @@ class _Rewriter:
         out["patternProperties"] = found
 
     def _add_matched(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
-        """A listed name that a pattern matches must meet that pattern's schema as well."""
+        """Adds the schema of a matching pattern to each listed name."""
         for name, inner in list(out.get("properties", {}).items()):
             for pattern, demanded in schema["patternProperties"].items():
                 if matches(pattern, name):
@@ -275,7 +275,7 @@ class _Rewriter:
         if isinstance(target, bool):
             return target
         if id(target) in active_references:
-            raise GrammarError("the reference leads back to itself with nothing in between", f"{at}/$ref")
+            raise GrammarError("the reference refers to itself without anything in between", f"{at}/$ref")
         name = self._names.get(id(target))
         if name is None:
             name = self._names[id(target)] = f"d{len(self._names)}"
@@ -285,7 +285,7 @@ class _Rewriter:
 
 
 def _merge_patterns(found: dict[str, Schema]) -> dict[str, Schema]:
-    """Patterns with one schema between them joined into one pattern, so that they may overlap."""
+    """Joins patterns with equal schemas into one pattern, so that they may overlap."""
     groups: dict[str, tuple[list[str], Schema]] = {}
     for pattern, inner in found.items():
         groups.setdefault(repr(inner), ([], inner))[0].append(pattern[1:-1])

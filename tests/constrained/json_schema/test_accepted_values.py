@@ -76,7 +76,7 @@ def test_a_schema_accepts_the_valid_and_nothing_else(row: Row) -> None:
 
 
 @pytest.mark.parametrize(("schema", "where", "reason"), REFUSED, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_honoured_is_refused_at_its_place(schema: Any, where: str, reason: str) -> None:
+def test_unsupported_keyword_is_refused_at_its_pointer(schema: Any, where: str, reason: str) -> None:
     with pytest.raises(GrammarError, match=reason) as caught:
         grammar_of(schema)
     assert caught.value.where == where
