@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Python compiles a module when it is first imported: compiling all of torch at once would take a minute more.
 INSTALL_OPTIONS := --no-compile
 
-.PHONY: help run test check schemathesis clients lint types kernels docs hooks clean
+.PHONY: help run test suite check schemathesis clients lint types kernels docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -20,11 +20,14 @@ run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.p
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1: /p' $(MAKEFILE_LIST) | awk -F': ' '{printf "make %-14s %s\n", $$1, $$2}'
 
-# Kernels are compiled before a test waits for them. Whole files to each worker, since their fixtures are dear, in the order
-# they are collected in: xdist's own puts files of few tests last, which are the slow ones. Each worker holds models and
-# starts processes, so there are no more by default.
+# Kernels are compiled before a test waits for them; mypy runs beside the tests, which leave processors idle while they wait.
 test: $(VENV)/.test  ## lint, type-check and run all tests
-	$(MAKE) --jobs 2 lint types kernels
+	$(MAKE) --jobs 2 lint kernels
+	$(MAKE) --jobs 2 types suite
+
+# Whole files to each worker, since their fixtures are expensive, in the order of collection: xdist's own order puts files
+# with few tests last, which are the slow ones. Each worker holds models and starts processes, so there are two by default.
+suite: $(VENV)/.test  ## run all tests
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.run  ## say what plait does with the embedded model on this machine
