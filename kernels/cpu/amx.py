@@ -1,9 +1,7 @@
-"""AMX, Intel's matrix registers: whether they are there, and a thread's scratch for them.
+"""AMX, Intel's matrix registers: whether they are available, their configuration, and a thread's scratch memory.
 
-A thread's scratch, 64-byte aligned: the shapes of its matrix registers, each 16 x 64 bytes, then what `cpu_passes`
-needs. Attention's part is `cpu_flash`.
-
-Knows: Linux's way to ask for AMX. Must not know: models, threads, what is multiplied.
+A thread's scratch is 64-byte aligned: the register shapes that LDTILECFG reads, each 16 x 64 bytes, then the panels of
+`gemm.amx_blocking`. Attention has a configuration of its own in `attention.amx_kernel`.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,40 +20,38 @@ from numba.extending import intrinsic
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.kernel_args import CACHE_LINE, aligned_zeros
 
-TILE_ROWS = 16  # of a matrix register
-ALIGN = 64
-PANELS_OFFSET = ALIGN  # in a thread's scratch
+TILE_ROWS = 16  # rows of a matrix register
+PASS_ROWS = 2 * TILE_ROWS  # rows that one pass over a weight panel multiplies
+PANELS_OFFSET = CACHE_LINE  # bytes of a thread's scratch before the panels
 HAS_AMX = isa.has_features("amx-tile", "amx-bf16", "avx512f")
 _REQUEST, _TILE_DATA, _ARCH_PRCTL = 0x1023, 18, 158  # Linux on x86-64: Documentation/arch/x86/xstate.rst
 
 
 @cache
 def available() -> bool:
-    """Whether this CPU has AMX and Linux lets this process, and threads it starts from now on, use it."""
+    """Returns whether this CPU has AMX, after asking Linux to let this process and its future threads use it."""
     if not HAS_AMX or platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST, _TILE_DATA) == 0)
 
 
-def allocate_scratch(threads: int, panels: int) -> np.ndarray[Any, Any]:
-    """Uint8 [threads, bytes] for so many bytes of panels."""
-    width = PANELS_OFFSET + panels + -panels % ALIGN
-    memory = np.zeros(threads * width + ALIGN, np.uint8)
-    start = -memory.ctypes.data % ALIGN
-    rows = memory[start : start + threads * width].reshape(threads, width)
-    rows[:, :ALIGN] = np.frombuffer(_tile_config(), np.uint8)
-    return rows
+def allocate_scratch(threads: int, panel_bytes: int) -> np.ndarray[Any, Any]:
+    """Returns uint8 [threads, bytes]: a scratch for each thread, with `panel_bytes` bytes for panels."""
+    scratch = aligned_zeros((threads, PANELS_OFFSET + panel_bytes + -panel_bytes % CACHE_LINE), np.uint8)
+    scratch[:, :PANELS_OFFSET] = np.frombuffer(pack_tile_config((64,) * 8, (TILE_ROWS,) * 8), np.uint8)
+    return scratch
 
 
-def _tile_config() -> bytes:
-    """What LDTILECFG reads: palette 1, then bytes of a row of each register, then rows."""
-    return struct.pack("<2B14x16H16B", 1, 0, *[64] * 8, *[0] * 8, *[TILE_ROWS] * 8, *[0] * 8)
+def pack_tile_config(row_bytes: Sequence[int], rows: Sequence[int]) -> bytes:
+    """Returns the 64 bytes that LDTILECFG reads: palette 1, then the row bytes and the rows of the eight registers."""
+    return struct.pack("<2B14x16H16B", 1, 0, *row_bytes, *[0] * 8, *rows, *[0] * 8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def load_tile_config(context: Any, scratch: Any) -> Any:
-    """Gives this thread's matrix registers the shapes at the beginning of its scratch."""
+def load_tile_config(context: Any, config: Any) -> Any:
+    """Sets the shapes of this thread's matrix registers from the 64 bytes at an address."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAS_AMX:
@@ -66,7 +63,7 @@ def load_tile_config(context: Any, scratch: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def release_tiles(context: Any) -> Any:
-    """Empties them, so that a change of threads need not save them."""
+    """Releases this thread's matrix registers, so that context switches need not save them."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if HAS_AMX:

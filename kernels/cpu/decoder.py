@@ -1,10 +1,8 @@
-"""A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call for a step.
+"""A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call of a compiled kernel for each step.
 
-Products of few tokens are those of 8-bit numbers, exact within a block; of many, where the CPU has AMX, those of
-bfloat16. Everything is computed for each token by itself in a fixed order, so a token's bits depend on its sequence
-and on which of the two its step took; with `amx_min_tokens` None or 1 there is one, and they depend on its sequence alone.
-
-Knows: packed weights, the layout of a batch. Must not know: files, names of weights.
+Steps of few tokens multiply in 8 bits, exact within a block of 32; steps of many tokens multiply in bfloat16 where the
+CPU has AMX. Every token is computed by itself in a fixed order, so its bits depend on its sequence and on which of the
+two forms its step took. With `amx_min_tokens` None or 1 there is only one form, and they depend on its sequence alone.
 """
 
 from __future__ import annotations
@@ -18,47 +16,51 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from plait.kernels.cpu import amx, isa
-from plait.kernels.cpu import decoder_kernels as step
+from plait.kernels.cpu import amx, decoder_kernels, isa
+from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention import kv_block, paged, tiling, workspace
 from plait.kernels.cpu.gemm import amx_blocking
-from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA, TILE_OUTPUTS
+from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA
+from plait.kernels.cpu.gemm.packed_layout import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight, select_outputs
-from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty
-from plait.kernels.cpu.ops import MAX_TILE_LANES, HeadLayout, QuantizedActivations
+from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
+from plait.kernels.cpu.kernel_types import HeadLayout, QuantizedActivations
 from plait.kernels.cpu.threads import COUNTER_STRIDE
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")
-AMX_MIN_TOKENS = 12  # tokens of a step whose products are faster in bfloat16, AMX against AVX-512 VNNI
-MIN_PARTITION_ROWS = 64  # at least: each strip widens all weights by itself
-NO_WINDOW = 1 << 40  # a window that hides nothing
-BF16_ENTRIES = [entry + step.BF16_TILES for entry in (step.HIDDEN, step.ATTENTION_OUT, step.MLP_INNER)]
-MAX_BUFFERED_ROWS = 64  # rows of logits that are kept room for
+AMX_MIN_TOKENS = 12  # tokens of a step from which on AMX in bfloat16 is faster than AVX-512 VNNI
+MIN_PARTITION_ROWS = 64  # rows of a partition, at least: each partition dequantizes all weights by itself
+NO_WINDOW = 1 << 40  # a window that is longer than any sequence
+BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
+MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls
 NO_ARGMAX = np.empty((0, 2))
 Floats = npt.NDArray[np.float32]
 Cache = npt.NDArray[np.uint16]  # [layers, keys and values, slots, G, D]: the bits of bfloat16
 
 
 def missing_features() -> list[str]:
-    """Instructions these kernels need and this CPU has not, or numba is told not to use."""
+    """Returns the CPU features that the kernels need but that are missing, or that numba is configured not to use."""
     return [name for name in REQUIRED_FEATURES if not isa.has_features(name)]
 
 
 def instruction_set() -> str:
-    """What multiplies where none is missing, in words."""
+    """Returns the name of the instructions that multiply, for messages; meaningful if no feature is missing."""
     return f"{INT8_ISA.name} and AMX" if amx.available() else INT8_ISA.name
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16, whatever numba is told: torch asks."""
-    have = llvmlite.binding.get_host_cpu_features()
-    return bool(have.get("avx512bf16") or have.get("amx-bf16"))
+    """Returns whether this CPU multiplies bfloat16, whatever numba is configured to use; for torch's backend."""
+    features = llvmlite.binding.get_host_cpu_features()
+    return bool(features.get("avx512bf16") or features.get("amx-bf16"))
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Norms float32 [C]; head_norms [(H + G) * D]; bias [(H + 2 G) * D]; gated as `alternating` has it."""
+    """The weights of one layer.
+
+    Norms are float32 [C], `head_norms` [(H + G) * D], `bias` [(H + 2 G) * D]; `gate_up` comes from `interleave_tiles`.
+    """
 
     norm: Floats
     qkv: PackedWeight
@@ -76,7 +78,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """A model. `rope_tables`: cos and sin [context, D / 2] float32 of each rotary table."""
+    """The weights of a model. `rope_tables`: cos and sin, float32 [context, D / 2], of each rotary table."""
 
     embedding: PackedWeight
     embedding_scale: float
@@ -90,50 +92,47 @@ class DecoderWeights:
 
 
 class CpuDecoder:
-    """`forward` and `logits` as `runtime.models.decoder.Decoder` has them, in arrays. `threads`: at most.
+    """`forward` and `logits` of `runtime.models.decoder.Decoder`, on numpy arrays, with at most `threads` threads.
 
-    `amx_min_tokens`: from how many tokens on products are in bfloat16, if the CPU has AMX; None: never.
+    `amx_min_tokens`: tokens of a step from which on products are in bfloat16, if the CPU has AMX; None: never.
     """
 
     def __init__(self, weights: DecoderWeights, threads: int, amx_min_tokens: int | None = AMX_MIN_TOKENS) -> None:
         self.weights = weights
         self._amx_min_tokens = amx_min_tokens if amx.available() else None
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
-        self._tile_tokens = max(1, MAX_TILE_LANES // weights.heads.q_per_kv)
-        self._head_args = KernelArgs(step.HEAD_ENTRIES)
+        self._tile_tokens = max(1, tiling.MAX_TILE_LANES // weights.heads.q_per_kv)
+        self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
         self._activations: QuantizedActivations | None = None
 
     def forward(self, token_ids: npt.NDArray[np.int32], layout: NumpyAttentionLayout, kv_cache: Cache) -> Floats:
-        """Hidden states [T, C] float32 of token_ids [T], after the last norm; valid until the next call.
+        """Returns the hidden states, float32 [T, C], of token_ids [T] after the final norm; valid until the next call.
 
-        Writes the keys and values of all tokens to the cache before it reads any.
+        In each layer the keys and values of all tokens are written to the cache before any are read.
         """
         count, args = len(token_ids), self._args
         if count > self._token_capacity:
-            self._allocate_state(count)
-        args.descriptors[self._state_entries, 1] = count
+            self._allocate_buffers(count)
+        args.descriptors[self._buffer_entries, 1] = count
         if not self._uses_amx(count):
             args.descriptors[BF16_ENTRIES, 1] = 0
-        self._settings[0, step.PAGE_SHIFT] = layout.page_size.bit_length() - 1
-        self._settings[0, step.KV_CACHE] = kv_cache.ctypes.data
-        self._settings[0, step.KV_CACHE_STRIDE] = kv_cache[0, 0].nbytes
-        args.set(step.TOKENS, token_ids)
+        self._settings[0, arg.PAGE_SHIFT] = layout.page_size.bit_length() - 1
+        self._settings[0, arg.KV_CACHE] = kv_cache.ctypes.data
+        self._settings[0, arg.KV_CACHE_STRIDE] = kv_cache[0, 0].nbytes
+        args.set(arg.TOKENS, token_ids)
         self._set_batch(layout)
         num_partitions = self._num_partitions(count)
-        self._settings[0, step.NUM_PARTITIONS] = num_partitions
+        self._settings[0, arg.NUM_PARTITIONS] = num_partitions
         self._counters[:num_partitions].fill(0)
-        step.forward(args.descriptors, self.threads)
-        hidden: Floats = self._state[step.NORMED][:count]
+        decoder_kernels.forward(args.descriptors, self.threads)
+        hidden: Floats = self._buffers[arg.NORMED][:count]
         return hidden
 
     def argmax_tokens(self, hidden: Floats) -> npt.NDArray[np.float64]:
-        """Of the logits of each row of hidden [n, C] the largest and the first place that has it, [n, 2].
-
-        Not-a-number and any place where one is that.
-        """
+        """Returns [n, 2] for hidden [n, C]: each row's largest logit and its first index; NaN and any for NaN."""
         argmax_out = np.empty((len(hidden), 2))
         self.logits(hidden, argmax_out=argmax_out)
         return argmax_out
@@ -144,32 +143,33 @@ class CpuDecoder:
         ids: npt.NDArray[np.int64] | None = None,
         argmax_out: npt.NDArray[np.float64] = NO_ARGMAX,
     ) -> Floats:
-        """[n, V] float32 for hidden [n, C]; with `ids` [k] only those tokens' logits, [n, k], of the same bits.
+        """Returns float32 [n, V] for hidden [n, C]; with `ids` [k] only those tokens' logits [n, k], of the same bits.
 
-        All logits are valid until the next call, and may be changed. `argmax_out`: see `argmax_tokens`.
+        The logits are valid until the next call, and the caller may change them. `argmax_out` receives the result of
+        `argmax_tokens`.
         """
         head = self.weights.head if ids is None else select_outputs(self.weights.head, ids)
         count, channels = hidden.shape
         out = self._logits_buffer(count, len(head.data) * TILE_OUTPUTS)
         args = self._head_args
-        args.set(step.HEAD_IN, np.ascontiguousarray(hidden))
-        args.set(step.HEAD_OUT, out)
+        args.set(arg.HEAD_IN, np.ascontiguousarray(hidden))
+        args.set(arg.HEAD_OUT, out)
         for i, array in enumerate(self._activation_buffer(count, channels)):
-            args.set(step.HEAD_ACTIVATIONS + i, array, count)
+            args.set(arg.HEAD_ACTIVATIONS + i, array, count)
         if not self._uses_amx(count):
-            args.descriptors[step.HEAD_ACTIVATIONS + step.BF16_TILES, 1] = 0
-        args.set(step.HEAD_WEIGHT, head.data)
-        args.set(step.HEAD_COUNTERS, self._counters)
-        args.set(step.HEAD_ARGMAX, argmax_out)
-        self._counters[0, : step.HEAD_PHASES].fill(0)  # the others' lines lie in other cores' caches
-        step.compute_logits(args.descriptors, head.bits, head.outputs, self.threads)
-        found: Floats = out[:, : head.outputs]
-        return found
+            args.descriptors[arg.HEAD_ACTIVATIONS + arg.BF16_TILES, 1] = 0
+        args.set(arg.HEAD_WEIGHT, head.data)
+        args.set(arg.HEAD_COUNTERS, self._counters)
+        args.set(arg.HEAD_ARGMAX, argmax_out)
+        self._counters[0, : arg.HEAD_PHASES].fill(0)  # only these: the other counters are in other cores' caches
+        decoder_kernels.compute_logits(args.descriptors, head.bits, head.outputs, self.threads)
+        logits: Floats = out[:, : head.outputs]
+        return logits
 
     def _logits_buffer(self, count: int, width: int) -> Floats:
-        """The same memory again and again for as many rows as decode at once: fresh pages cost more than the search.
+        """Returns memory for logits, the same one in each decoding step: fresh pages cost more than the argmax.
 
-        Products in bfloat16 write as many rows as fill matrix registers.
+        It is padded to full matrix registers, as products in bfloat16 write them.
         """
         if count > MAX_BUFFERED_ROWS:
             return aligned_empty((_padded_rows(count), width), np.float32)[:count]
@@ -178,7 +178,7 @@ class CpuDecoder:
         return self._logits[:count]
 
     def _activation_buffer(self, count: int, channels: int) -> QuantizedActivations:
-        """The same memory for what becomes of hidden states, too."""
+        """Returns memory for the quantized hidden states, kept between calls like the logits'."""
         if count > MAX_BUFFERED_ROWS:
             return _allocate_activations(count, channels)
         if self._activations is None or count > len(self._activations.bf16_tiles):
@@ -189,32 +189,32 @@ class CpuDecoder:
         return self._amx_min_tokens is not None and count >= self._amx_min_tokens
 
     def _num_partitions(self, count: int) -> int:
-        """Parts of a step's rows that threads take through a layer by themselves."""
+        """Returns the number of row partitions of a step (`row_partition`)."""
         return max(1, min(self.threads, count // MIN_PARTITION_ROWS)) if self._uses_amx(count) else 1
 
     def _set_batch(self, layout: NumpyAttentionLayout) -> None:
         args, q_starts = self._args, layout.q_starts
-        args.set(step.POSITIONS, layout.positions)
-        args.set(step.Q_STARTS, q_starts)
-        args.set(step.KV_STARTS, layout.kv_starts)
-        args.set(step.FIRST_PAGES, layout.first_pages)
-        args.set(step.PAGES, layout.kv_pages)
-        args.set(step.WRITE_SLOTS, layout.write_slots)
-        most = int(q_starts[-1]) + len(q_starts)  # segments, and tiles
-        args.set(step.TILES, np.empty(most, np.int32))
-        args.set(step.SEGMENTS, np.empty(tiling.SEGMENT_FIELDS * most, np.int32))
-        args.set(step.SPLIT_STARTS, np.empty(most, np.int32))
-        args.set(step.FINISHED_SPLITS, np.empty((most, self.weights.heads.num_kv_heads), np.int64))
+        args.set(arg.POSITIONS, layout.positions)
+        args.set(arg.Q_STARTS, q_starts)
+        args.set(arg.KV_STARTS, layout.kv_starts)
+        args.set(arg.FIRST_PAGES, layout.first_pages)
+        args.set(arg.PAGES, layout.kv_pages)
+        args.set(arg.WRITE_SLOTS, layout.write_slots)
+        max_segments = int(q_starts[-1]) + len(q_starts)  # and upper bound of the tiles
+        args.set(arg.TILES, np.empty(max_segments, np.int32))
+        args.set(arg.SEGMENTS, np.empty(tiling.SEGMENT_FIELDS * max_segments, np.int32))
+        args.set(arg.SPLIT_STARTS, np.empty(max_segments, np.int32))
+        args.set(arg.FINISHED_SPLITS, np.empty((max_segments, self.weights.heads.num_kv_heads), np.int64))
 
     def _model_args(self) -> KernelArgs:
-        """What stays the same from step to step."""
-        weights, args = self.weights, KernelArgs(step.ENTRIES)
+        """Returns the arguments with all that stays the same from step to step."""
+        weights, args = self.weights, KernelArgs(arg.ENTRIES)
         heads = weights.heads
         capacity = workspace.capacity(self._tile_tokens * heads.q_per_kv, heads.num_kv_heads)
-        num_phases = step.num_phases.py_func(len(weights.layers))
+        num_phases = arg.num_phases.py_func(len(weights.layers))
         self._counters = np.zeros((self.threads, num_phases, 2 * COUNTER_STRIDE), np.int64)
-        self._settings = np.zeros((1, step.NUM_SETTINGS), np.int64)
-        self._settings[0, : step.PAGE_SHIFT] = (
+        self._settings = np.zeros((1, arg.NUM_SETTINGS), np.int64)
+        self._settings[0, : arg.PAGE_SHIFT] = (
             weights.embedding.bits,
             heads.q_per_kv,
             heads.num_kv_heads,
@@ -224,67 +224,69 @@ class CpuDecoder:
             capacity,
             kv_block.AMX if amx.available() else kv_block.BEST_WITHOUT_AMX,
         )
-        args.set(step.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
-        args.set(step.FINAL_NORM, weights.norm)
-        args.set(step.EMBEDDING, weights.embedding.data)
-        for entry, i in ((step.COS, 0), (step.SIN, 1)):
+        args.set(arg.LAYERS, np.array([_layer_args(layer) for layer in weights.layers], dtype=np.int64))
+        args.set(arg.FINAL_NORM, weights.norm)
+        args.set(arg.EMBEDDING, weights.embedding.data)
+        for entry, i in ((arg.COS, 0), (arg.SIN, 1)):
             args.set(entry, np.stack([pair[i] for pair in weights.rope_tables]))
-        args.set(step.SETTINGS, self._settings)
+        args.set(arg.SETTINGS, self._settings)
         for entry, value in (
-            (step.EMBEDDING_SCALE, weights.embedding_scale),
-            (step.SCORE_SCALE, heads.scale),
-            (step.EPS, weights.eps),
+            (arg.EMBEDDING_SCALE, weights.embedding_scale),
+            (arg.SCORE_SCALE, heads.scale),
+            (arg.EPS, weights.eps),
         ):
             args.set(entry, np.array([value], np.float64))
-        args.set(step.COUNTERS, self._counters)
+        args.set(arg.COUNTERS, self._counters)
         if amx.available():
             scratch = amx.allocate_scratch(self.threads, amx_blocking.SCRATCH_BYTES)
-            args.set(step.AMX_SCRATCH, scratch)
-            self._head_args.set(step.HEAD_AMX_SCRATCH, scratch)
-        args.set(step.WORKSPACES, workspace.allocate(self.threads, capacity, heads.head_dim))
-        args.set(step.PARTIALS, aligned_empty((1, paged.MAX_PARTIALS_BYTES), np.uint8))
-        args.set(step.GATE_UP_BUFFERS, _zeros((self.threads, step.GATE_UP_ROWS * 2 * TILE_OUTPUTS), np.float32))
+            args.set(arg.AMX_SCRATCH, scratch)
+            self._head_args.set(arg.HEAD_AMX_SCRATCH, scratch)
+        args.set(arg.WORKSPACES, workspace.allocate(self.threads, capacity, heads.head_dim))
+        args.set(arg.PARTIALS, aligned_empty((1, paged.MAX_PARTIALS_BYTES), np.uint8))
+        args.set(
+            arg.GATE_UP_BUFFERS,
+            aligned_zeros((self.threads, decoder_kernels.GATE_UP_ROWS * 2 * TILE_OUTPUTS), np.float32),
+        )
         return args
 
-    def _allocate_state(self, count: int) -> None:
+    def _allocate_buffers(self, count: int) -> None:
+        """Allocates the step's buffers for `count` tokens."""
         first, heads = self.weights.layers[0], self.weights.heads
-        channels, wide = first.qkv.inputs, first.down.inputs
-        self._state = {
-            entry: _zeros((_padded_rows(count), width), np.float32)
+        channels, mlp_channels = first.qkv.inputs, first.down.inputs
+        self._buffers = {
+            entry: aligned_zeros((_padded_rows(count), width), np.float32)
             for entry, width in (
-                (step.RESIDUAL, channels),
-                (step.BLOCK_OUT, channels),
-                (step.NORMED, channels),
-                (step.QKV_OUT, first.qkv.outputs),
+                (arg.RESIDUAL, channels),
+                (arg.BLOCK_OUT, channels),
+                (arg.NORMED, channels),
+                (arg.QKV_OUT, first.qkv.outputs),
             )
         }
-        attended = heads.q_per_kv * heads.num_kv_heads * heads.head_dim
-        for entry, width in ((step.HIDDEN, channels), (step.ATTENTION_OUT, attended), (step.MLP_INNER, wide)):
-            self._state |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
-        for entry, array in self._state.items():
+        attention_channels = heads.q_per_kv * heads.num_kv_heads * heads.head_dim
+        for entry, width in (
+            (arg.HIDDEN, channels),
+            (arg.ATTENTION_OUT, attention_channels),
+            (arg.MLP_INNER, mlp_channels),
+        ):
+            self._buffers |= {entry + i: array for i, array in enumerate(_allocate_activations(count, width))}
+        for entry, array in self._buffers.items():
             self._args.set(entry, array)
-        self._state_entries = list(self._state)
+        self._buffer_entries = list(self._buffers)
         self._token_capacity = count
 
 
 def _padded_rows(rows: int) -> int:
-    """So many rows as fill matrix registers."""
+    """Returns `rows` rounded up to full matrix registers."""
     return rows + -rows % amx.TILE_ROWS
 
 
 def _allocate_activations(rows: int, channels: int) -> QuantizedActivations:
-    """Room for one of the two forms; numbers lie where the wide ones do."""
+    """Returns memory for activations in either form; the int8 and the bfloat16 values share it."""
     rows = _padded_rows(rows)
-    wide = _zeros((rows, channels), np.uint16)
-    qvalues = wide.reshape(-1)[: wide.size // 2].view(np.int8).reshape(rows, channels)
-    scales, sums = (_zeros((rows, channels // 32), np.float32) for _ in range(2))
-    return QuantizedActivations(qvalues, scales, sums, wide)
-
-
-def _zeros(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    array = aligned_empty(shape, dtype)
-    array.fill(0)
-    return array
+    bf16_tiles = aligned_zeros((rows, channels), np.uint16)
+    qvalues = bf16_tiles.reshape(-1)[: bf16_tiles.size // 2].view(np.int8).reshape(rows, channels)
+    scales, block_sums = (aligned_zeros((rows, channels // QUANT_BLOCK), np.float32) for _ in range(2))
+    return QuantizedActivations(qvalues, scales, block_sums, bf16_tiles)
 
 
 def _address(array: npt.NDArray[Any] | None) -> int:
@@ -292,11 +294,12 @@ def _address(array: npt.NDArray[Any] | None) -> int:
 
 
 def _layer_args(layer: LayerWeights) -> list[int]:
-    weights = [(each.address, each.bits) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    """Returns a layer's row of LAYERS."""
+    weights = [(weight.address, weight.bits) for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     norms = (layer.norm, layer.post_norm, layer.mlp_norm, layer.post_mlp_norm, layer.head_norms, layer.bias)
     return [
         *(number for pair in weights for number in pair),
-        *(_address(each) for each in norms),
+        *(_address(norm) for norm in norms),
         layer.window or NO_WINDOW,
         layer.rope_table,
     ]

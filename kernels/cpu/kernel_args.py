@@ -1,9 +1,7 @@
-"""How a step's arrays reach compiled code: their addresses and shapes in one vector of int64.
+"""How a step's arrays reach compiled code: one int64 matrix of their addresses and shapes.
 
-numba unpacks every array of every call by itself, which for fifty of them takes longer than a small model's layer;
-and its parallel loops take no records. So a plan is written once and only what changes is written again.
-
-Knows: addresses and shapes. Must not know: what the arrays mean.
+numba unpacks every array argument on every call, which for fifty arrays takes longer than a layer of a small model,
+and its parallel loops accept no records. So the arguments are written once, and a step rewrites only what changes.
 """
 
 from __future__ import annotations
@@ -17,32 +15,44 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.jit import inner_njit
 
-INTS_PER_ENTRY = 3  # int64 of an array: its address, its rows, what a row holds
-CACHE_LINE = 64  # bytes of a cache line, and of a vector
+INTS_PER_ENTRY = 3  # int64 for an array: its address, its rows, the elements of a row
+CACHE_LINE = 64  # bytes of a cache line, and of an AVX-512 vector
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """An array that begins at a cache line, so that no vector of it lies in two; what is in it is not set."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + CACHE_LINE, np.uint8)
+    """Returns an uninitialized array that begins at a cache line, so that no vector of it straddles two lines."""
+    return _aligned(np.empty(_padded_bytes(shape, dtype), np.uint8), shape, dtype)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Returns an array of zeros that begins at a cache line."""
+    return _aligned(np.zeros(_padded_bytes(shape, dtype), np.uint8), shape, dtype)
+
+
+def _padded_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    return math.prod(shape) * int(np.dtype(dtype).itemsize) + CACHE_LINE
+
+
+def _aligned(memory: np.ndarray[Any, Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     start = -memory.ctypes.data % CACHE_LINE
-    found: np.ndarray[Any, Any] = memory[start : start + size].view(dtype).reshape(shape)
-    return found
+    array: np.ndarray[Any, Any] = memory[start : start + len(memory) - CACHE_LINE].view(dtype).reshape(shape)
+    return array
 
 
 class KernelArgs:
-    """`descriptors` is what compiled code reads; it keeps the arrays alive that it points to."""
+    """The arguments of a kernel: compiled code reads `descriptors`, and the object keeps the arrays alive."""
 
     def __init__(self, entries: int) -> None:
         self.descriptors = np.zeros((entries, INTS_PER_ENTRY), np.int64)
         self._keep_alive: list[np.ndarray[Any, Any] | None] = [None] * entries
 
     def set(self, entry: int, array: np.ndarray[Any, Any], rows: int | None = None) -> None:
-        """The array, C-contiguous, or its first `rows` rows, as a matrix."""
+        """Sets an entry to a C-contiguous array, or to its first `rows` rows, as a matrix."""
         assert array.flags.c_contiguous
         length = len(array)
-        if self._keep_alive[entry] is not array:  # an array's address takes a while to ask for
+        if self._keep_alive[entry] is not array:  # asking for an array's address is slow
             self._keep_alive[entry] = array
             self.descriptors[entry, 0] = array.ctypes.data
         self.descriptors[entry, 1] = length if rows is None else rows
@@ -51,7 +61,7 @@ class KernelArgs:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def as_pointer(context: Any, address: Any) -> Any:
-    """An address as numba.carray takes it."""
+    """Converts an address to the pointer that numba.carray takes."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         return b.inttoptr(values[0], v.I8.as_pointer())
@@ -59,43 +69,43 @@ def as_pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def float32_matrix(args: Any, entry: int) -> Any:
-    """[rows, width] float32"""
+    """Returns an entry as float32 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float32)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def float64_matrix(args: Any, entry: int) -> Any:
-    """[rows, width] float64"""
+    """Returns an entry as float64 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float64)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def int8_matrix(args: Any, entry: int) -> Any:
-    """[rows, width] int8"""
+    """Returns an entry as int8 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int8)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def uint16_matrix(args: Any, entry: int) -> Any:
-    """[rows, width] uint16"""
+    """Returns an entry as uint16 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.uint16)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def int32_vector(args: Any, entry: int) -> Any:
-    """[rows] int32"""
+    """Returns an entry as int32 [rows]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1],), np.int32)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def int64_matrix(args: Any, entry: int) -> Any:
-    """[rows, width] int64"""
+    """Returns an entry as int64 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.int64)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def scalar(args: Any, entry: int) -> Any:
-    """A float64 that was put as an array of one."""
+    """Returns the float64 of an entry that holds one number."""
     return numba.carray(as_pointer(args[entry, 0]), (1,), np.float64)[0]

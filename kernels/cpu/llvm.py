@@ -1,9 +1,8 @@
-"""Vectors of 16 numbers in LLVM's own language, for the kernels that numba compiles.
+"""Building blocks for LLVM code on vectors of 16 numbers, used by the kernels' intrinsics (imported as `v`).
 
-numba's Python has no vector types, and LLVM does not find these instructions in scalar loops by itself. Addresses
-are int64; no operation here is fast-math, so the order of sums is the order written. With AVX-512 such a vector is a
-register, without it LLVM makes two of it.
-Knows: llvmlite. Must not know: what is computed.
+numba's Python has no vector types, and LLVM does not find these instructions in scalar loops by itself. `b` is the
+llvmlite builder that all functions here append to. Addresses are int64. No operation is fast-math, so sums are added
+in the order written. With AVX-512 such a vector is one register; otherwise LLVM splits it in two.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ F16, F32 = ir.HalfType(), ir.FloatType()
 
 
 class _BFloat16(ir.Type):  # type: ignore[misc]
-    """LLVM's own type, which llvmlite has not: only to be called with, and cast."""
+    """LLVM's bfloat type, which llvmlite lacks; it serves for arguments of intrinsics and bitcasts only."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -35,6 +34,7 @@ class _BFloat16(ir.Type):  # type: ignore[misc]
 
 
 def vector(element: Any, lanes: int = LANES) -> Any:
+    """Returns the vector type of `lanes` elements."""
     return ir.VectorType(element, lanes)
 
 
@@ -43,56 +43,59 @@ F32X16, I32X16 = vector(F32), vector(I32)
 
 
 def constant(kind: Any, value: float) -> Any:
-    """That value in every lane of the vector type."""
+    """Returns a vector constant with the same value in every lane."""
     return ir.Constant(kind, [value] * kind.count)
 
 
 def splat(b: Any, value: Any, lanes: int = LANES) -> Any:
-    """A scalar in every lane."""
+    """Broadcasts a scalar to every lane."""
     empty = ir.Constant(vector(value.type, lanes), ir.Undefined)
     return b.shuffle_vector(b.insert_element(empty, value, I32(0)), empty, constant(vector(I32, lanes), 0))
 
 
 def pointer_at(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
-    """The address, `offset` bytes on, as a pointer."""
+    """Converts an address plus `offset` bytes to a pointer."""
     return b.inttoptr(b.add(address, I64(offset)) if offset else address, kind.as_pointer())
 
 
 def load(b: Any, address: Any, kind: Any, offset: int = 0) -> Any:
+    """Loads a value of type `kind` from an unaligned address."""
     return b.load(pointer_at(b, address, kind, offset), align=1)
 
 
 def store(b: Any, value: Any, address: Any, offset: int = 0) -> None:
+    """Stores a value at an unaligned address."""
     b.store(value, pointer_at(b, address, value.type, offset), align=1)
 
 
 def broadcast_load(b: Any, address: Any, kind: Any = F32, offset: int = 0, lanes: int = LANES) -> Any:
-    """The scalar at an address, in every lane."""
+    """Loads the scalar at an address and broadcasts it to every lane."""
     return splat(b, load(b, address, kind, offset), lanes)
 
 
 def call_intrinsic(b: Any, name: str, result: Any, values: Sequence[Any]) -> Any:
-    """One of LLVM's intrinsic functions."""
+    """Calls one of LLVM's intrinsic functions."""
     signature = ir.FunctionType(result, [value.type for value in values])
     return b.call(cgutils.get_or_insert_function(b.module, signature, name), values)
 
 
 def prefetch(b: Any, address: Any, offset: int = 0, write: bool = False) -> None:
-    """Asks for the cache line `offset` bytes on, which need not be there to be had."""
-    place = pointer_at(b, address, I8, offset)
-    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+    """Prefetches the cache line `offset` bytes on; the address need not be valid."""
+    pointer = pointer_at(b, address, I8, offset)
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-    b.call(function, [place, I32(int(write)), I32(3), I32(1)])
+    b.call(function, [pointer, I32(int(write)), I32(3), I32(1)])
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """Returns x * y + z, rounded once."""
     return call_intrinsic(b, f"llvm.fma.v{x.type.count}f32", x.type, [x, y, z])
 
 
 def dot_bf16(b: Any, sums: Any, x: Any, y: Any) -> Any:
-    """VDPBF16PS: sums [16] plus, of each 32 bits of x and y, both products of bfloat16; for CPUs that have it.
+    """VDPBF16PS: adds to sums [16] both products of the bfloat16 pairs of x and y. Needs `HAS_BF16_DOT`.
 
-    Numbers below 2^-126, coming in or going out, are zero to it.
+    The instruction takes operands and results below 2^-126 as zero.
     """
     pairs = vector(_BFloat16(), 2 * LANES)
     return call_intrinsic(
@@ -101,18 +104,18 @@ def dot_bf16(b: Any, sums: Any, x: Any, y: Any) -> Any:
 
 
 def load_f16_as_f32(b: Any, address: Any, offset: int, lanes: int = LANES) -> Any:
-    """So many float16 at an address as float32."""
+    """Loads `lanes` float16 as float32."""
     return b.fpext(load(b, address, vector(F16, lanes), offset), vector(F32, lanes))
 
 
 def round_to_bf16_bits(b: Any, wide: Any) -> Any:
-    """16 float32 as bfloat16's bits: to nearest, ties to even; not-a-number stays so.
+    """Rounds 16 float32 to the bits of bfloat16: to nearest, ties to even; NaN stays NaN.
 
-    By VCVTNEPS2BF16 where the CPU has it, which, as all its products do, takes numbers below 2^-126 for zero.
+    VCVTNEPS2BF16, used where the CPU has it, takes numbers below 2^-126 as zero, as the products do.
     """
     if HAS_BF16_DOT:
-        found = call_intrinsic(b, "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(_BFloat16()), [wide])
-        return b.bitcast(found, vector(I16))
+        narrow = call_intrinsic(b, "llvm.x86.avx512bf16.cvtneps2bf16.512", vector(_BFloat16()), [wide])
+        return b.bitcast(narrow, vector(I16))
     bits = b.bitcast(wide, I32X16)
     upper = b.lshr(bits, constant(I32X16, 16))
     tie = b.add(b.and_(upper, constant(I32X16, 1)), constant(I32X16, 0x7FFF))
@@ -122,11 +125,12 @@ def round_to_bf16_bits(b: Any, wide: Any) -> Any:
 
 
 def maximum(b: Any, x: Any, y: Any) -> Any:
+    """Returns the larger number of each lane; y where one is NaN."""
     return b.select(b.fcmp_ordered(">", x, y), x, y)
 
 
 def reduce(b: Any, x: Any, combine: Any) -> Any:
-    """All lanes combined pairwise, halves first; a scalar."""
+    """Combines all lanes to a scalar, halves first."""
     width = x.type.count
     while width > 1:
         width //= 2
@@ -137,51 +141,57 @@ def reduce(b: Any, x: Any, combine: Any) -> Any:
     return b.extract_element(x, I32(0))
 
 
-# 2^r for |r| <= 1/2 as 1 + r (a + r (b + ...)), the largest relative error least: 3e-6.
+# Minimax polynomial of 2^r for |r| <= 1/2, highest power first; relative error 3e-6.
 _TERMS = (0.009582853220668064, 0.0559064262081037, 0.2402409861776473, 0.693124193225303, 1.0)
-_EVERY_LANE, _AS_SET = ir.Constant(I16, 0xFFFF), I32(4)  # of masked instructions; rounding as the thread has it
+_ALL_LANES, _CURRENT_ROUNDING = ir.Constant(I16, 0xFFFF), I32(4)  # operands of masked AVX-512 instructions
 
 
 def exp2(b: Any, x: Any) -> Any:
-    """2 to the x, to 3e-6 of it, exactly 1 at 0 and 0 far below; x is not infinite.
+    """Returns 2^x for finite x, with a relative error of 3e-6: exactly 1 at 0, and 0 for very negative x.
 
-    Without VSCALEFPS what is below 2^-126 is 0.
+    Without VSCALEFPS results below 2^-126 are 0.
     """
-    whole = call_intrinsic(b, "llvm.nearbyint.v16f32", F32X16, [x])
-    rest = b.fsub(x, whole)
+    exponent = call_intrinsic(b, "llvm.nearbyint.v16f32", F32X16, [x])
+    rest = b.fsub(x, exponent)
     sum_ = constant(F32X16, _TERMS[0])
     for term in _TERMS[1:]:
         sum_ = fma(b, sum_, rest, constant(F32X16, term))
     if HAS_AVX512:
         return call_intrinsic(
-            b, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, [sum_, whole, sum_, _EVERY_LANE, _AS_SET]
+            b, "llvm.x86.avx512.mask.scalef.ps.512", F32X16, [sum_, exponent, sum_, _ALL_LANES, _CURRENT_ROUNDING]
         )
-    # The bits of 2^whole: those of 0 at -127, those of infinity at 128.
-    held = maximum(b, whole, constant(F32X16, -127.0))
-    held = b.select(b.fcmp_ordered("<", held, constant(F32X16, 128.0)), held, constant(F32X16, 128.0))
-    bits = b.shl(b.add(b.fptosi(held, I32X16), constant(I32X16, 127)), constant(I32X16, 23))
+    # The bits of 2^exponent: those of 0 at -127, those of infinity at 128.
+    clamped = maximum(b, exponent, constant(F32X16, -127.0))
+    clamped = b.select(b.fcmp_ordered("<", clamped, constant(F32X16, 128.0)), clamped, constant(F32X16, 128.0))
+    bits = b.shl(b.add(b.fptosi(clamped, I32X16), constant(I32X16, 127)), constant(I32X16, 23))
     return b.fmul(sum_, b.bitcast(bits, F32X16))
 
 
 def reciprocal(b: Any, x: Any) -> Any:
-    """1 / x to float32's last bits: with AVX-512 14 bits looked up and one step of Newton's. For 2^-100 < x < 2^100."""
+    """Returns 1 / x for 2^-100 < x < 2^100, accurate to float32's last bits.
+
+    With AVX-512: VRCP14PS, an approximation of 14 bits, and one Newton step.
+    """
     if not HAS_AVX512:
         return b.fdiv(constant(F32X16, 1.0), x)
-    near = call_intrinsic(b, "llvm.x86.avx512.rcp14.ps.512", F32X16, [x, x, _EVERY_LANE])
+    near = call_intrinsic(b, "llvm.x86.avx512.rcp14.ps.512", F32X16, [x, x, _ALL_LANES])
     return b.fmul(near, fma(b, b.fneg(x), near, constant(F32X16, 2.0)))
 
 
 def transpose_16x16(b: Any, rows: Sequence[Any]) -> list[Any]:
-    """16 vectors of 16 numbers of 32 bits, the i-th made of the i-th of each."""
-    found, low, high = list(rows), [*range(LANES // 2)], [*range(LANES // 2, LANES)]
+    """Transposes 16 vectors of 16 numbers of 32 bits."""
+    vectors, low, high = list(rows), [*range(LANES // 2)], [*range(LANES // 2, LANES)]
     zips = [ir.Constant(I32X16, [x for i in part for x in (i, i + LANES)]) for part in (low, high)]
-    for _ in range(4):  # zipping each row with the one 8 further on, four times
-        found = [b.shuffle_vector(found[i], found[i + 8], each) for i in range(8) for each in zips]
-    return found
+    for _ in range(4):  # zipping each row with the one 8 further on four times transposes them
+        vectors = [b.shuffle_vector(vectors[i], vectors[i + 8], mask) for i in range(8) for mask in zips]
+    return vectors
 
 
 class Loop:
-    """`for i in range(count)` with count >= 1, carrying values: `i` and `carried` inside, `carried` after `end`."""
+    """A loop `for i in range(count)`, count >= 1, that carries values from one iteration to the next.
+
+    Code appended between the constructor and `end` is the body; it reads `i` and `carried`.
+    """
 
     def __init__(self, b: Any, count: Any, carried: Sequence[Any] = ()) -> None:
         self.b, self.count = b, count
@@ -195,7 +205,7 @@ class Loop:
             phi.add_incoming(value, before)
 
     def end(self, values: Sequence[Any] = ()) -> list[Any]:
-        """Closes the body, `values` going into the next round; returns them as they are after the last."""
+        """Closes the body; `values` become `carried` of the next iteration. Returns them as of the last iteration."""
         b, inside = self.b, self.b.block
         for phi, value in zip(self.carried, values, strict=True):
             phi.add_incoming(value, inside)

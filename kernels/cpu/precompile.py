@@ -1,11 +1,9 @@
-"""The kernels that are compiled once and kept on disk: whether that was done, and doing it in processes of their own.
+"""Compiles the cached kernels ahead of their first call, each in a process of its own.
 
-    python -m plait.kernels.cpu.precompile              compiles what is missing, as the first runtime does
-    python -m plait.kernels.cpu.precompile forward      compiles one kernel, and keeps it
+    python -m plait.kernels.cpu.precompile              compiles what is missing, as the first start of a runtime does
+    python -m plait.kernels.cpu.precompile forward      compiles one kernel and caches it
 
-Side by side they take less time, and what a compiler leaves behind in memory goes with its process.
-
-Knows: the names and types of kernels. Must not know: what they compute.
+Separate processes compile in parallel, and the compiler's memory is freed with them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from numba import types
 from plait.kernels.cpu import decoder_kernels, isa
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 
-COMPILE_TIMEOUT_S = 600.0  # for compilers that take half a minute to two minutes on a free machine
+COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute to two minutes on an idle machine
 ARGS_TYPE = types.Array(types.int64, 2, "C")
 KERNELS = {
     "forward": (decoder_kernels.forward, (ARGS_TYPE, types.int64)),
@@ -34,10 +32,10 @@ KERNELS = {
 
 
 def compile_missing(progress: Callable[[str], None]) -> None:
-    """Compiles what was not compiled on this machine before, or waits for a process that does.
+    """Compiles the kernels that are not in the cache yet, or waits for a process that does.
 
-    What fails, takes minutes or cannot be started (where Python is part of another program) is left to its first call,
-    which tells why.
+    If a process fails, takes too long or cannot be started (where Python is embedded in another program), the kernel
+    is compiled by its first call, which reports any error.
     """
     marker = _marker_path()
     if marker is None or marker.exists():
@@ -45,28 +43,28 @@ def compile_missing(progress: Callable[[str], None]) -> None:
     progress("compiling kernels for this processor, which takes up to two minutes once")
     with _compile_lock(marker.with_suffix(".lock")):
         if not marker.exists() and _compile_in_subprocesses():
-            with contextlib.suppress(OSError):  # a folder that cannot be written: the next start compiles again
+            with contextlib.suppress(OSError):  # the folder cannot be written: the next start tries again
                 marker.touch()
 
 
 @contextlib.contextmanager
 def _compile_lock(path: Path) -> Iterator[None]:
-    """Among the processes of this machine; the lock of one that ends in any way is free again."""
-    with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # where no file can be made or locked each goes on by itself
-            fcntl.flock(held.enter_context(path.open("a")), fcntl.LOCK_EX)
+    """Holds a lock among this machine's processes; the system releases the lock of a process that ends."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # if no file can be locked, each process compiles for itself
+            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
         yield
 
 
 def _compile_in_subprocesses() -> bool:
-    """Whether a process for each kernel came to its end; none is left behind, whatever happens here."""
-    command, quiet = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile"], subprocess.DEVNULL
+    """Compiles each kernel in a process; returns whether all succeeded. No process outlives the call."""
+    command, null = [sys.executable, "-P", "-m", "plait.kernels.cpu.precompile"], subprocess.DEVNULL
     children: list[subprocess.Popen[bytes]] = []
-    until = time.monotonic() + COMPILE_TIMEOUT_S
+    deadline = time.monotonic() + COMPILE_TIMEOUT_S
     try:
         for name in KERNELS:
-            children.append(subprocess.Popen([*command, name], stdin=quiet, stdout=quiet, stderr=quiet))
-        codes = [child.wait(until - time.monotonic()) for child in children]
+            children.append(subprocess.Popen([*command, name], stdin=null, stdout=null, stderr=null))
+        codes = [child.wait(deadline - time.monotonic()) for child in children]
         return not any(codes)
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -77,19 +75,19 @@ def _compile_in_subprocesses() -> bool:
 
 
 def _marker_path() -> Path | None:
-    """A file beside the kept kernels that is there once all are: of these sources and compilers, for this processor.
+    """Returns the path of a file that exists once all kernels are cached, for these sources, compiler and processor.
 
-    None where nothing is kept.
+    None if there is no cache.
     """
     folder = decoder_kernels.forward.stats.cache_path
     if folder is None:
         return None
-    made_by = (SOURCE_HASH, numba.__version__, sys.implementation.cache_tag, *isa.compile_target())
-    return Path(folder) / f"kernels-{zlib.crc32(repr(made_by).encode()):08x}.kept"
+    key = (SOURCE_HASH, numba.__version__, sys.implementation.cache_tag, *isa.compile_target())
+    return Path(folder) / f"kernels-{zlib.crc32(repr(key).encode()):08x}.kept"
 
 
 def main() -> None:
-    """Compiles the kernels that are named as arguments, or those that are missing."""
+    """Compiles the kernels named on the command line, or those that are missing."""
     if not sys.argv[1:]:
         compile_missing(print)
     for name in sys.argv[1:]:

@@ -1,8 +1,6 @@
-"""The largest of a row of logits and the first place that has it, for the output head's own threads.
+"""The largest number of a row of logits and its first index, computed by the output head's own threads.
 
-A row is read once, 64 numbers at a time, and only the thousand among which the peak was seen are searched for it.
-
-Knows: numbers in arrays. Must not know: what is done with them.
+A row is read once, 64 numbers at a time; only the chunk of 1,024 in which the maximum was found is searched for it.
 """
 
 from __future__ import annotations
@@ -18,46 +16,46 @@ from numba.extending import intrinsic
 from plait.kernels.cpu import llvm as v
 from plait.kernels.cpu.vector_ops import address_of
 
-STEP, CHUNK = 64, 1024  # numbers
+STEP, CHUNK = 64, 1024  # numbers of an iteration, and of a chunk
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _maximum(context: Any, x: Any, steps: Any) -> Any:
-    """Of 64 * steps float32; not-a-number if one of them is that."""
+    """Returns the largest of 64 * steps float32, or NaN if one of them is NaN."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, steps = values
         lanes = STEP // v.LANES
         none = v.constant(v.vector(ir.IntType(1)), 0)
         loop = v.Loop(b, steps, [v.constant(v.F32X16, -np.inf)] * lanes + [none])
-        *tops, strange = loop.carried
-        here = b.add(x, b.mul(loop.i, v.I64(4 * STEP)))
-        parts = [v.load(b, here, v.F32X16, 64 * i) for i in range(lanes)]
+        *tops, has_nan = loop.carried
+        address = b.add(x, b.mul(loop.i, v.I64(4 * STEP)))
+        parts = [v.load(b, address, v.F32X16, 64 * i) for i in range(lanes)]
         for part in parts:
-            strange = b.or_(strange, b.fcmp_unordered("uno", part, part))
-        *tops, strange = loop.end([*(v.maximum(b, p, top) for p, top in zip(parts, tops, strict=True)), strange])
+            has_nan = b.or_(has_nan, b.fcmp_unordered("uno", part, part))
+        *tops, has_nan = loop.end([*(v.maximum(b, p, top) for p, top in zip(parts, tops, strict=True)), has_nan])
         top = v.maximum(b, v.maximum(b, tops[0], tops[1]), v.maximum(b, tops[2], tops[3]))
-        found = v.reduce(b, top, lambda first, second: v.maximum(b, first, second))
-        return b.select(v.reduce(b, strange, b.or_), v.F32(np.nan), found)
+        largest = v.reduce(b, top, lambda first, second: v.maximum(b, first, second))
+        return b.select(v.reduce(b, has_nan, b.or_), v.F32(np.nan), largest)
 
     return types.float32(types.int64, types.int64), generate
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def row_argmax(row: Any) -> Any:
-    """(the largest of a row [V] float32, the first index that has it); not-a-number and any index if one is that."""
+    """Returns the largest number of a row [V] float32 and its first index; if one is NaN: NaN and any index."""
     count, best, start = len(row), np.float32(-np.inf), 0
-    whole = count - count % STEP
-    for first in range(0, whole, CHUNK):
-        found = _maximum(address_of(row) + 4 * first, min(CHUNK, whole - first) // STEP)
-        if not found <= best:
-            best, start = found, first
-            if best != best:
+    vectorized = count - count % STEP
+    for first in range(0, vectorized, CHUNK):
+        largest = _maximum(address_of(row) + 4 * first, min(CHUNK, vectorized - first) // STEP)
+        if not largest <= best:
+            best, start = largest, first
+            if best != best:  # NaN
                 return best, start
-    for i in range(whole, count):
+    for i in range(vectorized, count):
         if not row[i] <= best:
             best, start = row[i], i
-            if best != best:
+            if best != best:  # NaN
                 return best, start
     while row[start] != best:
         start += 1

@@ -1,14 +1,17 @@
-"""How the threads of one step share its phases: each takes the next items of a phase, then waits for the others'.
+"""Work sharing between the threads of one step: atomic counters in memory, one pair for each phase.
 
-A parallel region costs some microseconds to enter; a model's step has hundreds of phases. So it is entered once.
-Whoever comes takes what is left, so a thread that is late, or never comes, costs time only.
+Entering a parallel region costs microseconds and a step has hundreds of phases, so a step enters one region only. A
+phase is a number of independent items, and every phase runs the same loop on each thread:
 
-Knows: counters in memory. Must not know: what the items are.
+    claim the next items until there are none left; compute them; mark them done; wait until all items are done
+
+A thread that is late, or never starts, costs time but loses no item. The loop is written out in every phase because
+numba compiles no closures here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 from llvmlite import ir
@@ -17,14 +20,24 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.jit import inner_njit
 
-COUNTER_STRIDE = 16  # int64 from one counter to the next: each has a cache line, and the one beside it, to itself
-SPINS_BEFORE_YIELD = 4000  # looks at a counter before the processor is offered to others
+COUNTER_STRIDE = 16  # int64 from one counter to the next: two cache lines, so that two counters never share a pair
+SPINS_BEFORE_YIELD = 4000  # reads of a counter before a waiting thread offers its processor to others
+
+
+class ThreadContext(NamedTuple):
+    """A thread's part in a step."""
+
+    thread_id: int
+    num_threads: int
+    counters: int  # address of int64 [phases, 2 * COUNTER_STRIDE], shared by all threads
+    scratch: int  # address of this thread's AMX scratch (`amx`); 0: without AMX
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def atomic_add(context: Any, address: Any, count: Any) -> Any:
-    """Adds to the int64 at an address; returns what was there."""
+    """Adds `count` to the int64 at an address; returns the value before."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         return b.atomic_rmw("add", v.pointer_at(b, values[0], v.I64), values[1], "seq_cst")
@@ -34,6 +47,8 @@ def atomic_add(context: Any, address: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def atomic_load(context: Any, address: Any) -> Any:
+    """Returns the int64 at an address."""
+
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         return b.load_atomic(v.pointer_at(b, values[0], v.I64), "seq_cst", 8)
 
@@ -42,7 +57,7 @@ def atomic_load(context: Any, address: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def spin_pause(context: Any) -> Any:
-    """The x86 hint that this is a waiting loop."""
+    """The x86 PAUSE instruction, for waiting loops."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
@@ -53,7 +68,7 @@ def spin_pause(context: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def yield_thread(context: Any) -> Any:
-    """sched_yield of the C library, which every process has."""
+    """Calls `sched_yield` of the C library."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         function = cgutils.get_or_insert_function(b.module, ir.FunctionType(v.I32, []), "sched_yield")
@@ -63,19 +78,25 @@ def yield_thread(context: Any) -> Any:
     return types.void(), generate
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
+def items_per_claim(items: int, ctx: ThreadContext) -> int:
+    """Items that a thread claims at once: a quarter of its fair share."""
+    return max(1, items // (4 * ctx.num_threads))
+
+
+@inner_njit
 def claim_work(counters: int, phase: int, count: int) -> Any:
-    """The first of `count` items that are the caller's now; at or beyond the phase's number of items: none."""
+    """Claims `count` items of a phase; returns the first. At or beyond the phase's number of items: none are left."""
     return atomic_add(counters + 16 * COUNTER_STRIDE * phase, count)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def claim_local_work(counters: int, phase: int, count: int, items: int, thread_id: int, threads: int) -> Any:
-    """The first of at most `count` items that are thread `thread_id`'s now, and the one behind the last: of its own share of
-    the phase's items while there are some, then of the others'. None are left: the first is `items`.
+    """Claims up to `count` items, first from the thread's own share of the phase, then from the other threads' shares.
 
-    A share lies in one piece, since two threads that read on in turns from one place get little more out of memory
-    than one. A phase's items are claimed with this or with `claim_work`, not with both.
+    Returns the first item and the one after the last; (items, items) when none are left. A share is a contiguous
+    range, because two threads that alternate on one range of weights get little more memory bandwidth than one. A
+    phase uses either this function or `claim_work`, not both.
     """
     shares = min(threads, COUNTER_STRIDE)
     for i in range(shares):
@@ -87,15 +108,15 @@ def claim_local_work(counters: int, phase: int, count: int, items: int, thread_i
     return items, items
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def mark_done(counters: int, phase: int, count: int) -> None:
-    """Says that `count` items are done."""
+    """Adds `count` to the phase's finished items."""
     atomic_add(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, count)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def barrier_wait(counters: int, phase: int, items: int) -> None:
-    """Until all `items` are done."""
+    """Waits until all `items` of the phase are done."""
     spins = 0
     while atomic_load(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE) < items:
         spin_pause()

@@ -1,8 +1,7 @@
-"""What a decoder does to one token at a time: norm, 8-bit rounding, gates, rotary pairs.
+"""Vector operations on one token: RMS norm, quantization, gated activations, rotary embeddings, bfloat16 conversion.
 
-Activations are rounded in blocks of 32 to scale * int8, the scale a 127th of the largest magnitude.
-
-Knows: addresses of float32 rows. Must not know: layers, threads.
+Activations are quantized in blocks of 32 to scale * int8, the scale being the largest magnitude divided by 127. All
+arguments are addresses of float32 unless said otherwise.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
 
-SILU, GELU = 0, 1  # the gates: SwiGLU and GEGLU's tanh approximation (Shazeer 2020)
+SILU, GELU = 0, 1  # activations of SwiGLU and GEGLU (tanh approximation), Shazeer 2020
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
-    """Of 16 * count float32."""
+    """Returns the sum of squares of 16 * count float32."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, count = values
@@ -36,15 +35,15 @@ def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: Any) -> Any:
-    """out = x * factor * weight, 16 * count float32."""
+    """Writes x * factor * weight to `out`, 16 * count float32."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, weight, factor, out, count = values
         factors = v.splat(b, factor)
         loop = v.Loop(b, count)
-        place = b.mul(loop.i, v.I64(64))
-        scaled = b.fmul(v.load(b, b.add(x, place), v.F32X16), factors)
-        v.store(b, b.fmul(scaled, v.load(b, b.add(weight, place), v.F32X16)), b.add(out, place))
+        offset = b.mul(loop.i, v.I64(64))
+        scaled = b.fmul(v.load(b, b.add(x, offset), v.F32X16), factors)
+        v.store(b, b.fmul(scaled, v.load(b, b.add(weight, offset), v.F32X16)), b.add(out, offset))
         loop.end()
         return context.get_dummy_value()
 
@@ -53,14 +52,14 @@ def scale_into(context: Any, x: Any, weight: Any, factor: Any, out: Any, count: 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
-    """x += y, 16 * count float32."""
+    """Adds y to x, 16 * count float32."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, y, count = values
         loop = v.Loop(b, count)
-        place = b.mul(loop.i, v.I64(64))
-        sum_ = b.fadd(v.load(b, b.add(x, place), v.F32X16), v.load(b, b.add(y, place), v.F32X16))
-        v.store(b, sum_, b.add(x, place))
+        offset = b.mul(loop.i, v.I64(64))
+        sum_ = b.fadd(v.load(b, b.add(x, offset), v.F32X16), v.load(b, b.add(y, offset), v.F32X16))
+        v.store(b, sum_, b.add(x, offset))
         loop.end()
         return context.get_dummy_value()
 
@@ -69,7 +68,7 @@ def add_into(context: Any, x: Any, y: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any) -> Any:
-    """32 float32 as scale * int8; `sum` is what the rounded ones add up to. What is not finite stays so."""
+    """Quantizes 32 float32 to scale * int8, and writes the dequantized sum. Inf and NaN stay non-finite."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, *places = values
@@ -81,11 +80,11 @@ def quantize_block(context: Any, x: Any, qvalues: Any, scale: Any, sum: Any) -> 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def glu_quantize_block(context: Any, kind: Any, gate: Any, up: Any, qvalues: Any, scale: Any, sum: Any) -> Any:
-    """32 of gate(g) * u, rounded as by `quantize_block`."""
+    """Quantizes 32 values of activation(gate) * up, as `quantize_block` does; `kind` is a literal."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, gate, up, *places = values
-        pairs = [[v.load(b, each, v.F32X16, 64 * i) for each in (gate, up)] for i in range(2)]
+        pairs = [[v.load(b, address, v.F32X16, 64 * i) for address in (gate, up)] for i in range(2)]
         _quantize(b, [_glu(b, kind.literal_value, *pair) for pair in pairs], *places)
         return context.get_dummy_value()
 
@@ -94,38 +93,39 @@ def glu_quantize_block(context: Any, kind: Any, gate: Any, up: Any, qvalues: Any
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def glu_x4_to_bf16(context: Any, kind: Any, pairs: Any, out: Any) -> Any:
-    """gate(g) * u of 4 rows of 16 g and 16 u, to 4 rows of 16 bfloat16, 64 bytes apart, as by `to_bfloat16`."""
+    """Computes activation(gate) * up of 4 rows of 16 gates and 16 ups, to 4 rows of 16 bfloat16, 64 bytes apart."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         _, pairs, out = values
         for row in range(4):
-            g, u = (v.load(b, pairs, v.F32X16, 128 * row + 64 * i) for i in range(2))
-            v.store(b, v.round_to_bf16_bits(b, _glu(b, kind.literal_value, g, u)), out, 64 * row)
+            gate, up = (v.load(b, pairs, v.F32X16, 128 * row + 64 * i) for i in range(2))
+            v.store(b, v.round_to_bf16_bits(b, _glu(b, kind.literal_value, gate, up)), out, 64 * row)
         return context.get_dummy_value()
 
     return types.void(kind, types.int64, types.int64), generate
 
 
-def _glu(b: Any, kind: int, g: Any, u: Any) -> Any:
-    """gate(g) * u, one vector each."""
-    return b.fmul(b.fmul(g, _sigmoid(b, _sigmoid_exponent(b, kind, g))), u)
+def _glu(b: Any, kind: int, gate: Any, up: Any) -> Any:
+    """Returns activation(gate) * up of one vector each."""
+    return b.fmul(b.fmul(gate, _sigmoid(b, _sigmoid_exponent(b, kind, gate))), up)
 
 
-def _sigmoid_exponent(b: Any, kind: int, g: Any) -> Any:
-    """Of a power of two: 1 / (1 + 2^it) is the gate's sigmoid, held to where neither end is out of range.
+def _sigmoid_exponent(b: Any, kind: int, gate: Any) -> Any:
+    """Returns e such that the activation is gate * 1 / (1 + 2^e), clamped so that 2^e neither overflows nor vanishes.
 
-    tanh's GELU is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
+    GELU's tanh approximation is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)).
     """
     factor = -math.log2(math.e)
     if kind == GELU:
-        inner = v.fma(b, b.fmul(g, g), v.constant(v.F32X16, 0.044715), v.constant(v.F32X16, 1.0))
-        g, factor = b.fmul(g, inner), factor * 2 * (2 / math.pi) ** 0.5
-    found = v.maximum(b, b.fmul(g, v.constant(v.F32X16, factor)), v.constant(v.F32X16, -99.0))
-    return b.select(b.fcmp_ordered("<", found, v.constant(v.F32X16, 99.0)), found, v.constant(v.F32X16, 99.0))
+        inner = v.fma(b, b.fmul(gate, gate), v.constant(v.F32X16, 0.044715), v.constant(v.F32X16, 1.0))
+        gate, factor = b.fmul(gate, inner), factor * 2 * (2 / math.pi) ** 0.5
+    exponent = v.maximum(b, b.fmul(gate, v.constant(v.F32X16, factor)), v.constant(v.F32X16, -99.0))
+    return b.select(b.fcmp_ordered("<", exponent, v.constant(v.F32X16, 99.0)), exponent, v.constant(v.F32X16, 99.0))
 
 
-def _sigmoid(b: Any, argument: Any) -> Any:
-    return v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, argument)))
+def _sigmoid(b: Any, exponent: Any) -> Any:
+    """Returns 1 / (1 + 2^exponent)."""
+    return v.reciprocal(b, b.fadd(v.constant(v.F32X16, 1.0), v.exp2(b, exponent)))
 
 
 def _unsigned_maximum(b: Any, x: Any, y: Any) -> Any:
@@ -133,20 +133,21 @@ def _unsigned_maximum(b: Any, x: Any, y: Any) -> Any:
 
 
 def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any) -> None:
-    # As whole numbers, magnitudes of float32 are in order, and not-a-number is above infinity.
-    bits = [b.and_(b.bitcast(each, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for each in x]
+    """Quantizes two vectors, a block of 32."""
+    # The bits of float32 magnitudes, taken as integers, are ordered like the magnitudes, with NaN above infinity.
+    bits = [b.and_(b.bitcast(part, v.I32X16), v.constant(v.I32X16, 0x7FFFFFFF)) for part in x]
     top = _unsigned_maximum(b, bits[0], bits[1])
     largest = b.bitcast(v.reduce(b, top, partial(_unsigned_maximum, b)), v.F32)
     zero = b.fcmp_ordered("==", largest, v.F32(0.0))
     inverse = b.select(zero, v.F32(0.0), b.fdiv(v.F32(127.0), largest))
     inverses = v.splat(b, inverse)
     rounded = [
-        b.fptosi(v.call_intrinsic(b, "llvm.nearbyint.v16f32", v.F32X16, [b.fmul(each, inverses)]), v.I32X16)
-        for each in x
+        b.fptosi(v.call_intrinsic(b, "llvm.nearbyint.v16f32", v.F32X16, [b.fmul(part, inverses)]), v.I32X16)
+        for part in x
     ]
     unit = b.fmul(largest, v.F32(1 / 127.0))
-    for i, each in enumerate(rounded):
-        v.store(b, b.trunc(each, v.vector(v.I8)), qvalues, 16 * i)
+    for i, part in enumerate(rounded):
+        v.store(b, b.trunc(part, v.vector(v.I8)), qvalues, 16 * i)
     total = v.reduce(b, b.add(rounded[0], rounded[1]), b.add)
     v.store(b, unit, scale)
     v.store(b, b.fmul(unit, b.sitofp(total, v.F32)), sum_)
@@ -154,7 +155,7 @@ def _quantize(b: Any, x: list[Any], qvalues: Any, scale: Any, sum_: Any) -> None
 
 @intrinsic  # type: ignore[untyped-decorator]
 def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
-    """16 * count float32 to bfloat16, to nearest, ties to even; not-a-number stays so."""
+    """Rounds 16 * count float32 to bfloat16, to nearest, ties to even; NaN stays NaN."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, out, count = values
@@ -169,15 +170,15 @@ def to_bfloat16(context: Any, x: Any, out: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def apply_rope(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) -> Any:
-    """Turns 16 * count pairs (x[i], x[i + half]) in place (Su et al. 2021); `half` in bytes."""
+    """Rotates 16 * count pairs (x[i], x[i + half]) in place (rotary embedding, Su et al. 2021); `half` is in bytes."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         x, cos, sin, half, count = values
         loop = v.Loop(b, count)
-        place = b.mul(loop.i, v.I64(64))
-        first, second = b.add(x, place), b.add(b.add(x, place), half)
+        offset = b.mul(loop.i, v.I64(64))
+        first, second = b.add(x, offset), b.add(b.add(x, offset), half)
         p, q = v.load(b, first, v.F32X16), v.load(b, second, v.F32X16)
-        c, s = (v.load(b, b.add(each, place), v.F32X16) for each in (cos, sin))
+        c, s = (v.load(b, b.add(table, offset), v.F32X16) for table in (cos, sin))
         v.store(b, b.fsub(b.fmul(p, c), b.fmul(q, s)), first)
         v.store(b, b.fadd(b.fmul(q, c), b.fmul(p, s)), second)
         loop.end()
@@ -188,7 +189,7 @@ def apply_rope(context: Any, x: Any, cos: Any, sin: Any, half: Any, count: Any) 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(context: Any, array: Any) -> Any:
-    """Where an array's first element lies."""
+    """Returns the address of an array's first element."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         data = context.make_array(signature.args[0])(context, b, values[0]).data
@@ -199,7 +200,7 @@ def address_of(context: Any, array: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def half_to_float(context: Any, bits: Any) -> Any:
-    """The float16 of those 16 bits."""
+    """Converts the bits of a float16 to float32."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         return b.fpext(b.bitcast(values[0], v.F16), v.F32)

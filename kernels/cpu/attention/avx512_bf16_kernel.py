@@ -1,11 +1,9 @@
-"""Attention's innermost part on AVX-512 BF16, for CPUs without AMX: the arrays of `cpu_flash`, by VDPBF16PS.
+"""Attention's products on AVX-512 BF16, for CPUs without AMX: the layouts of `amx_kernel`, by VDPBF16PS.
 
-A vector holds 16 numbers of 32 bits, each a pair of bfloat16 on its way in and a float32 sum on its way out. For 16
-lanes a sum is a lane's; a pair of a key's channels meets all of them. For up to 4 lanes a sum is a quarter of a
-lane's score, so that 4 pairs of a key's channels meet 4 lanes at once. Both give a lane the same bits: the sums of
-every fourth pair in order, then the first two and the last two, then both.
-
-Knows: addresses. Must not know: pages, rows, threads.
+A vector holds 16 elements of 32 bits: pairs of bfloat16 as operands, float32 sums as results. For 16 lanes each element
+is one lane, and a pair of a key's channels is multiplied with all of them. For up to 4 lanes each element is a quarter
+of a lane's score, and 4 pairs of a key's channels are multiplied with 4 lanes at once. Both give a lane the same bits:
+the sums of every fourth pair in order, then the first two and the last two, then both.
 """
 
 from __future__ import annotations
@@ -17,11 +15,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.attention.online_softmax import CHUNK_POSITIONS, KV_BLOCK, NARROW_LANES
+from plait.kernels.cpu.attention.kv_layout import CHUNK_POSITIONS, KV_BLOCK, LANES, NARROW_LANES
 
-LANES = 16
-PARTIAL_SUMS = 4  # sums of a score
-UNROLL = 8  # positions, or lanes, whose sums are in registers at the same time
+PARTIAL_SUMS = 4  # partial sums of a score
+UNROLL = 8  # positions, or lanes, whose sums are in registers at once
 
 
 def _zeros(count: int) -> list[Any]:
@@ -29,7 +26,7 @@ def _zeros(count: int) -> list[Any]:
 
 
 def _pair(b: Any, address: Any, offset: int = 0) -> Any:
-    """A pair of bfloat16 at an address, 16 times."""
+    """Broadcasts the pair of bfloat16 at an address."""
     return v.broadcast_load(b, address, v.I32, offset)
 
 
@@ -38,21 +35,21 @@ def _permuted(b: Any, x: Any, y: Any, mask: list[int]) -> Any:
 
 
 def _within(pattern: tuple[int, ...]) -> list[int]:
-    """The same choice in each quarter of two vectors: 0 to 3 of the first, 4 to 7 of the second."""
+    """Returns a shuffle mask with `pattern` in each quarter: 0 to 3 of the first vector, 4 to 7 of the second."""
     return [
         4 * quarter + (i if i < NARROW_LANES else v.LANES + i - NARROW_LANES) for quarter in range(4) for i in pattern
     ]
 
 
-_OUTER, _INNER = _within((0, 2, 4, 6)), _within((1, 3, 5, 7))
-_TURNED = [4 * (i % 4) + i // 4 for i in range(v.LANES)]  # a quarter's numbers, one to each quarter
+_EVEN, _ODD = _within((0, 2, 4, 6)), _within((1, 3, 5, 7))
+_TRANSPOSE_4X4 = [4 * (i % 4) + i // 4 for i in range(v.LANES)]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def compute_qk(
     context: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
 ) -> Any:
-    """As `cpu_flash.compute_qk`."""
+    """Computes what `amx_kernel.compute_qk` computes."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if v.HAS_BF16_DOT:
@@ -66,39 +63,39 @@ def _compute_qk(
     b: Any, queries: Any, query_stride: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any
 ) -> None:
     fours = v.Loop(b, b.shl(chunks, v.I64(3)))
-    here = b.add(keys, b.mul(fours.i, b.shl(stride, v.I64(2))))
-    rows = [b.add(here, b.mul(stride, v.I64(i))) for i in range(4)]
+    first_row = b.add(keys, b.mul(fours.i, b.shl(stride, v.I64(2))))
+    rows = [b.add(first_row, b.mul(stride, v.I64(i))) for i in range(4)]
     pairs = v.Loop(b, b.lshr(head_dim, v.I64(3)), _zeros(4 * PARTIAL_SUMS))
     offset, query = b.shl(pairs.i, v.I64(4)), b.add(queries, b.mul(pairs.i, b.shl(query_stride, v.I64(2))))
-    found = list(pairs.carried)
+    sums = list(pairs.carried)
     for part in range(PARTIAL_SUMS):
         lanes = v.load(b, b.add(query, b.mul(query_stride, v.I64(part))), v.I32X16)
         for i, row in enumerate(rows):
-            place = PARTIAL_SUMS * i + part
-            found[place] = v.dot_bf16(b, found[place], lanes, _pair(b, b.add(row, offset), 4 * part))
-    found = pairs.end(found)
-    to = b.add(out, b.shl(fours.i, v.I64(8)))
+            index = PARTIAL_SUMS * i + part
+            sums[index] = v.dot_bf16(b, sums[index], lanes, _pair(b, b.add(row, offset), 4 * part))
+    sums = pairs.end(sums)
+    target = b.add(out, b.shl(fours.i, v.I64(8)))
     for i in range(4):
-        first, second, third, last = found[PARTIAL_SUMS * i : PARTIAL_SUMS * (i + 1)]
-        v.store(b, b.fadd(b.fadd(first, second), b.fadd(third, last)), to, 64 * i)
+        first, second, third, last = sums[PARTIAL_SUMS * i : PARTIAL_SUMS * (i + 1)]
+        v.store(b, b.fadd(b.fadd(first, second), b.fadd(third, last)), target, 64 * i)
     fours.end()
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any, out: Any) -> Any:
-    """4 lanes of queries [size / 2, lanes, 2] as `compute_qk_x4` reads them: [size / 8, lane, 4 pairs]."""
+    """Repacks 4 lanes of queries [D / 2, lanes, 2] for `compute_qk_x4`: [D / 8, lane, 4 pairs]."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         queries, query_stride, head_dim, out = values
         loop = v.Loop(b, b.lshr(head_dim, v.I64(3)))
-        here = b.add(queries, b.mul(loop.i, b.shl(query_stride, v.I64(2))))
+        source = b.add(queries, b.mul(loop.i, b.shl(query_stride, v.I64(2))))
         parts = [
-            v.load(b, b.add(here, b.mul(query_stride, v.I64(i))), v.vector(v.I32, NARROW_LANES))
+            v.load(b, b.add(source, b.mul(query_stride, v.I64(i))), v.vector(v.I32, NARROW_LANES))
             for i in range(PARTIAL_SUMS)
         ]
         halves = [_permuted(b, parts[i], parts[i + 1], list(range(8))) for i in (0, 2)]
         both = _permuted(b, halves[0], halves[1], list(range(16)))
-        v.store(b, _permuted(b, both, both, _TURNED), b.add(out, b.shl(loop.i, v.I64(6))))
+        v.store(b, _permuted(b, both, both, _TRANSPOSE_4X4), b.add(out, b.shl(loop.i, v.I64(6))))
         loop.end()
         return context.get_dummy_value()
 
@@ -107,7 +104,7 @@ def pack_queries_x4(context: Any, queries: Any, query_stride: Any, head_dim: Any
 
 @intrinsic  # type: ignore[untyped-decorator]
 def compute_qk_x4(context: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any) -> Any:
-    """As `cpu_flash.compute_qk_x4`, for queries as `pack_queries_x4` leaves them."""
+    """Computes what `amx_kernel.compute_qk_x4` computes, from the queries that `pack_queries_x4` packed."""
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         if v.HAS_BF16_DOT:
@@ -119,51 +116,50 @@ def compute_qk_x4(context: Any, queries: Any, head_dim: Any, keys: Any, stride: 
 
 def _compute_qk_x4(b: Any, queries: Any, head_dim: Any, keys: Any, stride: Any, chunks: Any, out: Any) -> None:
     loop = v.Loop(b, b.shl(chunks, v.I64(2)))
-    here = b.add(keys, b.mul(loop.i, b.mul(stride, v.I64(UNROLL))))
-    rows = [b.add(here, b.mul(stride, v.I64(i))) for i in range(UNROLL)]
+    first_row = b.add(keys, b.mul(loop.i, b.mul(stride, v.I64(UNROLL))))
+    rows = [b.add(first_row, b.mul(stride, v.I64(i))) for i in range(UNROLL)]
     pairs = v.Loop(b, b.lshr(head_dim, v.I64(3)), _zeros(UNROLL))
     lanes, offset = v.load(b, b.add(queries, b.shl(pairs.i, v.I64(6))), v.I32X16), b.shl(pairs.i, v.I64(4))
-    four, again = v.vector(v.I32, PARTIAL_SUMS), [i % PARTIAL_SUMS for i in range(v.LANES)]
+    four, repeat = v.vector(v.I32, PARTIAL_SUMS), [i % PARTIAL_SUMS for i in range(v.LANES)]
     keys_of = [v.load(b, b.add(row, offset), four) for row in rows]
     sums = [
-        v.dot_bf16(b, sum_, lanes, _permuted(b, key, key, again))
+        v.dot_bf16(b, sum_, lanes, _permuted(b, key, key, repeat))
         for sum_, key in zip(pairs.carried, keys_of, strict=True)
     ]
     sums = pairs.end(sums)
-    to = b.add(out, b.shl(loop.i, v.I64(7)))
+    target = b.add(out, b.shl(loop.i, v.I64(7)))
     for i in range(2):
-        v.store(b, _four_positions(b, sums[4 * i : 4 * i + 4]), to, 64 * i)
+        v.store(b, _four_positions(b, sums[4 * i : 4 * i + 4]), target, 64 * i)
     loop.end()
 
 
 def _four_positions(b: Any, sums: list[Any]) -> Any:
-    """Of 4 positions' sums [lane, part]: the scores [position, lane]."""
+    """Reduces 4 positions' partial sums [lane, part] to scores [position, lane]."""
     while len(sums) > 1:
         pairs = zip(sums[::2], sums[1::2], strict=True)
-        sums = [b.fadd(_permuted(b, x, y, _OUTER), _permuted(b, x, y, _INNER)) for x, y in pairs]
-    return _permuted(b, sums[0], sums[0], _TURNED)
+        sums = [b.fadd(_permuted(b, x, y, _EVEN), _permuted(b, x, y, _ODD)) for x, y in pairs]
+    return _permuted(b, sums[0], sums[0], _TRANSPOSE_4X4)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def accumulate_pv(context: Any, weights: Any, values_: Any, head_dim: Any, chunks: Any, totals: Any) -> Any:
-    """As `cpu_flash.accumulate_pv`."""
+def accumulate_pv(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+    """Computes what `amx_kernel.accumulate_pv` computes."""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         if v.HAS_BF16_DOT:
-            weights, values, head_dim, chunks, totals = arguments
+            probs, values, head_dim, chunks, accumulators = arguments
             for first in range(0, LANES, UNROLL):
-                lanes_at = b.add(weights, v.I64(2 * KV_BLOCK * first))
-                _accumulate_pv(
-                    b, UNROLL, lanes_at, values, head_dim, chunks, b.add(totals, b.mul(head_dim, v.I64(4 * first)))
-                )
+                lane_probs = b.add(probs, v.I64(2 * KV_BLOCK * first))
+                lane_accumulators = b.add(accumulators, b.mul(head_dim, v.I64(4 * first)))
+                _accumulate_pv(b, UNROLL, lane_probs, values, head_dim, chunks, lane_accumulators)
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 5)), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def accumulate_pv_x4(context: Any, weights: Any, values_: Any, head_dim: Any, chunks: Any, totals: Any) -> Any:
-    """As `cpu_flash.accumulate_pv_x4`."""
+def accumulate_pv_x4(context: Any, probs: Any, values_: Any, head_dim: Any, chunks: Any, accumulators: Any) -> Any:
+    """Computes what `amx_kernel.accumulate_pv_x4` computes."""
 
     def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         if v.HAS_BF16_DOT:
@@ -173,20 +169,21 @@ def accumulate_pv_x4(context: Any, weights: Any, values_: Any, head_dim: Any, ch
     return types.void(*([types.int64] * 5)), generate
 
 
-def _accumulate_pv(b: Any, lanes: int, weights: Any, values: Any, head_dim: Any, chunks: Any, totals: Any) -> None:
-    """32 channels of so many lanes at a time."""
-    stride = b.shl(head_dim, v.I64(2))  # of a lane's totals, and of a pair of positions
+def _accumulate_pv(b: Any, lanes: int, probs: Any, values: Any, head_dim: Any, chunks: Any, accumulators: Any) -> None:
+    """Updates `lanes` lanes, 32 channels at a time."""
+    stride = b.shl(head_dim, v.I64(2))  # bytes of a lane's accumulators, and of a pair of positions
     channels = v.Loop(b, b.lshr(head_dim, v.I64(5)))
     offset = b.shl(channels.i, v.I64(7))
-    rows = [b.add(b.add(totals, offset), b.mul(stride, v.I64(lane))) for lane in range(lanes)]
-    before = [v.load(b, row, v.F32X16, 64 * i) for row in rows for i in range(2)]
-    pairs = v.Loop(b, b.mul(chunks, v.I64(CHUNK_POSITIONS // 2)), before)
-    here, weight_at = b.add(b.add(values, offset), b.mul(pairs.i, stride)), b.add(weights, b.shl(pairs.i, v.I64(2)))
-    both = [v.load(b, here, v.I32X16, 64 * i) for i in range(2)]
-    found = []
+    rows = [b.add(b.add(accumulators, offset), b.mul(stride, v.I64(lane))) for lane in range(lanes)]
+    sums = [v.load(b, row, v.F32X16, 64 * i) for row in rows for i in range(2)]
+    pairs = v.Loop(b, b.mul(chunks, v.I64(CHUNK_POSITIONS // 2)), sums)
+    pair_values = b.add(b.add(values, offset), b.mul(pairs.i, stride))
+    pair_probs = b.add(probs, b.shl(pairs.i, v.I64(2)))
+    halves = [v.load(b, pair_values, v.I32X16, 64 * i) for i in range(2)]
+    updated = []
     for lane in range(lanes):
-        weight = _pair(b, weight_at, 2 * KV_BLOCK * lane)
-        found += [v.dot_bf16(b, pairs.carried[2 * lane + i], weight, both[i]) for i in range(2)]
-    for i, sum_ in enumerate(pairs.end(found)):
+        prob = _pair(b, pair_probs, 2 * KV_BLOCK * lane)
+        updated += [v.dot_bf16(b, pairs.carried[2 * lane + i], prob, halves[i]) for i in range(2)]
+    for i, sum_ in enumerate(pairs.end(updated)):
         v.store(b, sum_, rows[i // 2], 64 * (i % 2))
     channels.end()

@@ -1,14 +1,12 @@
-"""Which tokens of a step go through attention together: tiles of neighbours in the trie of their pages.
+"""Cuts a step's new tokens into tiles that read keys and values together: neighbours in the trie of their page tables.
 
-    rows by their pages    A A A A B B B      row 0      a tile: segments of rows, each with the number of blocks of
-                           A A A A C C        row 3      64 positions whose pages are those of the segment before it,
-                           A A D D D D D      row 1      so that they are read once for both
+    rows by page table     A A A A B B B      row 0      a tile is a list of segments of rows; each segment has the
+                           A A A A C C        row 3      number of blocks of 64 positions whose pages are the same as
+                           A A D D D D D      row 1      in the segment before it, which are read once for both
                            E E E              row 2
 
-Rows stand in the order of their page tables, so that those which share most stand side by side. A tile is filled with
-the next row's tokens where that shares a block; one long row fills tiles by itself.
-
-Knows: page tables. Must not know: what is done with a tile.
+Rows are sorted by page table, so those that share the longest prefixes are neighbours. A tile is filled up with tokens
+of the next row if that row shares a block; one long row fills tiles by itself.
 """
 
 from __future__ import annotations
@@ -18,18 +16,18 @@ from typing import Any
 import numba
 import numpy as np
 
-from plait.kernels.cpu.attention.f32_kernel import KV_BLOCK
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.jit import inner_njit
 
-MIN_FULL_TILES = (
-    4  # full tiles, from which on tiles are filled; fewer tokens make tiles half as large, more for the threads
-)
-BLOCKS_PER_SPLIT = 4  # of 64 positions: what a lane goes through before it begins anew (`cpu_attend`)
-SEGMENT_FIELDS = 4  # int32: a row, its first token in this tile, how many, blocks shared with the segment before
+MAX_TILE_LANES = 96  # lanes of a tile for each key head
+MIN_FULL_TILES = 4  # a step with fewer full tiles than this has tiles of half the size, so that there are more items
+BLOCKS_PER_SPLIT = 4  # a split is 256 positions, counted from the sequence's start
+SEGMENT_FIELDS = 4  # int32: row, its first token here, number of tokens, blocks shared with the segment before
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _common_prefix(pages: Any, first: int, second: int, count: int) -> Any:
-    """How many of `count` entries from `first` on are those from `second` on, up to the first difference."""
+    """Returns the length of the common prefix of two page tables, `count` entries from `first` and `second` on."""
     same = 0
     while same + 64 <= count:
         different = np.int32(0)
@@ -43,27 +41,27 @@ def _common_prefix(pages: Any, first: int, second: int, count: int) -> Any:
     return same
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _is_before(pages: Any, first: int, first_count: int, second: int, second_count: int) -> Any:
-    """Whether one page table comes before another."""
-    least = min(first_count, second_count)
-    same = _common_prefix(pages, first, second, least)
-    if same < least:
+    """Returns whether one page table sorts before another."""
+    shorter = min(first_count, second_count)
+    same = _common_prefix(pages, first, second, shorter)
+    if same < shorter:
         return pages[first + same] < pages[second + same]
     return first_count < second_count
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def sort_by_page_table(kv_starts: Any, first_pages: Any, pages: Any, shift: int, order: Any) -> None:
-    """Writes the rows [R], by their page tables, to `order`."""
-    whole = (1 << shift) - 1
+    """Writes the rows, sorted by page table, to `order` [R] (insertion with binary search)."""
+    round_up = (1 << shift) - 1
     for row in range(len(order)):
-        first, count = first_pages[row], (kv_starts[row + 1] - kv_starts[row] + whole) >> shift
+        first, count = first_pages[row], (kv_starts[row + 1] - kv_starts[row] + round_up) >> shift
         low, high = 0, row
         while low < high:
             middle = (low + high) // 2
             other = order[middle]
-            other_count = (kv_starts[other + 1] - kv_starts[other] + whole) >> shift
+            other_count = (kv_starts[other + 1] - kv_starts[other] + round_up) >> shift
             if _is_before(pages, first, count, first_pages[other], other_count):
                 high = middle
             else:
@@ -73,62 +71,66 @@ def sort_by_page_table(kv_starts: Any, first_pages: Any, pages: Any, shift: int,
         order[low] = row
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def num_shared_blocks(kv_starts: Any, first_pages: Any, pages: Any, shift: int, row: int, other: int) -> Any:
-    """How many leading blocks of two rows lie in the same pages."""
-    least = min(kv_starts[row + 1] - kv_starts[row], kv_starts[other + 1] - kv_starts[other])
-    same = _common_prefix(pages, first_pages[row], first_pages[other], least >> shift)
+    """Returns how many leading blocks of two rows lie in the same pages."""
+    shorter = min(kv_starts[row + 1] - kv_starts[row], kv_starts[other + 1] - kv_starts[other])
+    same = _common_prefix(pages, first_pages[row], first_pages[other], shorter >> shift)
     return (same << shift) // KV_BLOCK
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def build_tiles(
-    q_starts: Any, kv_starts: Any, first_pages: Any, pages: Any, shift: int, most: int, tiles: Any, segments: Any
+    q_starts: Any, kv_starts: Any, first_pages: Any, pages: Any, shift: int, max_tokens: int, tiles: Any, segments: Any
 ) -> Any:
-    """Cuts all new tokens into tiles of at most `most` (half of it where they are few); returns how many tiles.
+    """Cuts all new tokens into tiles of up to `max_tokens` tokens, or half of it if they are few.
 
-    `segments` [(T + R) * SEGMENT]; `tiles` [T + R + 1]: tile i has segments tiles[i] .. tiles[i + 1].
+    Fills `segments` [(T + R) * SEGMENT_FIELDS] and `tiles` [T + R + 1]: tile i has segments tiles[i] to tiles[i + 1].
+    Returns the number of tiles.
     """
     count = len(q_starts) - 1
-    if q_starts[count] < MIN_FULL_TILES * most:
-        most = max(1, most // 2)
+    if q_starts[count] < MIN_FULL_TILES * max_tokens:
+        max_tokens = max(1, max_tokens // 2)
     order = np.arange(count).astype(np.int32)
     if count > 1:
         sort_by_page_table(kv_starts, first_pages, pages, shift, order)
-    num_tiles, num_segments, left, before = 0, 0, 0, -1
-    for place in range(count):
-        row = int(order[place])
+    num_tiles, num_segments, free, previous = 0, 0, 0, np.int64(-1)  # free: tokens that the last tile has room for
+    for i in range(count):
+        row = int(order[i])
         first, shared, q_len = 0, 0, q_starts[row + 1] - q_starts[row]
-        if left and q_len:
-            shared = num_shared_blocks(kv_starts, first_pages, pages, shift, row, before)
+        if free and q_len:
+            shared = num_shared_blocks(kv_starts, first_pages, pages, shift, row, previous)
         while first < q_len:
-            if not left or not shared:
+            if not free or not shared:
                 tiles[num_tiles] = num_segments
-                num_tiles, left, shared = num_tiles + 1, most, 0
-            here = min(left, q_len - first)
-            at = SEGMENT_FIELDS * num_segments
-            segments[at], segments[at + 1], segments[at + 2], segments[at + 3] = row, first, here, shared
-            num_segments, left, first = num_segments + 1, left - here, first + here
+                num_tiles, free, shared = num_tiles + 1, max_tokens, 0
+            taken = min(free, q_len - first)
+            field = SEGMENT_FIELDS * num_segments
+            segments[field], segments[field + 1] = row, first
+            segments[field + 2], segments[field + 3] = taken, shared
+            num_segments, free, first = num_segments + 1, free - taken, first + taken
         if q_len:
-            before = row
+            previous = row
     tiles[num_tiles] = num_segments
     return num_tiles
 
 
 @numba.njit  # type: ignore[untyped-decorator]
 def count_splits(q_starts: Any, kv_starts: Any, num_tiles: int, tiles: Any, segments: Any, split_starts: Any) -> Any:
-    """How many splits each tile's positions are: `split_starts` [tiles + 1], of tile i from pieces[i] on. The most tokens
-    that a tile has, and the most splits."""
-    most, most_splits = np.int64(0), np.int64(0)
+    """Counts the KV splits of each tile: tile i has splits split_starts[i] to split_starts[i + 1].
+
+    Returns the largest number of tokens, and of splits, that a tile has.
+    """
+    max_tokens, max_splits = np.int64(0), np.int64(0)
     split_starts[0] = 0
     for tile in range(num_tiles):
-        limit, tokens = np.int64(1), np.int64(0)
+        kv_end, tokens = np.int64(1), np.int64(0)
         for segment in range(tiles[tile], tiles[tile + 1]):
             row, first, count = segments[4 * segment], segments[4 * segment + 1], segments[4 * segment + 2]
-            behind = q_starts[row + 1] - q_starts[row] - first - count  # tokens of the row that come after
-            limit, tokens = max(limit, np.int64(kv_starts[row + 1] - kv_starts[row] - behind)), tokens + count
-        split_starts[tile + 1] = split_starts[tile] + (limit + BLOCKS_PER_SPLIT * KV_BLOCK - 1) // (
-            BLOCKS_PER_SPLIT * KV_BLOCK
-        )
-        most, most_splits = max(most, tokens), max(most_splits, np.int64(split_starts[tile + 1] - split_starts[tile]))
-    return most, most_splits
+            later = q_starts[row + 1] - q_starts[row] - first - count  # tokens of the row behind this segment
+            kv_end = max(kv_end, np.int64(kv_starts[row + 1] - kv_starts[row] - later))
+            tokens += count
+        splits = (kv_end + BLOCKS_PER_SPLIT * KV_BLOCK - 1) // (BLOCKS_PER_SPLIT * KV_BLOCK)
+        split_starts[tile + 1] = split_starts[tile] + splits
+        max_tokens, max_splits = max(max_tokens, tokens), max(max_splits, np.int64(splits))
+    return max_tokens, max_splits

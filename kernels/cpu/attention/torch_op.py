@@ -1,10 +1,8 @@
-"""Paged attention for CPUs, compiled by numba.
+"""Paged attention for torch tensors on CPUs, compiled by numba: the fallback where the packed decoder does not run.
 
-Keys and values are read in blocks of 64 positions, counted from the sequence's start, and each query token goes
-through them by itself in that order (online softmax, Milakov and Gimelshein 2018). So a token's result has the
-same bits whatever shares its batch, however its prompt was cut into chunks, and whatever was cached.
-
-Knows: numbers in arrays. Must not know: models, sequences.
+Keys and values are read in blocks of 64 positions, counted from the sequence's start, and each query token goes through
+them by itself in order (online softmax, Milakov and Gimelshein 2018). So a token's result has the same bits whatever
+shares its batch, however its prompt was cut into chunks, and whatever was cached.
 """
 
 from __future__ import annotations
@@ -15,90 +13,90 @@ import numba
 import numpy as np
 import torch
 
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
 from plait.kernels.cpu.compile_cache import cached_njit
 from plait.kernels.layout import AttentionLayout
 
-KV_BLOCK = 64  # key positions per block
-TILE_TOKENS = 8  # query tokens of one row that share the reading of a block
+TILE_TOKENS = 8  # query tokens of one row that read a block together
 
 
 @cached_njit(parallel=True, fastmath=True, boundscheck=False)
 def _paged_attention(
     q: Any,  # [T, H, D] float32
-    k_cache: Any,  # [slots, G, D] the bits of bfloat16 (uint16) or float32 (uint32)
+    k_cache: Any,  # [slots, G, D], the bits of bfloat16 (uint16) or of float32 (uint32)
     v_cache: Any,
-    shift: Any,  # uint32: 16 makes bfloat16's bits float32's, 0 keeps float32's
+    shift: Any,  # uint32: 16 widens the bits of bfloat16 to float32, 0 keeps float32
     q_starts: Any,  # [R + 1]
     kv_starts: Any,  # [R + 1]
     first_pages: Any,  # [R]
     kv_pages: Any,
     page_size: int,
-    tile_rows: Any,  # [tiles] the row of each tile
-    tile_firsts: Any,  # [tiles] its first token within the row
+    tile_rows: Any,  # [tiles], the row of each tile
+    tile_firsts: Any,  # [tiles], its first token within the row
     scale: float,
     window: int,
     out: Any,  # [T, H, D] float32
 ) -> None:
-    num_heads, size = q.shape[1], q.shape[2]
-    num_groups = k_cache.shape[1]
-    per_group = num_heads // num_groups
-    for item in numba.prange(len(tile_rows) * num_groups):
-        tile, group = item // num_groups, item % num_groups
+    num_heads, head_dim = q.shape[1], q.shape[2]
+    num_kv_heads = k_cache.shape[1]
+    q_per_kv = num_heads // num_kv_heads
+    for item in numba.prange(len(tile_rows) * num_kv_heads):
+        tile, kv_head = item // num_kv_heads, item % num_kv_heads
         row = tile_rows[tile]
         q_len = q_starts[row + 1] - q_starts[row]
         kv_len = kv_starts[row + 1] - kv_starts[row]
         first = tile_firsts[tile]
         count = min(TILE_TOKENS, q_len - first)
         start = kv_len - q_len + first  # position of the tile's first token
-        lanes = count * per_group
-        key_bits = np.empty((KV_BLOCK, size), np.uint32)
-        value_bits = np.empty((KV_BLOCK, size), np.uint32)
+        lanes = count * q_per_kv
+        key_bits = np.empty((KV_BLOCK, head_dim), np.uint32)
+        value_bits = np.empty((KV_BLOCK, head_dim), np.uint32)
         keys, values = key_bits.view(np.float32), value_bits.view(np.float32)
         scores = np.empty(KV_BLOCK, np.float32)
-        total = np.zeros((lanes, size), np.float32)
+        accumulators = np.zeros((lanes, head_dim), np.float32)
         running_max = np.full(lanes, np.float32(-1e30), np.float32)
         running_sum = np.zeros(lanes, np.float32)
         lowest = max(0, start - window + 1)
         for block in range(lowest // KV_BLOCK, (start + count - 1) // KV_BLOCK + 1):
             base = block * KV_BLOCK
-            here = min(KV_BLOCK, kv_len - base)
-            for j in range(here):
-                at = base + j
-                slot = kv_pages[first_pages[row] + at // page_size] * page_size + at % page_size
-                for d in range(size):
-                    key_bits[j, d] = np.uint32(k_cache[slot, group, d]) << shift
-                    value_bits[j, d] = np.uint32(v_cache[slot, group, d]) << shift
+            block_len = min(KV_BLOCK, kv_len - base)
+            for j in range(block_len):
+                key = base + j
+                slot = kv_pages[first_pages[row] + key // page_size] * page_size + key % page_size
+                for d in range(head_dim):
+                    key_bits[j, d] = np.uint32(k_cache[slot, kv_head, d]) << shift
+                    value_bits[j, d] = np.uint32(v_cache[slot, kv_head, d]) << shift
             for lane in range(lanes):
-                token = lane // per_group
+                token = lane // q_per_kv
                 position = start + token
                 begin = max(0, position - window + 1 - base)
                 end = min(KV_BLOCK, position + 1 - base)
                 if end <= begin:
                     continue
-                query = q[q_starts[row] + first + token, group * per_group + lane % per_group]
+                query = q[q_starts[row] + first + token, kv_head * q_per_kv + lane % q_per_kv]
                 best = running_max[lane]
                 for j in range(begin, end):
                     dot = np.float32(0.0)
-                    for d in range(size):
+                    for d in range(head_dim):
                         dot += query[d] * keys[j, d]
                     dot *= np.float32(scale)
                     scores[j] = dot
                     best = max(best, dot)
-                shrink = np.exp(running_max[lane] - best)
+                rescale = np.exp(running_max[lane] - best)
                 running_max[lane] = best
-                running_sum[lane] *= shrink
-                for d in range(size):
-                    total[lane, d] *= shrink
+                running_sum[lane] *= rescale
+                for d in range(head_dim):
+                    accumulators[lane, d] *= rescale
                 for j in range(begin, end):
-                    part = np.exp(scores[j] - best)
-                    running_sum[lane] += part
-                    for d in range(size):
-                        total[lane, d] += part * values[j, d]
+                    prob = np.exp(scores[j] - best)
+                    running_sum[lane] += prob
+                    for d in range(head_dim):
+                        accumulators[lane, d] += prob * values[j, d]
         for lane in range(lanes):
-            token, head = lane // per_group, group * per_group + lane % per_group
+            token, head = lane // q_per_kv, kv_head * q_per_kv + lane % q_per_kv
             inverse = np.float32(1.0) / running_sum[lane]
-            for d in range(size):
-                out[q_starts[row] + first + token, head, d] = total[lane, d] * inverse
+            for d in range(head_dim):
+                out[q_starts[row] + first + token, head, d] = accumulators[lane, d] * inverse
 
 
 def paged_attention(
@@ -109,7 +107,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """As `reference.paged_attention`, for bfloat16 and float32 caches on a CPU."""
+    """Computes `reference.paged_attention` for bfloat16 and float32 caches on a CPU."""
     q_starts = layout.q_starts.numpy()
     lengths = np.diff(q_starts)
     per_row = -(-lengths // TILE_TOKENS)
@@ -136,5 +134,6 @@ def paged_attention(
 
 
 def _bits(cache: torch.Tensor) -> Any:
+    """Returns the bits of a cache as integers [slots, G, D]."""
     cache = cache.view(-1, *cache.shape[-2:])
     return cache.view(torch.uint16 if cache.dtype == torch.bfloat16 else torch.uint32).numpy()

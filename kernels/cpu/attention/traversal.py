@@ -1,20 +1,19 @@
-"""How attention takes a tile's lanes through a split's blocks of 64 positions: down the trie of their pages.
+"""Computes one KV split for a tile of lanes, reading blocks that several sequences share once.
 
-Each lane, a (token, head), goes through its own blocks in order by an online softmax. The lanes of a tile go together:
-a block is read once for all that have it, then they part, the last first. So what a lane computes, and in which order,
-does not depend on who shares its prefix. In the room a key head's lanes lie side by side, then the next one's.
+A tile's segments form a trie of their page tables. The traversal walks it depth first with an explicit stack: the
+segments of a node go through their shared blocks together, then each child goes on alone, the last child first. Every
+lane meets its own blocks in order, by an online softmax, so its bits do not depend on which sequences share its prefix.
 
-Knows: tiles and their trie. Must not know: how a block is read (`cpu_blocks`), who computes which split.
+In the workspace the lanes of one key head lie side by side, then those of the next key head.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from plait.kernels.cpu.attention import amx_kernel, f32_kernel, online_softmax
+from plait.kernels.cpu.attention import f32_kernel, kv_layout, online_softmax
 from plait.kernels.cpu.attention.kv_block import (
     AMX,
     F32,
@@ -24,75 +23,64 @@ from plait.kernels.cpu.attention.kv_block import (
     load_block_f32,
     prefetch_block,
 )
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK, LANES
 from plait.kernels.cpu.attention.tiling import BLOCKS_PER_SPLIT, SEGMENT_FIELDS
 from plait.kernels.cpu.attention.workspace import (
-    KV_BLOCK,
     AttentionWorkspace,
     float32_array,
     int32_array,
     int64_array,
     partial_bytes,
 )
-from plait.kernels.cpu.ops import AttentionBatch, HeadLayout, QuantizedActivations, quantize_blocks
+from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations
+from plait.kernels.cpu.ops import quantize_blocks
 from plait.kernels.cpu.vector_ops import address_of, to_bfloat16
 
-LANES = amx_kernel.LANES
-WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # what becomes of a lane that has seen all of its split
-
-
-class LayerKvCache(NamedTuple):
-    """A layer's keys and values, in one piece of memory, the values behind the keys; and its window."""
-
-    keys: int
-    values: int
-    window: int
+WRITE_OUTPUT, STORE_PARTIAL, MERGE_PARTIAL = range(3)  # what is done with a lane's result at the end of its split
 
 
 class TileSlice(NamedTuple):
-    """A tile's segments, the lanes of one key head, room from one key head's to the next one's, and key heads."""
+    """A tile's segments, for a range of key heads."""
 
     begin_segment: int
     end_segment: int
-    lanes: int
-    lane_stride: int
+    lanes: int  # of one key head
+    lane_stride: int  # lanes of the workspace from one key head to the next
     kv_head: int
     end_kv_head: int
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def _segment(rows: AttentionBatch, segment: int) -> Any:
-    """Its row, its first token there, and how many."""
-    at = SEGMENT_FIELDS * segment
-    return np.int64(rows.segments[at]), np.int64(rows.segments[at + 1]), np.int64(rows.segments[at + 2])
+@inner_njit
+def _segment(batch: AttentionBatch, segment: int) -> Any:
+    """Returns a segment's row, its first new token within the row, and its number of tokens."""
+    field = SEGMENT_FIELDS * segment
+    return np.int64(batch.segments[field]), np.int64(batch.segments[field + 1]), np.int64(batch.segments[field + 2])
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def init_lanes(
     isa: int,
     tile_slice: TileSlice,
     qkv: Any,
-    caches: LayerKvCache,
+    cache: LayerKvCache,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     load_queries: bool,
     ws: AttentionWorkspace,
 ) -> None:
-    """That each lane has seen nothing yet; where `load_queries`, also its query and what it may see."""
+    """Resets the softmax state of all lanes; with `load_queries` also loads their queries and visible positions."""
     head_dim = heads.head_dim
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         lane = i * tile_slice.lane_stride
-        running_max, running_sum = (
-            float32_array(ws.running_max + 4 * lane, tile_slice.lanes),
-            float32_array(ws.running_sum + 4 * lane, tile_slice.lanes),
-        )
-        running_max[:] = np.float32(online_softmax.INITIAL_MAX)
-        running_sum[:] = np.float32(0.0)
-        f32_kernel.zero_floats(ws.accumulators + 4 * lane * head_dim, tile_slice.lanes * head_dim // 16)
+        float32_array(ws.running_max + 4 * lane, tile_slice.lanes)[:] = np.float32(online_softmax.INITIAL_MAX)
+        float32_array(ws.running_sum + 4 * lane, tile_slice.lanes)[:] = np.float32(0.0)
+        kv_layout.zero_floats(ws.accumulators + 4 * lane * head_dim, tile_slice.lanes * head_dim // 16)
         if load_queries:
-            _load_queries(isa, tile_slice, tile_slice.kv_head + i, lane, qkv, caches.window, heads, rows, ws)
+            _load_queries(isa, tile_slice, tile_slice.kv_head + i, lane, qkv, cache.window, heads, batch, ws)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _load_queries(
     isa: int,
     tile_slice: TileSlice,
@@ -101,32 +89,46 @@ def _load_queries(
     qkv: Any,
     window: int,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     ws: AttentionWorkspace,
 ) -> None:
-    head_dim, wide, first_lane = heads.head_dim, qkv.shape[1], lane
+    """Loads one key head's lanes, from workspace lane `lane` on."""
+    head_dim, qkv_channels, first_lane = heads.head_dim, qkv.shape[1], lane
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
     for segment in range(tile_slice.begin_segment, tile_slice.end_segment):
         lane_starts[segment - tile_slice.begin_segment] = lane - first_lane
-        row, first, count = _segment(rows, segment)
-        q_start, q_end = rows.q_starts[row], rows.q_starts[row + 1]
-        start = rows.kv_starts[row + 1] - rows.kv_starts[row] - (q_end - q_start) + first
+        row, first_token, count = _segment(batch, segment)
+        q_start, q_end = batch.q_starts[row], batch.q_starts[row + 1]
+        position = batch.kv_starts[row + 1] - batch.kv_starts[row] - (q_end - q_start) + first_token
         for i in range(count):
-            query = address_of(qkv) + 4 * ((q_start + first + i) * wide + kv_head * heads.q_per_kv * head_dim)
+            channel = (q_start + first_token + i) * qkv_channels + kv_head * heads.q_per_kv * head_dim
+            query = address_of(qkv) + 4 * channel
             for _ in range(heads.q_per_kv):
-                kv_begins[lane], kv_ends[lane] = max(0, start + i - window + 1), start + i + 1
+                kv_begins[lane], kv_ends[lane] = max(0, position + i - window + 1), position + i + 1
                 _store_query(isa, lane, query, ws)
                 query += 4 * head_dim
                 lane += 1
     lane_starts[tile_slice.end_segment - tile_slice.begin_segment] = lane - first_lane
     if isa != F32 and lane % LANES:
-        amx_kernel.pack_queries(ws.rows, head_dim, ws.queries + 4 * (lane // LANES * LANES), ws.query_stride)
+        kv_layout.pack_queries(ws.rows, head_dim, ws.queries + 4 * (lane // LANES * LANES), ws.query_stride)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
+def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> None:
+    """Stores a query, float32 [D], rounded to bfloat16. Packed queries are transposed 16 lanes at a time."""
+    head_dim = ws.head_dim
+    if isa == F32:
+        f32_kernel.round_to_bf16(query, ws.queries + 4 * lane * head_dim, head_dim // 16)
+        return
+    to_bfloat16(query, ws.rows + 2 * (lane % LANES) * head_dim, head_dim // 16)
+    if lane % LANES == LANES - 1:
+        kv_layout.pack_queries(ws.rows, head_dim, ws.queries + 4 * (lane - LANES + 1), ws.query_stride)
+
+
+@inner_njit
 def first_visible_block(tile_slice: TileSlice, ws: AttentionWorkspace) -> Any:
-    """The first block that any lane sees."""
+    """Returns the first block that any lane of the tile sees."""
     kv_begins = int32_array(ws.kv_begins, ws.capacity)
     lowest = np.int64(kv_begins[0])
     for lane in range(1, tile_slice.lanes):
@@ -134,224 +136,209 @@ def first_visible_block(tile_slice: TileSlice, ws: AttentionWorkspace) -> Any:
     return lowest // KV_BLOCK
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def _store_query(isa: int, lane: int, query: int, ws: AttentionWorkspace) -> None:
-    """Float32 [D] as bfloat16; pairs of 16 lanes are turned together."""
-    head_dim = ws.head_dim
-    if isa == F32:
-        f32_kernel.round_to_bf16(query, ws.queries + 4 * lane * head_dim, head_dim // 16)
-        return
-    to_bfloat16(query, ws.rows + 2 * (lane % LANES) * head_dim, head_dim // 16)
-    if lane % LANES == LANES - 1:
-        amx_kernel.pack_queries(ws.rows, head_dim, ws.queries + 4 * (lane - LANES + 1), ws.query_stride)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def attend_split(
     isa: int,
     tile_slice: TileSlice,
     begin_block: int,
     on_end: int,
-    to: int,
+    partials: int,
     partial_lanes: int,
-    caches: LayerKvCache,
+    cache: LayerKvCache,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     ws: AttentionWorkspace,
     out: QuantizedActivations,
 ) -> None:
-    """The split from a block on, for all lanes. `to`: slots of so many lanes, one for each key head."""
+    """Attends all lanes of the tile to the split that begins at `begin_block`, then does `on_end` with their results.
+
+    `partials` is the address of one slot for each key head of the slice, of `partial_lanes` lanes each.
+    """
     stack, lane_starts = int64_array(ws.stack, 3 * ws.capacity), int32_array(ws.lane_starts, ws.capacity + 1)
     stack[0], stack[1], stack[2], depth = tile_slice.begin_segment, tile_slice.end_segment, begin_block, 1
     end_block = begin_block + BLOCKS_PER_SPLIT
     while depth:
         depth -= 1
         first, last, block = stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2]
-        until = _shared_end_block(first, last, tile_slice, rows, ws)
-        _attend_shared_blocks(isa, first, last, block, min(until, end_block), tile_slice, caches, heads, rows, ws)
+        shared_end = _shared_end_block(first, last, tile_slice, batch, ws)
+        _attend_shared_blocks(isa, first, last, block, min(shared_end, end_block), tile_slice, cache, heads, batch, ws)
         if last == first + 1:
-            mark = np.int64(lane_starts[first - tile_slice.begin_segment])
-            _finalize_segment(isa, first, mark, on_end, to, partial_lanes, tile_slice, heads, rows, ws, out)
+            lane = np.int64(lane_starts[first - tile_slice.begin_segment])
+            _finalize_segment(isa, first, lane, on_end, partials, partial_lanes, tile_slice, heads, batch, ws, out)
             continue
-        at = first
+        child = first
         for segment in range(first + 1, last + 1):
-            if segment == last or rows.segments[SEGMENT_FIELDS * segment + 3] <= until:
-                stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2] = at, segment, max(block, until)
-                at, depth = segment, depth + 1
+            if segment == last or batch.segments[SEGMENT_FIELDS * segment + 3] <= shared_end:
+                stack[3 * depth], stack[3 * depth + 1] = child, segment
+                stack[3 * depth + 2] = max(block, shared_end)
+                child, depth = segment, depth + 1
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _shared_end_block(
-    first: int, last: int, tile_slice: TileSlice, rows: AttentionBatch, ws: AttentionWorkspace
+    first: int, last: int, tile_slice: TileSlice, batch: AttentionBatch, ws: AttentionWorkspace
 ) -> Any:
-    """The block at which the segments part, or end."""
+    """Returns the block at which the page tables of the segments diverge, or the end of the longest one."""
     lane_starts, kv_ends = int32_array(ws.lane_starts, ws.capacity + 1), int32_array(ws.kv_ends, ws.capacity)
-    until = np.int64(0)
+    end = np.int64(0)
     for segment in range(first, last):
-        until = max(
-            until, np.int64(kv_ends[lane_starts[segment + 1 - tile_slice.begin_segment] - 1] + KV_BLOCK - 1) // KV_BLOCK
-        )
+        kv_end = kv_ends[lane_starts[segment + 1 - tile_slice.begin_segment] - 1]
+        end = max(end, np.int64(kv_end + KV_BLOCK - 1) // KV_BLOCK)
     for segment in range(first + 1, last):
-        until = min(until, np.int64(rows.segments[SEGMENT_FIELDS * segment + 3]))
-    return until
+        end = min(end, np.int64(batch.segments[SEGMENT_FIELDS * segment + 3]))
+    return end
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _attend_shared_blocks(
     isa: int,
     first: int,
     last: int,
-    block: int,
-    until: int,
+    begin_block: int,
+    end_block: int,
     tile_slice: TileSlice,
-    caches: LayerKvCache,
+    cache: LayerKvCache,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     ws: AttentionWorkspace,
 ) -> None:
-    """All lanes of the segments through the blocks before `until`, which lie in the first one's pages."""
+    """Attends all lanes of the segments to a range of blocks, which lie in the pages of the first segment."""
     lane_starts = int32_array(ws.lane_starts, ws.capacity + 1)
     kv_begins, kv_ends = int32_array(ws.kv_begins, ws.capacity), int32_array(ws.kv_ends, ws.capacity)
-    lane, end = (
-        np.int64(lane_starts[first - tile_slice.begin_segment]),
-        np.int64(lane_starts[last - tile_slice.begin_segment]),
-    )
-    floor, all_from, all_to, limit = kv_begins[lane], kv_begins[lane], kv_ends[lane], kv_ends[lane]
-    for i in range(lane, end):
-        floor, all_from = min(floor, kv_begins[i]), max(all_from, kv_begins[i])
-        all_to, limit = min(all_to, kv_ends[i]), max(limit, kv_ends[i])
-    row, _, _ = _segment(rows, first)
-    pages = address_of(rows.pages) + 4 * np.int64(rows.first_pages[row])
-    step, heads_in_slice = 2 * heads.num_kv_heads * heads.head_dim, tile_slice.end_kv_head - tile_slice.kv_head
+    lane = np.int64(lane_starts[first - tile_slice.begin_segment])
+    end_lane = np.int64(lane_starts[last - tile_slice.begin_segment])
+    # The positions that any lane sees, and within them those that all lanes see.
+    any_begin, all_begin, all_end, any_end = kv_begins[lane], kv_begins[lane], kv_ends[lane], kv_ends[lane]
+    for i in range(lane, end_lane):
+        any_begin, all_begin = min(any_begin, kv_begins[i]), max(all_begin, kv_begins[i])
+        all_end, any_end = min(all_end, kv_ends[i]), max(any_end, kv_ends[i])
+    row, _, _ = _segment(batch, first)
+    pages = address_of(batch.pages) + 4 * np.int64(batch.first_pages[row])
+    slot_bytes, heads_in_slice = 2 * heads.num_kv_heads * heads.head_dim, tile_slice.end_kv_head - tile_slice.kv_head
+    channels = heads_in_slice * heads.head_dim
     scale = np.float32(heads.scale * online_softmax.LOG2_E)
-    offset, at_first = 2 * tile_slice.kv_head * heads.head_dim, max(block, floor // KV_BLOCK)
-    all_heads = KvSource(pages, rows.page_shift, step, caches.keys + offset, caches.values + offset)
-    for at in range(at_first, until):
-        base = at * KV_BLOCK
-        count = min(KV_BLOCK, limit - base)
-        needs_mask = base < all_from or base + KV_BLOCK > all_to
-        if isa != AMX or at == at_first:
-            prefetch_block(isa, base, count, heads_in_slice * heads.head_dim, all_heads)
-        if isa == AMX and at + 1 < until:  # so that it is on its way while this one is computed
-            prefetch_block(
-                isa, base + KV_BLOCK, min(KV_BLOCK, limit - base - KV_BLOCK), heads_in_slice * heads.head_dim, all_heads
-            )
+    offset, first_block = 2 * tile_slice.kv_head * heads.head_dim, max(begin_block, any_begin // KV_BLOCK)
+    all_heads = KvSource(pages, batch.page_shift, slot_bytes, cache.keys + offset, cache.values + offset)
+    for block in range(first_block, end_block):
+        base = block * KV_BLOCK
+        count = min(KV_BLOCK, any_end - base)
+        needs_mask = base < all_begin or base + KV_BLOCK > all_end
+        if isa != AMX or block == first_block:
+            prefetch_block(isa, base, count, channels, all_heads)
+        if isa == AMX and block + 1 < end_block:  # prefetches the next block while this one is computed
+            prefetch_block(isa, base + KV_BLOCK, min(KV_BLOCK, any_end - base - KV_BLOCK), channels, all_heads)
         for i in range(heads_in_slice):
             offset = 2 * i * heads.head_dim
-            source = KvSource(pages, rows.page_shift, step, all_heads.keys + offset, all_heads.values + offset)
-            keys = key_step = np.int64(0)
+            source = KvSource(pages, batch.page_shift, slot_bytes, all_heads.keys + offset, all_heads.values + offset)
+            keys = key_stride = np.int64(0)
             if isa == F32:
                 load_block_f32(base, count, source, ws)
             else:
-                keys, key_step = load_block_bf16(base, count, source, ws)
+                keys, key_stride = load_block_bf16(base, count, source, ws)
             head_lane = i * tile_slice.lane_stride
-            attend_block(isa, head_lane + lane, head_lane + end, base, count, needs_mask, keys, key_step, scale, ws)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _finalize_segment(
-    isa: int,
-    segment: int,
-    mark: int,
-    on_end: int,
-    to: int,
-    partial_lanes: int,
-    tile_slice: TileSlice,
-    heads: HeadLayout,
-    rows: AttentionBatch,
-    ws: AttentionWorkspace,
-    out: QuantizedActivations,
-) -> None:
-    """A segment's lanes, from `mark` on, whose room others may use now."""
-    _, _, count = _segment(rows, segment)
-    lanes, head_dim = count * heads.q_per_kv, heads.head_dim
-    for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
-        lane = i * tile_slice.lane_stride + mark
-        accumulators, running_max, running_sum = (
-            ws.accumulators + 4 * lane * head_dim,
-            ws.running_max + 4 * lane,
-            ws.running_sum + 4 * lane,
-        )
-        if on_end == WRITE_OUTPUT:
-            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, rows, out)
-            continue
-        slot = to + i * partial_bytes(partial_lanes, head_dim)
-        places = slot + 4 * mark * head_dim, slot + 4 * partial_lanes * head_dim + 4 * mark
-        if on_end == STORE_PARTIAL:
-            float32_array(places[0], lanes * head_dim)[:] = float32_array(accumulators, lanes * head_dim)
-            float32_array(places[1], lanes)[:] = float32_array(running_max, lanes)
-            float32_array(places[1] + 4 * partial_lanes, lanes)[:] = float32_array(running_sum, lanes)
-        else:
-            _merge_lanes(
-                lanes,
-                head_dim,
-                accumulators,
-                running_max,
-                running_sum,
-                places[0],
-                places[1],
-                places[1] + 4 * partial_lanes,
+            attend_block(
+                isa, head_lane + lane, head_lane + end_lane, base, count, needs_mask, keys, key_stride, scale, ws
             )
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
+def _finalize_segment(
+    isa: int,
+    segment: int,
+    first_lane: int,
+    on_end: int,
+    partials: int,
+    partial_lanes: int,
+    tile_slice: TileSlice,
+    heads: HeadLayout,
+    batch: AttentionBatch,
+    ws: AttentionWorkspace,
+    out: QuantizedActivations,
+) -> None:
+    """Writes, stores or merges the results of a segment, whose lanes begin at `first_lane` of each key head.
+
+    This must happen before the next segment is computed: its last vectors may overwrite lanes that are done.
+    """
+    _, _, count = _segment(batch, segment)
+    lanes, head_dim = count * heads.q_per_kv, heads.head_dim
+    for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
+        lane = i * tile_slice.lane_stride + first_lane
+        accumulators = ws.accumulators + 4 * lane * head_dim
+        running_max, running_sum = ws.running_max + 4 * lane, ws.running_sum + 4 * lane
+        if on_end == WRITE_OUTPUT:
+            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, batch, out)
+            continue
+        slot = partials + i * partial_bytes(partial_lanes, head_dim)
+        to_accumulators = slot + 4 * first_lane * head_dim
+        to_max = slot + 4 * partial_lanes * head_dim + 4 * first_lane
+        to_sum = to_max + 4 * partial_lanes
+        if on_end == STORE_PARTIAL:
+            float32_array(to_accumulators, lanes * head_dim)[:] = float32_array(accumulators, lanes * head_dim)
+            float32_array(to_max, lanes)[:] = float32_array(running_max, lanes)
+            float32_array(to_sum, lanes)[:] = float32_array(running_sum, lanes)
+        else:
+            _merge_lanes(lanes, head_dim, accumulators, running_max, running_sum, to_accumulators, to_max, to_sum)
+
+
+@inner_njit
 def _merge_lanes(
     lanes: int,
     head_dim: int,
     accumulators: int,
     running_max: int,
     running_sum: int,
-    to: int,
-    to_references: int,
-    to_sums: int,
+    to_accumulators: int,
+    to_max: int,
+    to_sum: int,
 ) -> None:
+    """Merges the state of consecutive lanes into the state at the `to_` addresses."""
     for lane in range(lanes):
-        total, place = accumulators + 4 * lane * head_dim, to + 4 * lane * head_dim
         online_softmax.merge_partial(
-            total,
+            accumulators + 4 * lane * head_dim,
             running_max + 4 * lane,
             running_sum + 4 * lane,
-            place,
-            to_references + 4 * lane,
-            to_sums + 4 * lane,
+            to_accumulators + 4 * lane * head_dim,
+            to_max + 4 * lane,
+            to_sum + 4 * lane,
             head_dim // 16,
         )
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def merge_partials(tile_slice: TileSlice, slots: int, to: int, partial_lanes: int, head_dim: int) -> None:
-    """What was kept of one split to what was kept of those before it."""
+@inner_njit
+def merge_partials(tile_slice: TileSlice, slots: int, to_slots: int, partial_lanes: int, head_dim: int) -> None:
+    """Merges the partial results of one split into those of the splits before it."""
+    max_offset = 4 * partial_lanes * head_dim
+    sum_offset = max_offset + 4 * partial_lanes
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
-        one, other = slots + i * partial_bytes(partial_lanes, head_dim), to + i * partial_bytes(partial_lanes, head_dim)
-        behind = 4 * partial_lanes * head_dim
-        more = behind + 4 * partial_lanes
-        _merge_lanes(tile_slice.lanes, head_dim, one, one + behind, one + more, other, other + behind, other + more)
+        slot = slots + i * partial_bytes(partial_lanes, head_dim)
+        to = to_slots + i * partial_bytes(partial_lanes, head_dim)
+        _merge_lanes(
+            tile_slice.lanes, head_dim, slot, slot + max_offset, slot + sum_offset, to, to + max_offset, to + sum_offset
+        )
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def write_partials(
     isa: int,
     tile_slice: TileSlice,
     slots: int,
     partial_lanes: int,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     out: QuantizedActivations,
 ) -> None:
-    """All lanes' results from their slots."""
+    """Writes the merged results of all lanes from their slots to `out`."""
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         accumulators = slots + i * partial_bytes(partial_lanes, heads.head_dim)
         running_sum = accumulators + 4 * partial_lanes * (heads.head_dim + 1)
         for segment in range(tile_slice.begin_segment, tile_slice.end_segment):
-            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, rows, out)
-            _, _, count = _segment(rows, segment)
-            accumulators, running_sum = (
-                accumulators + 4 * count * heads.q_per_kv * heads.head_dim,
-                running_sum + 4 * count * heads.q_per_kv,
-            )
+            _write_output(isa, segment, tile_slice.kv_head + i, accumulators, running_sum, heads, batch, out)
+            _, _, count = _segment(batch, segment)
+            accumulators += 4 * count * heads.q_per_kv * heads.head_dim
+            running_sum += 4 * count * heads.q_per_kv
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _write_output(
     isa: int,
     segment: int,
@@ -359,22 +346,22 @@ def _write_output(
     accumulators: int,
     running_sum: int,
     heads: HeadLayout,
-    rows: AttentionBatch,
+    batch: AttentionBatch,
     out: QuantizedActivations,
 ) -> None:
-    """A segment's lanes of one key head, which lie at these addresses."""
+    """Divides the accumulators of a segment's lanes of one key head by their sums, and writes them to `out`."""
     blocks, head_dim, lane = out.scales.shape[1], heads.head_dim, 0
-    row, first, count = _segment(rows, segment)
-    weights = float32_array(running_sum, count * heads.q_per_kv)
-    for token in range(rows.q_starts[row] + first, rows.q_starts[row] + first + count):
+    row, first_token, count = _segment(batch, segment)
+    sums = float32_array(running_sum, count * heads.q_per_kv)
+    begin = batch.q_starts[row] + first_token
+    for token in range(begin, begin + count):
         for head in range(kv_head * heads.q_per_kv, (kv_head + 1) * heads.q_per_kv):
-            total = float32_array(accumulators + 4 * lane * head_dim, head_dim)
-            inverse = np.float32(1.0) / weights[lane]
+            address = accumulators + 4 * lane * head_dim
+            values = float32_array(address, head_dim)
+            inverse = np.float32(1.0) / sums[lane]
             for d in range(head_dim):
-                total[d] *= inverse
+                values[d] *= inverse
             if isa != F32:
-                amx_kernel.unpermute_channels(accumulators + 4 * lane * head_dim, head_dim)
-            quantize_blocks(
-                accumulators + 4 * lane * head_dim, out, token * blocks + head * head_dim // 32, head_dim // 32
-            )
+                kv_layout.unpermute_channels(address, head_dim)
+            quantize_blocks(address, out, token * blocks + head * head_dim // 32, head_dim // 32)
             lane += 1

@@ -1,58 +1,62 @@
-"""Passes of 32 rows through panels: how a product in bfloat16 goes through its weight.
+"""Blocking of bfloat16 products on AMX: widens a weight panel by panel, and passes all rows over each panel.
 
-A chunk of up to 18 blocks of a tile's 32 columns is widened to a panel, which stays in the first cache while all rows
-pass over it: activations are read past that cache (TILELOADDT1), without which a pass takes a third longer. The first
-pass widens as it multiplies. Sums that are not whole after a chunk wait in memory. Of a gated product a panel has 16
-columns of the gate and 16 of its partner, so that each pass has all that is needed, and its gates are computed while
-the next one multiplies:
+A chunk of up to 18 blocks of 32 columns is dequantized to a panel, which stays in the first-level cache while all rows
+pass over it, 32 at a time. Activations are read past that cache (TILELOADDT1); otherwise a pass takes a third longer.
+The first pass dequantizes as it multiplies. Sums that are not complete after a chunk wait in memory. For a gated
+product (GLU) a panel has 16 columns of the gate and the 16 matching columns of `up`, so each pass yields complete
+pairs, and their activation is computed during the next pass:
 
-    chunk    a0 a0 a0 a0 a1 a1 a1 a1 b0 b0 b0 b0      a, b: columns, each in two chunks
-    rows      0 32 64 96  0 32 64 96  0 32 64 96
-    gated                    0 32 64 96               rows of a whose sums are whole
-
-Knows: tiles, addresses. Must not know: threads, phases.
+    chunk       a0 a0 a0 a0 a1 a1 a1 a1 b0 b0 b0 b0      a, b: columns, each in two chunks
+    rows         0 32 64 96  0 32 64 96  0 32 64 96
+    GLU of                      0 32 64 96               rows of a whose sums are complete
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
+import numpy as np
 
 from plait.kernels.cpu import amx, vector_ops
+from plait.kernels.cpu.amx import PASS_ROWS
 from plait.kernels.cpu.gemm import amx_kernel
 from plait.kernels.cpu.gemm.amx_kernel import PANEL_BYTES, RESULT_BYTES, TILE_BYTES
-from plait.kernels.cpu.gemm.int8_kernel import HALF_TILE, TILE_OUTPUTS, block_bytes
+from plait.kernels.cpu.gemm.packed_layout import (
+    HALF_TILE,
+    INT4_BLOCK_BYTES,
+    INT8_BLOCK_BYTES,
+    TILE_OUTPUTS,
+    packed_block_bytes,
+)
+from plait.kernels.cpu.jit import inner_njit
 
-MAX_CHUNK_BLOCKS = 18  # blocks, at most: 36 KB of a first cache of 48
-PASS_ROWS = 2 * amx.TILE_ROWS  # rows of a pass
-PASSES_PER_GROUP = 8  # passes whose sums there is room for
-GLU_ROWS = 4  # rows that are gated at once
+MAX_CHUNK_BLOCKS = 18  # blocks of a chunk: 36 KB of a first-level cache of 48
+PASSES_PER_GROUP = 8  # passes whose incomplete sums the scratch holds
+GLU_ROWS = 4  # rows of one call of the GLU
 NO_ACTIVATION = -1
-RING_MASK, WHOLE_MASK = 1, -1  # how much of a panel is kept: its last two blocks, where only one pass reads it
-INT4_BLOCK_BYTES, INT8_BLOCK_BYTES = block_bytes(4), block_bytes(8)
-# In a thread's scratch: a panel; sums of two passes that are gated; sums of a group of passes that wait.
+RING_MASK, WHOLE_MASK = 1, -1  # a panel that only one pass reads is a ring of its last two blocks
+# A thread's scratch: a panel; the sums of two passes for the GLU; the incomplete sums of a group of passes.
 GLU_OFFSET = amx.PANELS_OFFSET + MAX_CHUNK_BLOCKS * PANEL_BYTES
 SUMS_OFFSET = GLU_OFFSET + 2 * RESULT_BYTES
 SCRATCH_BYTES = SUMS_OFFSET + PASSES_PER_GROUP * RESULT_BYTES - amx.PANELS_OFFSET
 
 
 class GemmTask(NamedTuple):
-    """A product's rows through columns first .. last of 32 each, a gated one's 16 of the gate and 16 others."""
+    """A product with a range of columns, in units of 32; of a gated product 16 of the gate and 16 of `up`."""
 
     bits: int
     activation: int  # NO_ACTIVATION, or one of `vector_ops`
-    weight: int
-    blocks: int
-    x: int  # tiles of 16 rows and 32 inputs of bfloat16
-    out: int  # float32 in rows of `stride` bytes; gated: tiles of bfloat16, `stride` bytes for 16 rows
+    weight: int  # address of the packed weight
+    blocks: int  # blocks of 32 inputs
+    x: int  # address of bfloat16 tiles of 16 rows and 32 inputs
+    out: int  # address of float32 rows of `stride` bytes; gated: of bfloat16 tiles, `stride` bytes for 16 rows
     stride: int
-    first: int
-    last: int
+    first: int  # the first unit of columns
+    last: int  # the one after the last
 
 
 class PanelChunk(NamedTuple):
-    """Packed blocks, for each half of a panel the first numbers and scales, and where they are widened to."""
+    """The packed blocks of a chunk: addresses of the qvalues and scales of each half of a panel, and of the panel."""
 
     qvalues: int
     scales: int
@@ -60,87 +64,74 @@ class PanelChunk(NamedTuple):
     other_scales: int
     blocks: int
     panel: int
-    mask: int  # RING or WHOLE
+    mask: int  # RING_MASK or WHOLE_MASK
 
 
 class PendingGlu(NamedTuple):
-    """Sums of a pass, 16 of the gate and 16 others a row, and where 16 bfloat16 of each row go."""
+    """The complete sums of a pass, in each row 16 of the gate and 16 of `up`, that wait for their GLU."""
 
     sums: int
-    to: int
-    stride: int  # bytes from 16 rows to the next
-    num_glu_groups: int  # of rows; 0: there is nothing to do
+    out: int  # address of the first row's 16 bfloat16
+    stride: int  # bytes from 16 rows of `out` to the next 16
+    num_groups: int  # groups of GLU_ROWS rows; 0: nothing waits
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def amx_gemm(work: GemmTask, rows: int, scratch: int) -> None:
-    """As many rows at a time as there is room for their sums."""
+@inner_njit
+def amx_gemm(task: GemmTask, rows: int, scratch: int) -> None:
+    """Computes a task for all rows, in groups whose incomplete sums fit into the scratch."""
     for begin in range(0, rows, PASSES_PER_GROUP * PASS_ROWS):
-        _gemm_row_group(work, begin, min(rows, begin + PASSES_PER_GROUP * PASS_ROWS), scratch)
+        _gemm_row_group(task, begin, min(rows, begin + PASSES_PER_GROUP * PASS_ROWS), scratch)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def _gemm_row_group(work: GemmTask, begin: int, end: int, scratch: int) -> None:
-    chunks = (
-        (work.blocks + MAX_CHUNK_BLOCKS - 1) // MAX_CHUNK_BLOCKS if end - begin > PASS_ROWS else 1
-    )  # a ring is no larger for more blocks
+@inner_njit
+def _gemm_row_group(task: GemmTask, begin: int, end: int, scratch: int) -> None:
+    """Computes rows [begin, end) of a task."""
+    # A single pass keeps only a ring of two blocks, so it needs no chunks.
+    chunks = (task.blocks + MAX_CHUNK_BLOCKS - 1) // MAX_CHUNK_BLOCKS if end - begin > PASS_ROWS else 1
     pending = _nothing_pending()
-    spare, other = scratch + GLU_OFFSET, scratch + GLU_OFFSET + RESULT_BYTES
-    for place in range((work.last - work.first) * chunks):
-        columns, index = work.first + place // chunks, place % chunks
-        first_block, last_block = index * work.blocks // chunks, (index + 1) * work.blocks // chunks
-        chunk = _panel_chunk(work, columns, first_block, last_block, scratch, end - begin)
+    glu_sums, next_glu_sums = scratch + GLU_OFFSET, scratch + GLU_OFFSET + RESULT_BYTES
+    for i in range((task.last - task.first) * chunks):
+        columns, index = task.first + i // chunks, i % chunks
+        first_block, last_block = index * task.blocks // chunks, (index + 1) * task.blocks // chunks
+        chunk = _panel_chunk(task, columns, first_block, last_block, scratch, end - begin)
         for row in range(begin, end, PASS_ROWS):
             sums = scratch + SUMS_OFFSET + (row - begin) // PASS_ROWS * RESULT_BYTES
             out, stride = sums, 4 * TILE_OUTPUTS
-            if last_block == work.blocks and work.activation == NO_ACTIVATION:
-                out, stride = work.out + row * work.stride + 4 * TILE_OUTPUTS * columns, work.stride
-            elif last_block == work.blocks:
-                out = spare
-            x, x_stride = work.x + 64 * row * work.blocks + TILE_BYTES * first_block, TILE_BYTES * work.blocks
+            if last_block == task.blocks and task.activation == NO_ACTIVATION:
+                out, stride = task.out + row * task.stride + 4 * TILE_OUTPUTS * columns, task.stride
+            elif last_block == task.blocks:
+                out = glu_sums
+            x, x_stride = task.x + 64 * row * task.blocks + TILE_BYTES * first_block, TILE_BYTES * task.blocks
             two_tiles, dequantize = end - row > amx.TILE_ROWS, row == begin
             _pass(
-                two_tiles,
-                dequantize,
-                work.bits,
-                x,
-                x_stride,
-                chunk,
-                sums if index else 0,
-                out,
-                stride,
-                work.activation,
-                pending,
-            )
+                two_tiles, dequantize, task.bits, x, x_stride, chunk, sums if index else 0, out, stride,
+                task.activation, pending,
+            )  # fmt: skip
             pending = _nothing_pending()
-            if last_block == work.blocks and work.activation != NO_ACTIVATION:
-                to = (
-                    work.out
-                    + row // amx.TILE_ROWS * work.stride
-                    + TILE_BYTES * (columns // 2)
-                    + 2 * HALF_TILE * (columns % 2)
-                )
-                pending = PendingGlu(spare, to, work.stride, (min(PASS_ROWS, end - row) + GLU_ROWS - 1) // GLU_ROWS)
-                spare, other = other, spare
-    _glu_rows(work.activation, pending, 0, PASS_ROWS // GLU_ROWS)
+            if last_block == task.blocks and task.activation != NO_ACTIVATION:
+                tile = task.out + row // amx.TILE_ROWS * task.stride + TILE_BYTES * (columns // 2)
+                groups = (min(PASS_ROWS, end - row) + GLU_ROWS - 1) // GLU_ROWS
+                pending = PendingGlu(glu_sums, tile + 2 * HALF_TILE * (columns % 2), task.stride, groups)
+                glu_sums, next_glu_sums = next_glu_sums, glu_sums
+    _glu_rows(task.activation, pending, np.int64(0), PASS_ROWS // GLU_ROWS)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _nothing_pending() -> Any:
     return PendingGlu(0, 0, 0, 0)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def _panel_chunk(work: GemmTask, columns: int, begin: int, end: int, scratch: int, rows: int) -> Any:
-    """Blocks begin .. end of some columns, for so many rows."""
-    size = INT4_BLOCK_BYTES if work.bits == 4 else INT8_BLOCK_BYTES
-    qvalue_bytes, tile_bytes = size - 4 * TILE_OUTPUTS, work.blocks * size
-    if work.activation == NO_ACTIVATION:
+@inner_njit
+def _panel_chunk(task: GemmTask, columns: int, begin: int, end: int, scratch: int, rows: int) -> Any:
+    """Returns the chunk of blocks [begin, end) of a unit of columns, to be read by `rows` rows."""
+    size = packed_block_bytes(task.bits)
+    qvalue_bytes, tile_bytes = size - 4 * TILE_OUTPUTS, task.blocks * size
+    if task.activation == NO_ACTIVATION:
         half, other_half = 0, 1
-        tile = other = work.weight + columns * tile_bytes + begin * size
+        tile = other = task.weight + columns * tile_bytes + begin * size
     else:
         half = other_half = columns % 2
-        tile = work.weight + columns // 2 * 2 * tile_bytes + begin * size
+        tile = task.weight + columns // 2 * 2 * tile_bytes + begin * size
         other = tile + tile_bytes
     return PanelChunk(
         tile + half * (qvalue_bytes // 2),
@@ -153,7 +144,7 @@ def _panel_chunk(work: GemmTask, columns: int, begin: int, end: int, scratch: in
     )
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _pass(
     two_tiles: bool,
     dequantize: bool,
@@ -167,7 +158,10 @@ def _pass(
     activation: int,
     pending: PendingGlu,
 ) -> None:
-    """16 or 32 rows (`two_tiles`) over a chunk, which is widened for it (`dequantize`) or was; `sums` (0: none) to `out`."""
+    """Multiplies 16 rows, or 32 (`two_tiles`), with a chunk, dequantizing it first if `dequantize`.
+
+    Starts from the sums at `sums` (0: from zero) and writes the new ones to `out`. Meanwhile computes `pending`.
+    """
     if two_tiles:
         if sums:
             amx_kernel.load_accumulators(2, sums, 4 * TILE_OUTPUTS)
@@ -177,9 +171,9 @@ def _pass(
         amx_kernel.load_accumulators(1, sums, 4 * TILE_OUTPUTS)
     else:
         amx_kernel.zero_accumulators(1)
-    num_glu_groups = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
+    groups_per_block = (PASS_ROWS // GLU_ROWS + chunk.blocks - 1) // chunk.blocks
     if dequantize:
-        _dequantize_block(bits, chunk, 0)
+        _dequantize_block(bits, chunk, np.int64(0))  # a literal argument would compile it twice
     for block in range(chunk.blocks):
         if dequantize and block + 1 < chunk.blocks:
             _dequantize_block(bits, chunk, block + 1)
@@ -188,34 +182,36 @@ def _pass(
             amx_kernel.multiply_block(2, x + TILE_BYTES * block, x_stride, panel)
         else:
             amx_kernel.multiply_block(1, x + TILE_BYTES * block, x_stride, panel)
-        if pending.num_glu_groups:
-            _glu_rows(activation, pending, block * num_glu_groups, (block + 1) * num_glu_groups)
+        if pending.num_groups:
+            _glu_rows(activation, pending, block * groups_per_block, (block + 1) * groups_per_block)
     if two_tiles:
         amx_kernel.store_accumulators(2, out, stride)
     else:
         amx_kernel.store_accumulators(1, out, stride)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _dequantize_block(bits: int, chunk: PanelChunk, block: int) -> None:
-    to = chunk.panel + PANEL_BYTES * (block & chunk.mask)
+    """Dequantizes one block of a chunk to its panel."""
+    panel = chunk.panel + PANEL_BYTES * (block & chunk.mask)
     if bits == 4:
-        at = block * INT4_BLOCK_BYTES
-        amx_kernel.dequantize_half(4, chunk.qvalues + at, chunk.scales + at, to)
-        amx_kernel.dequantize_half(4, chunk.other_qvalues + at, chunk.other_scales + at, to + TILE_BYTES)
+        offset = block * INT4_BLOCK_BYTES
+        amx_kernel.dequantize_half(4, chunk.qvalues + offset, chunk.scales + offset, panel)
+        amx_kernel.dequantize_half(4, chunk.other_qvalues + offset, chunk.other_scales + offset, panel + TILE_BYTES)
     else:
-        at = block * INT8_BLOCK_BYTES
-        amx_kernel.dequantize_half(8, chunk.qvalues + at, chunk.scales + at, to)
-        amx_kernel.dequantize_half(8, chunk.other_qvalues + at, chunk.other_scales + at, to + TILE_BYTES)
+        offset = block * INT8_BLOCK_BYTES
+        amx_kernel.dequantize_half(8, chunk.qvalues + offset, chunk.scales + offset, panel)
+        amx_kernel.dequantize_half(8, chunk.other_qvalues + offset, chunk.other_scales + offset, panel + TILE_BYTES)
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@inner_njit
 def _glu_rows(activation: int, pending: PendingGlu, begin: int, end: int) -> None:
-    """Fours of rows from `begin` on, as far as there are some."""
-    for four in range(begin, min(end, pending.num_glu_groups)):
-        sums = pending.sums + four * GLU_ROWS * 4 * TILE_OUTPUTS
-        to = pending.to + four * GLU_ROWS // amx.TILE_ROWS * pending.stride + 64 * (four * GLU_ROWS % amx.TILE_ROWS)
+    """Computes the GLU of groups [begin, end) of a pass, as far as there are so many."""
+    for group in range(begin, min(end, pending.num_groups)):
+        row = group * GLU_ROWS
+        sums = pending.sums + row * 4 * TILE_OUTPUTS
+        out = pending.out + row // amx.TILE_ROWS * pending.stride + 64 * (row % amx.TILE_ROWS)
         if activation == vector_ops.SILU:
-            vector_ops.glu_x4_to_bf16(0, sums, to)
+            vector_ops.glu_x4_to_bf16(0, sums, out)
         else:
-            vector_ops.glu_x4_to_bf16(1, sums, to)
+            vector_ops.glu_x4_to_bf16(1, sums, out)

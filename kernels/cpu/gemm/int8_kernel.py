@@ -1,21 +1,13 @@
-"""A matrix product's innermost part: 32 outputs for a few rows, 8-bit activations against packed weights.
+"""The inner kernel of products in 8 bits: a tile of 32 outputs for a few rows of int8 activations.
 
-Within a block of 32 inputs the sums are whole numbers, exact; across blocks they are added in float32, in order. So a
-row's bits do not depend on the other rows, nor on which instructions the CPU has for it:
+Sums within a block of 32 inputs are integers, hence exact; across blocks they are added in float32, in order. So a
+row's bits depend neither on the other rows nor on the instructions that the CPU has:
 
     VPDPBUSD                  adds four products of an unsigned and a signed byte at once
-    VPMADDUBSW, VPMADDWD      two products to 16 bits, of numbers of 4 bits: a whole block's sums stay below 2^15. What
-                              has 8 bits is taken as two numbers of 4, since 2 * 255 * 127 is beyond that
+    VPMADDUBSW, VPMADDWD      add two products to 16 bits. For 4-bit weights a block's sums stay below 2^15; 8-bit
+                              weights are taken as two of 4 bits, because 2 * 255 * 127 does not fit
 
-A tile of 32 outputs lies block after block, each block of 32 inputs as
-
-    numbers    2 x 16 outputs x 32 inputs of 4 bits (512 bytes) or 8 bits (1,024 bytes), unsigned
-    scales     32 float16
-    minima     32 float16        weight = scale * number + minimum
-
-Within 64 bytes of numbers lie 4 inputs of each of 16 outputs; at 4 bits the upper half byte holds the 4 inputs after.
-
-Knows: this layout. Must not know: models, threads.
+Weights are laid out as `packed_layout` describes.
 """
 
 from __future__ import annotations
@@ -27,18 +19,14 @@ from numba.extending import intrinsic
 
 from plait.kernels.cpu import isa
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.gemm.packed_layout import HALF_TILE, QUANT_BLOCK, TILE_OUTPUTS, block_bytes
 
-QUANT_BLOCK = 32  # inputs that share a scale
-TILE_OUTPUTS = 32  # outputs of a tile
-HALF_TILE = TILE_OUTPUTS // 2  # outputs that lie side by side
-PREFETCH_BYTES, PREFETCH_MIN_ROWS = (
-    8192,
-    4,
-)  # bytes of weights that are asked for before they are needed; from so many rows on it pays
+PREFETCH_BYTES = 8192  # how far ahead weights are prefetched
+PREFETCH_MIN_ROWS = 4  # rows from which on prefetching is worthwhile
 
 
 class Int8Isa(NamedTuple):
-    """How a tile is computed: `lanes` (16 or 8) outputs to a vector, and whether by VPDPBUSD."""
+    """An instruction set: `lanes` (16 or 8) outputs to a vector; `has_vnni`: VPDPBUSD exists."""
 
     name: str
     lanes: int
@@ -46,42 +34,37 @@ class Int8Isa(NamedTuple):
 
 
 AVX512_VNNI, AVX_VNNI, AVX2 = Int8Isa("AVX-512 VNNI", 16, True), Int8Isa("AVX-VNNI", 8, True), Int8Isa("AVX2", 8, False)
-# From how many rows on how many vectors of outputs go through all blocks together, so that sums stay in registers.
+# rows, at least -> vectors of outputs that are computed together, so that their sums stay in registers
 VECTORS_PER_PASS = {AVX512_VNNI: {1: 2}, AVX_VNNI: {1: 4, 2: 2, 4: 1}, AVX2: {1: 4, 2: 2, 4: 1}}
 
 
 def best_int8_isa() -> Int8Isa:
-    """Of those that kernels may be compiled for; AVX2 where none is, which is compiled but must not run."""
+    """Returns the best instruction set that kernels are compiled for; AVX2 if none, which then must not run."""
     if isa.has_features("avx512f", "avx512bw", "avx512vl", "avx512vnni"):
         return AVX512_VNNI
     return AVX_VNNI if isa.has_features("avxvnni") else AVX2
 
 
 INT8_ISA = best_int8_isa()
-MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # that registers hold the sums of
-
-
-def block_bytes(bits: int) -> int:
-    """Bytes of one block of a tile."""
-    return QUANT_BLOCK * TILE_OUTPUTS * bits // 8 + 4 * TILE_OUTPUTS
+MAX_ROWS = 6 if INT8_ISA is AVX512_VNNI else 4  # rows whose sums fit into the registers
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def tile(
     context: Any, bits: Any, rows: Any, tile: Any, x: Any, strides: Any, x_scale: Any, x_sum: Any, blocks: Any, out: Any
 ) -> Any:
-    """Writes `rows` x 32 float32.
+    """Multiplies a tile of a packed weight with `rows` rows: writes float32 [rows, 32].
 
-    `x` int8 [rows, 32 * blocks]; `x_scale` and `x_sum` float32 [rows, blocks]: a block of activations is x_scale *
-    its numbers, and adds up to x_sum. `strides`: (row of x, row of scales, row of out) in bytes.
+    `bits` and `rows` are literals. `x` int8 [rows, 32 * blocks]; `x_scale` and `x_sum` float32 [rows, blocks]: each
+    block's scale and the sum of its dequantized activations. `strides`: bytes of a row of x, of the scales and of out.
     """
     signature = types.void(bits, rows, types.int64, types.int64, strides, *([types.int64] * 4))
 
     def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
         count = rows.literal_value
-        together = max((least, vectors) for least, vectors in VECTORS_PER_PASS[INT8_ISA].items() if least <= count)[1]
-        for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, together):
-            _generate(b, bits.literal_value, count, range(first, first + together), *values[2:])
+        vectors = max((rows_, n) for rows_, n in VECTORS_PER_PASS[INT8_ISA].items() if rows_ <= count)[1]
+        for first in range(0, TILE_OUTPUTS // INT8_ISA.lanes, vectors):
+            _generate(b, bits.literal_value, count, range(first, first + vectors), *values[2:])
         return context.get_dummy_value()
 
     return signature, generate
@@ -91,25 +74,28 @@ def _generate(
     b: Any, bits: int, rows: int, parts: range, tile: Any, x: Any, strides: Any, x_scale: Any, x_sum: Any,
     blocks: Any, out: Any,
 ) -> None:  # fmt: skip
-    """The vectors `parts` of the tile's outputs."""
+    """Generates the code for the vectors `parts` of the tile's outputs."""
     lanes, count = INT8_ISA.lanes, len(parts)
-    floats, numbers = v.vector(v.F32, lanes), QUANT_BLOCK * TILE_OUTPUTS * bits // 8
+    floats, qvalue_bytes = v.vector(v.F32, lanes), QUANT_BLOCK * TILE_OUTPUTS * bits // 8
     x_stride, scale_stride, out_stride = (b.extract_value(strides, i) for i in range(3))
     x_rows, scale_rows, sum_rows = (
         [b.add(base, b.mul(step, v.I64(r))) for r in range(rows)]
         for base, step in ((x, x_stride), (x_scale, scale_stride), (x_sum, scale_stride))
     )
     loop = v.Loop(b, blocks, [v.constant(floats, 0.0)] * (count * rows))
-    here = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
+    block = b.add(tile, b.mul(loop.i, v.I64(block_bytes(bits))))
     for line in range(0, block_bytes(bits) if rows >= PREFETCH_MIN_ROWS and parts.start == 0 else 0, 64):
-        v.prefetch(b, here, PREFETCH_BYTES + line)
-    x_here = [b.add(each, b.mul(loop.i, v.I64(QUANT_BLOCK))) for each in x_rows]
-    products = _block_products(b, bits, here, x_here, parts)
-    scales = [v.load_f16_as_f32(b, here, numbers + 2 * lanes * part, lanes) for part in parts]
-    minima = [v.load_f16_as_f32(b, here, numbers + 2 * TILE_OUTPUTS + 2 * lanes * part, lanes) for part in parts]
+        v.prefetch(b, block, PREFETCH_BYTES + line)
+    x_blocks = [b.add(row, b.mul(loop.i, v.I64(QUANT_BLOCK))) for row in x_rows]
+    products = _block_products(b, bits, block, x_blocks, parts)
+    scales = [v.load_f16_as_f32(b, block, qvalue_bytes + 2 * lanes * part, lanes) for part in parts]
+    minima_offset = qvalue_bytes + 2 * TILE_OUTPUTS
+    minima = [v.load_f16_as_f32(b, block, minima_offset + 2 * lanes * part, lanes) for part in parts]
     sums, offset = [], b.mul(loop.i, v.I64(4))
     for r in range(rows):
-        x_scales, x_sums = (v.broadcast_load(b, b.add(each[r], offset), lanes=lanes) for each in (scale_rows, sum_rows))
+        x_scales, x_sums = (
+            v.broadcast_load(b, b.add(addresses[r], offset), lanes=lanes) for addresses in (scale_rows, sum_rows)
+        )
         for i in range(count):
             scaled = b.fmul(b.sitofp(products[r][i], floats), scales[i])
             sum_ = v.fma(b, scaled, x_scales, loop.carried[count * r + i])
@@ -118,54 +104,54 @@ def _generate(
         v.store(b, sum_, b.add(out, b.mul(out_stride, v.I64(i // count))), 4 * lanes * parts[i % count])
 
 
-def _block_products(b: Any, bits: int, here: Any, x_rows: list[Any], parts: range) -> list[list[Any]]:
-    """The whole-number products of one block, [rows][parts] vectors of int32."""
+def _block_products(b: Any, bits: int, block: Any, x_rows: list[Any], parts: range) -> list[list[Any]]:
+    """Returns the integer products of one block, [rows][parts] vectors of int32."""
     lanes, planes = INT8_ISA.lanes, 1 if INT8_ISA.has_vnni else bits // 4
     ints, shorts = v.vector(v.I32, lanes), v.vector(v.I16, 2 * lanes)
     zero = v.constant(ints if INT8_ISA.has_vnni else shorts, 0)
     sums = [[[zero] * planes for _ in parts] for _ in x_rows]
-    for place in range(bits):  # 64 bytes of each half
-        vectors = [_inputs(b, bits, here, _place(bits, part, place)) for part in parts]
+    for line in range(bits):  # 64 bytes of each half
+        vectors = [_load_qvalues(b, bits, block, _line_offset(bits, part, line)) for part in parts]
         for step in range(8 // bits):
             for r, x in enumerate(x_rows):
-                four = v.broadcast_load(b, x, v.I32, 4 * (place * (8 // bits) + step), lanes)
+                four = v.broadcast_load(b, x, v.I32, 4 * (line * (8 // bits) + step), lanes)
                 for i in range(len(parts)):
                     for plane in range(planes):
-                        number = vectors[i][step * planes + plane]
-                        sums[r][i][plane] = _add_products(b, sums[r][i][plane], number, four)
-    return [[_whole(b, each) for each in row] for row in sums]
+                        qvalues = vectors[i][step * planes + plane]
+                        sums[r][i][plane] = _add_products(b, sums[r][i][plane], qvalues, four)
+    return [[_combine_planes(b, sum_) for sum_ in row] for row in sums]
 
 
-def _place(bits: int, part: int, place: int) -> int:
-    """Where in a block the inputs `place` of a vector of outputs lie."""
+def _line_offset(bits: int, part: int, line: int) -> int:
+    """Returns the offset in a block of line `line` of the vector `part` of outputs."""
     half, within = divmod(part * INT8_ISA.lanes, HALF_TILE)
-    return 64 * (half * bits + place) + 4 * within
+    return 64 * (half * bits + line) + 4 * within
 
 
-def _inputs(b: Any, bits: int, here: Any, offset: int) -> list[Any]:
-    """4 inputs to each output: of 4 bits both halves of the bytes, of 8 bits the bytes, as `_add_products` takes them.
+def _load_qvalues(b: Any, bits: int, block: Any, offset: int) -> list[Any]:
+    """Loads qvalues as vectors of bytes, 4 inputs to each output.
 
-    Without VPDPBUSD the halves of what has 8 bits, too, the lower ones first.
+    4-bit qvalues yield a vector for each half of the bytes, as do 8-bit ones without VPDPBUSD, the lower half first.
     """
-    packed = v.load(b, here, v.vector(v.I8, 4 * INT8_ISA.lanes), offset)
+    packed = v.load(b, block, v.vector(v.I8, 4 * INT8_ISA.lanes), offset)
     if bits == 8 and INT8_ISA.has_vnni:
         return [packed]
     pairs, nibble = v.vector(v.I16, 2 * INT8_ISA.lanes), v.constant(packed.type, 15)
     upper = b.bitcast(b.lshr(b.bitcast(packed, pairs), v.constant(pairs, 4)), packed.type)
-    return [b.and_(each, nibble) for each in (packed, upper)]
+    return [b.and_(x, nibble) for x in (packed, upper)]
 
 
-def _add_products(b: Any, sums: Any, numbers: Any, four: Any) -> Any:
-    """Adds the products with 4 activations: to int32, or two and two to int16."""
+def _add_products(b: Any, sums: Any, qvalues: Any, four: Any) -> Any:
+    """Adds the products with 4 activations: all four to int32, or two and two to int16."""
     if INT8_ISA.has_vnni:
-        values = [sums, b.bitcast(numbers, sums.type), four]
+        values = [sums, b.bitcast(qvalues, sums.type), four]
         return v.call_intrinsic(b, f"llvm.x86.avx512.vpdpbusd.{32 * INT8_ISA.lanes}", sums.type, values)
-    pairs = v.call_intrinsic(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [numbers, b.bitcast(four, numbers.type)])
+    pairs = v.call_intrinsic(b, "llvm.x86.avx2.pmadd.ub.sw", sums.type, [qvalues, b.bitcast(four, qvalues.type)])
     return b.add(sums, pairs)
 
 
-def _whole(b: Any, planes: list[Any]) -> Any:
-    """Int32 of each output; a second plane counts 16 times."""
+def _combine_planes(b: Any, planes: list[Any]) -> Any:
+    """Returns the int32 sum of each output; the second plane, the upper halves of 8 bits, counts 16 times."""
     if INT8_ISA.has_vnni:
         return planes[0]
     ints = v.vector(v.I32, INT8_ISA.lanes)

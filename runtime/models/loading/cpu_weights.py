@@ -11,7 +11,7 @@ import numpy.typing as npt
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
 from plait.kernels.cpu.gemm.packed_weights import PackedWeight, QuantizedWeight
-from plait.kernels.cpu.ops import HeadLayout
+from plait.kernels.cpu.kernel_types import HeadLayout
 from plait.kernels.cpu.vector_ops import SILU
 from plait.runtime.config import WeightFormat
 from plait.runtime.models.checkpoint_interface import Checkpoint

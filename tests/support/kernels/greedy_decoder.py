@@ -1,8 +1,8 @@
-"""The embedded model's packed decoder by itself: what it says greedily, and the logits behind it.
+"""The embedded model's packed decoder without a scheduler: decodes greedily and keeps the logits.
 
-    python -P tests/support/kernels/greedy_decoder.py FILE      writes both to FILE, for kernels compiled for another CPU
+    python -P tests/support/kernels/greedy_decoder.py FILE      writes tokens and logits to FILE
 
-Knows: the packed runner. Must not know: which CPU that is, what the logits are compared with.
+Run as a program, it serves tests of kernels that are compiled for another CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plait.runtime.tokenizer.tokenizer import load_tokenizer
 PROMPT = """The moon is the Earth's only natural satellite. It goes around the Earth once in about 27 days, and the same
 side of it always faces us. Its diameter is about a quarter of the Earth's, and its gravity a sixth. The first people on
 it were Neil Armstrong and Buzz Aldrin, on 20 July 1969. The moon has no air and no weather, so their footprints are"""
-NEW, PAGES = 24, 256
+NEW_TOKENS, PAGES = 24, 256
 
 
 class GreedyDecoder:
@@ -36,7 +36,7 @@ class GreedyDecoder:
         self.prompt = list(tokenizer.encode_plain(PROMPT))
 
     def logits(self, tokens, computed=0):
-        """[len(tokens) - computed, V], of which what stands before `computed` is in the cache."""
+        """The logits [len(tokens) - computed, V]; the first `computed` tokens are in the cache."""
         seq = Sequence(("", ""), tokens)
         seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
         batch = Batch(PAGES)
@@ -44,16 +44,16 @@ class GreedyDecoder:
         return np.array(self.runner.logits(self.runner.forward(batch), {}))
 
     def decode_greedily(self):
-        """NEW tokens, one step each, and the logits [prompt + NEW - 1, V] of all that was computed."""
-        tokens, found = list(self.prompt), [self.logits(self.prompt)]
-        for _ in range(NEW):
-            tokens.append(int(found[-1][-1].argmax()))
-            if len(tokens) < len(self.prompt) + NEW:
-                found.append(self.logits(tokens, len(tokens) - 1))
-        return tokens, np.concatenate(found)
+        """The prompt with NEW_TOKENS tokens, one step each, and the logits of all but the last token."""
+        tokens, logits = list(self.prompt), [self.logits(self.prompt)]
+        for _ in range(NEW_TOKENS):
+            tokens.append(int(logits[-1][-1].argmax()))
+            if len(tokens) < len(self.prompt) + NEW_TOKENS:
+                logits.append(self.logits(tokens, len(tokens) - 1))
+        return tokens, np.concatenate(logits)
 
 
 if __name__ == "__main__":
-    tokens, found = GreedyDecoder().decode_greedily()
-    Path(sys.argv[1]).write_bytes(np.array(tokens, np.int64).tobytes() + found.astype(np.float32).tobytes())
+    tokens, logits = GreedyDecoder().decode_greedily()
+    Path(sys.argv[1]).write_bytes(np.array(tokens, np.int64).tobytes() + logits.astype(np.float32).tobytes())
     print(instruction_set())

@@ -1,23 +1,21 @@
-"""Activations as the CPU's packed products read them, made and read back by torch.
-
-Knows: both forms of `cpu_parts.QuantizedActivations`. Must not know: which kernel is tested.
-"""
+"""Activations as the CPU's packed products read them, created and read back by torch."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from plait.kernels.cpu.ops import QuantizedActivations
+from plait.kernels.cpu.kernel_types import QuantizedActivations
 from plait.kernels.cpu.threads import COUNTER_STRIDE
 
 
 def counters(phases: int = 1) -> np.ndarray:
+    """The phase counters of a step."""
     return np.zeros((phases, 2 * COUNTER_STRIDE), np.int64)
 
 
 def empty_int8(rows: int, channels: int) -> QuantizedActivations:
-    """Room for 8 bits."""
+    """Zeroed activations in int8."""
     scales, block_sums = (np.zeros((rows, channels // 32), np.float32) for _ in range(2))
     return QuantizedActivations(
         np.zeros((rows, channels), np.int8), scales, block_sums, np.zeros((0, channels), np.uint16)
@@ -25,40 +23,41 @@ def empty_int8(rows: int, channels: int) -> QuantizedActivations:
 
 
 def empty_bf16(rows: int, channels: int) -> QuantizedActivations:
-    """Room for bfloat16; what is not written stays not-a-number."""
+    """Activations in bfloat16, all NaN until they are written."""
     bits = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16).view(torch.uint16).numpy()
     return empty_int8(rows, channels)._replace(bf16_tiles=bits[:rows])
 
 
 def dequantized(x: QuantizedActivations) -> torch.Tensor:
+    """Int8 activations as float32 [T, C]."""
     qvalues = torch.from_numpy(x.qvalues).float().unflatten(1, (-1, 32))
     return (qvalues * torch.from_numpy(x.scales)[..., None]).flatten(1)
 
 
 def _tiles(x: QuantizedActivations) -> torch.Tensor:
-    """[T / 16, C / 32, 16, 32], of the whole memory."""
+    """The bfloat16 tiles [T / 16, C / 32, 16, 32], the padding rows included."""
     rows, channels = x.bf16_tiles.shape
-    whole = x.bf16_tiles.base if len(x.bf16_tiles.base) > rows else x.bf16_tiles
-    return torch.from_numpy(whole).view(torch.bfloat16).view(-1, channels // 32, 16, 32)
+    memory = x.bf16_tiles.base if len(x.bf16_tiles.base) > rows else x.bf16_tiles
+    return torch.from_numpy(memory).view(torch.bfloat16).view(-1, channels // 32, 16, 32)
 
 
 def bf16_values(x: QuantizedActivations) -> torch.Tensor:
-    """[T, C] bfloat16"""
+    """Bfloat16 activations [T, C]."""
     return _tiles(x).transpose(1, 2).reshape(-1, x.bf16_tiles.shape[1])[: len(x.bf16_tiles)]
 
 
 def from_bf16(values: torch.Tensor) -> QuantizedActivations:
-    """[T, C] in bfloat16."""
+    """Activations from bfloat16 [T, C]."""
     rows, channels = values.shape
-    found = empty_bf16(rows, channels)
-    filled = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16)
-    filled[:rows] = values
-    _tiles(found).copy_(filled.view(-1, 16, channels // 32, 32).transpose(1, 2))
-    return found
+    activations = empty_bf16(rows, channels)
+    padded = torch.full((rows + -rows % 16, channels), float("nan"), dtype=torch.bfloat16)
+    padded[:rows] = values
+    _tiles(activations).copy_(padded.view(-1, 16, channels // 32, 32).transpose(1, 2))
+    return activations
 
 
 def random_int8(rows: int, channels: int, seed: int) -> QuantizedActivations:
-    """Rounded to 8 bits by torch, as the kernels would."""
+    """Random activations, quantized by torch as the kernels do it."""
     x = torch.randn(rows, channels // 32, 32, generator=torch.Generator().manual_seed(seed))
     scales = x.abs().amax(-1) / 127
     qvalues = (x / scales[..., None]).round()
@@ -69,10 +68,10 @@ def random_int8(rows: int, channels: int, seed: int) -> QuantizedActivations:
 
 
 def assert_close_int8(out: QuantizedActivations, expected: torch.Tensor, slack: float = 0.0) -> None:
-    """Within half a step of 8 bits and `slack`, and the sums are those of the rounded numbers."""
+    """Asserts that int8 activations are within half a step plus `slack`, and that the block sums match the qvalues."""
     steps = torch.from_numpy(out.scales)[..., None]
-    off = (dequantized(out) - expected).unflatten(1, (-1, 32)).abs()
-    assert (off <= 0.501 * steps + 1e-4 + slack).all()
+    error = (dequantized(out) - expected).unflatten(1, (-1, 32)).abs()
+    assert (error <= 0.501 * steps + 1e-4 + slack).all()
     assert (
         (torch.from_numpy(np.abs(out.qvalues)).unflatten(1, (-1, 32)).amax(-1) >= 126)
         .logical_or(steps[..., 0] == 0)

@@ -1,7 +1,6 @@
-"""Reference operators that read a shared prefix in its leader's pages, as the GPU's kernels do.
+"""Reference operators that read a shared prefix in the pages of its group's leader, as the GPU kernels do.
 
-Groups that are wrong, stale or mixed up give wrong tokens, or say so. Knows: layouts. Must not know: how groups are
-found.
+With them, wrong or stale prefix groups yield wrong tokens or an AssertionError.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from plait.kernels.layout import AttentionLayout, PrefixSharingCost
 
 
 def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
-    """The layout in which each member's pages of the prefix are its leader's. AssertionError for groups that contradict
-    themselves or reach into a member's new tokens."""
+    """The layout with each member's pages of the shared prefix replaced by its leader's.
+
+    Raises AssertionError for groups that contradict themselves or reach into a member's new tokens.
+    """
     shared, pages = layout.shared, layout.kv_pages.clone()
     if shared is None:
         return layout
@@ -28,13 +29,14 @@ def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
             new = list(range(q_starts[row], q_starts[row + 1]))
             if not new or new[0] not in tokens:
                 continue
-            at = shared.token_offsets[row].item()
-            assert shared.tokens[at : at + len(new)].tolist() == new and start <= at and at + len(new) <= end
+            offset = shared.token_offsets[row].item()
+            assert shared.tokens[offset : offset + len(new)].tolist() == new
+            assert start <= offset and offset + len(new) <= end
             assert row not in members and lengths[row] == lengths[leader] > 0
             assert lengths[row] <= kv_starts[row + 1] - kv_starts[row] - len(new)
             members[row] = leader
-            own, led_by = firsts[row], firsts[leader]
-            pages[own : own + lengths[row]] = layout.kv_pages[led_by : led_by + lengths[row]]
+            own, leaders = firsts[row], firsts[leader]
+            pages[own : own + lengths[row]] = layout.kv_pages[leaders : leaders + lengths[row]]
     assert sorted(members) == [row for row, length in enumerate(lengths) if length]
     assert bounds[-1] == sum(q_starts[row + 1] - q_starts[row] for row in members)
     return replace(layout, kv_pages=pages)
@@ -45,7 +47,7 @@ def attend(qkv, cos, sin, cache, layout, *more):
 
 
 def prefix_sharing_cost(shape, max_q_len):
-    """Any two rows that have one token in common share it."""
+    """A cost by which any common prefix, from one token on, is worth sharing."""
     return PrefixSharingCost(align=1, group_cost=0, min_saved_tokens=1, max_row_tokens=max_q_len)
 
 

@@ -1,0 +1,193 @@
+"""How attention lays out queries, keys and values in a thread's workspace, and the copies that do it.
+
+With bfloat16 products (AMX, AVX-512 BF16):
+
+    keys       as in the cache, a position's channels side by side        bfloat16 [64, D]
+    queries    pairs of channels, all lanes of a tile side by side        bfloat16 [D / 2, lanes, 2]
+    values     pairs of positions, a pair's channels side by side         bfloat16 [32, D, 2]
+
+Without them everything is float32: queries [lanes, D], keys transposed [D, 64], values [64, D].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from plait.kernels.cpu import llvm as v
+
+KV_BLOCK = 64  # positions of a block, the unit that is read from the cache
+CHUNK_POSITIONS = 32  # positions whose products one matrix instruction sums
+LANES = 16  # lanes that are computed together
+NARROW_LANES = 4  # lanes of the narrow form, for a token that decodes alone
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pack_queries(context: Any, rows: Any, head_dim: Any, out: Any, out_stride: Any) -> Any:
+    """Transposes bfloat16 [16, D] to pairs of channels [D / 2, 16, 2], `out_stride` bytes from one pair to the next."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        rows, head_dim, out, out_stride = values
+        stride = b.shl(head_dim, v.I64(1))
+        loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+        source = b.add(rows, b.shl(loop.i, v.I64(6)))
+        target = b.add(out, b.mul(loop.i, b.shl(out_stride, v.I64(4))))
+        lanes = [v.load(b, b.add(source, b.mul(stride, v.I64(i))), v.I32X16) for i in range(LANES)]
+        for i, pair in enumerate(v.transpose_16x16(b, lanes)):
+            v.store(b, pair, b.add(target, b.mul(out_stride, v.I64(i))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+# Zipping two vectors of 32 channels at once yields them in this order: the lower halves of their eights first.
+_LOW, _HIGH = ([8 * q + i for q in range(4) for i in half] for half in (range(4), range(4, 8)))
+_ZIPS = [ir.Constant(v.vector(v.I32, 2 * v.LANES), [x for i in half for x in (i, i + 32)]) for half in (_LOW, _HIGH)]
+_CHANNEL_ORDER = [(_LOW + _HIGH).index(channel) for channel in range(32)]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pack_values(context: Any, values: Any, stride: Any, head_dim: Any, pairs: Any, out: Any) -> Any:
+    """Zips bfloat16 rows [2 * pairs, D], `stride` bytes apart, to pairs of positions [pairs, D, 2].
+
+    Each 32 channels come out permuted; `unpermute_channels` restores their order in the result.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        rows, stride, head_dim, pairs, out = arguments
+        loop = v.Loop(b, pairs)
+        source = b.add(rows, b.mul(loop.i, b.shl(stride, v.I64(1))))
+        target = b.add(out, b.mul(loop.i, b.shl(head_dim, v.I64(2))))
+        parts = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+        address = b.add(source, b.shl(parts.i, v.I64(6)))
+        pair = [v.load(b, row, v.vector(v.I16, 2 * v.LANES)) for row in (address, b.add(address, stride))]
+        for i, mask in enumerate(_ZIPS):
+            v.store(b, b.shuffle_vector(*pair, mask), b.add(target, b.shl(parts.i, v.I64(7))), 64 * i)
+        parts.end()
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 5)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def unpermute_channels(context: Any, accumulators: Any, head_dim: Any) -> Any:
+    """Restores the channel order of one lane's accumulators, float32 [D] in the order of `pack_values`, in place."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        accumulators, head_dim = values
+        loop = v.Loop(b, b.lshr(head_dim, v.I64(5)))
+        address = b.add(accumulators, b.shl(loop.i, v.I64(7)))
+        pair = [v.load(b, address, v.F32X16, 64 * i) for i in range(2)]
+        for i in range(2):
+            mask = ir.Constant(v.I32X16, _CHANNEL_ORDER[16 * i : 16 * i + 16])
+            v.store(b, b.shuffle_vector(*pair, mask), address, 64 * i)
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def are_consecutive(context: Any, pages: Any, chunks: Any) -> Any:
+    """Returns whether 32 * chunks int32 at an address count upwards one by one."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        pages, chunks = values
+        first = v.broadcast_load(b, pages, v.I32)
+        loop = v.Loop(b, chunks, [v.constant(v.I32X16, 0)])
+        different = loop.carried[0]
+        for i in range(2):
+            index = ir.Constant(v.I32X16, [16 * i + lane for lane in range(v.LANES)])
+            expected = b.add(b.add(first, index), v.splat(b, b.trunc(b.shl(loop.i, v.I64(5)), v.I32)))
+            actual = v.load(b, b.add(pages, b.shl(loop.i, v.I64(7))), v.I32X16, 64 * i)
+            different = b.or_(different, b.xor(actual, expected))
+        (different,) = loop.end([different])
+        bits = b.bitcast(b.icmp_unsigned("!=", different, v.constant(v.I32X16, 0)), ir.IntType(16))
+        return b.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy(context: Any, address: Any, out: Any, count: Any) -> Any:
+    """Copies 64 * count bytes."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, out, count = values
+        loop = v.Loop(b, count)
+        offset = b.shl(loop.i, v.I64(6))
+        v.store(b, v.load(b, b.add(address, offset), v.I32X16), b.add(out, offset))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 3)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bf16_to_f32(context: Any, address: Any, out: Any, count: Any) -> Any:
+    """Widens 16 * count bfloat16 to float32."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, out, count = values
+        loop = v.Loop(b, count)
+        narrow = v.load(b, b.add(address, b.mul(loop.i, v.I64(32))), v.vector(v.I16))
+        wide = b.shl(b.zext(narrow, v.I32X16), v.constant(v.I32X16, 16))
+        v.store(b, wide, b.add(out, b.mul(loop.i, v.I64(64))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def zero_floats(context: Any, out: Any, count: Any) -> Any:
+    """Writes 16 * count float32 zeros."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        out, count = values
+        loop = v.Loop(b, count)
+        v.store(b, v.constant(v.F32X16, 0.0), b.add(out, b.shl(loop.i, v.I64(6))))
+        loop.end()
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
+    """Prefetches `count` rows of bfloat16 [channels], `stride` bytes apart."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, stride, count, channels = values
+        rows = v.Loop(b, count)
+        row = b.add(address, b.mul(rows.i, stride))
+        lines = v.Loop(b, b.lshr(channels, v.I64(5)))
+        v.prefetch(b, b.add(row, b.shl(lines.i, v.I64(6))))
+        lines.end()
+        rows.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def touch_rows(context: Any, address: Any, stride: Any, count: Any, channels: Any) -> Any:
+    """Loads the rows of `prefetch_rows` in order and discards them, which starts the hardware prefetcher."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        address, stride, count, channels = values
+        rows = v.Loop(b, count)
+        row = b.add(address, b.mul(rows.i, stride))
+        lines = v.Loop(b, b.lshr(channels, v.I64(5)))
+        line = b.add(row, b.shl(lines.i, v.I64(6)))
+        b.load_atomic(v.pointer_at(b, line, v.I32), "monotonic", 4)  # an atomic load is one that LLVM keeps
+        lines.end()
+        rows.end()
+        return context.get_dummy_value()
+
+    return types.void(*([types.int64] * 4)), generate

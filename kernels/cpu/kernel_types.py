@@ -1,0 +1,67 @@
+"""The records that the kernels of one decoder step share.
+
+They are tuples of arrays and integers, so that numba passes them by value; their field order is part of the compiled
+code. Shapes: T tokens, R rows (sequences), C channels, F channels of the MLP, H query heads, G key heads of D channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class QuantizedActivations(NamedTuple):
+    """Activations [T, C] as matrix products read them: int8 in blocks of 32, or bfloat16 where `bf16_tiles` has rows.
+
+    `bf16_tiles` has room for a multiple of 16 rows. Its memory holds the tiles that AMX registers load:
+    [T / 16, C / 32, 16, 32].
+    """
+
+    qvalues: Any  # int8 [T, C]
+    scales: Any  # float32 [T, C / 32]: value = scale * qvalue
+    block_sums: Any  # float32 [T, C / 32]: the sum of a block's dequantized values
+    bf16_tiles: Any  # uint16 (bits of bfloat16) [T, C], or [0, C] for int8
+
+
+class AttentionBatch(NamedTuple):
+    """A step's sequences as arrays (`layout.AttentionLayout`), and the tiles that attention cuts them into."""
+
+    positions: Any  # int32 [T]
+    q_starts: Any  # int32 [R + 1]
+    kv_starts: Any  # int32 [R + 1]
+    first_pages: Any  # int32 [R], where a row's page table begins in `pages`
+    pages: Any  # int32
+    write_slots: Any  # int32 [T], negative: nothing is written
+    tiles: Any  # int32 [tiles + 1], the first segment of each tile
+    segments: Any  # int32, see `tiling.SEGMENT_FIELDS`
+    split_starts: Any  # int32 [tiles + 1], the first KV split of each tile
+    num_tiles: int
+    page_shift: int  # a page holds 1 << page_shift tokens: dividing would take longer than reading a key
+
+
+class HeadLayout(NamedTuple):
+    """The heads of a model's attention."""
+
+    q_per_kv: int  # query heads for each key head
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # factor of the scores
+
+
+class LayerKvCache(NamedTuple):
+    """One layer's KV cache: addresses of bfloat16 [slots, G, D], the values behind the keys in one piece of memory."""
+
+    keys: int
+    values: int
+    window: int  # positions that a token sees, itself included
+
+
+class StepBuffers(NamedTuple):
+    """The intermediate results of a step."""
+
+    residual: Any  # float32 [T, C]
+    block_out: Any  # float32 [T, C], the output of attention or of the MLP before it is added to `residual`
+    normed: Any  # float32 [T, C]; after the last layer, the step's result
+    qkv: Any  # float32 [T, (H + 2 G) D]
+    hidden: QuantizedActivations  # [T, C]
+    attention_out: QuantizedActivations  # [T, H D]
+    mlp_inner: QuantizedActivations  # [T, F]

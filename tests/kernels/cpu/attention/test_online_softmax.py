@@ -1,0 +1,58 @@
+"""The online softmax update of one lane, against numpy in float64."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plait.kernels.cpu.attention import online_softmax
+from plait.kernels.cpu.attention.kv_layout import KV_BLOCK
+from plait.kernels.cpu.decoder import missing_features
+from plait.kernels.cpu.vector_ops import address_of
+
+pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
+
+
+@numba.njit
+def update(scores, running_max, running_sum, accumulators):
+    """One block for one lane; scores are in units of 1 / log2(e), so that a probability is 2 to the score."""
+    online_softmax.online_softmax_update(
+        address_of(scores), 0, KV_BLOCK, np.float32(1.0), address_of(running_max), address_of(running_sum),
+        address_of(accumulators), 1,
+    )  # fmt: skip
+
+
+def initial_state():
+    """(running maximum, running sum, accumulators) of a lane before its first block."""
+    return np.full(1, online_softmax.INITIAL_MAX, np.float32), np.zeros(1, np.float32), np.zeros(16, np.float32)
+
+
+def test_probabilities_are_powers_of_two_exact_to_bfloat16():
+    scores = np.linspace(-80, 0, KV_BLOCK).astype(np.float32)
+    probs, (running_max, running_sum, accumulators) = scores.copy(), initial_state()
+    update(probs, running_max, running_sum, accumulators)
+    exact = np.exp2(scores.astype(np.float64))
+    np.testing.assert_allclose(probs, exact, rtol=2**-8)
+    np.testing.assert_allclose(running_sum, exact.sum(), rtol=1e-5)
+    assert running_max[0] == 0.0
+    assert probs[-1] == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=6), st.integers(0, 100))
+def test_running_maximum_follows_rising_and_falling_scores(levels, seed):
+    """Blocks around several levels give the same sums as all at once, with probabilities of at most 2^8."""
+    rng = np.random.default_rng(seed)
+    blocks = [(level + rng.normal(0, 4, KV_BLOCK)).astype(np.float32) for level in levels]
+    running_max, running_sum, accumulators = initial_state()
+    for block in blocks:
+        probs = block.copy()
+        update(probs, running_max, running_sum, accumulators)
+        assert probs.max() <= 2**8
+        accumulators += probs.sum()
+    exact = np.exp2(np.concatenate(blocks).astype(np.float64) - running_max[0]).sum()
+    np.testing.assert_allclose(running_sum, exact, rtol=1e-5)
+    np.testing.assert_allclose(accumulators, exact, rtol=2**-7)
