@@ -98,7 +98,7 @@ class GGUFFile:
         self.tensors: Mapping[str, TensorInfo] = tensors
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
 
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
         """The tensor's bytes [nbytes], a view of the mapped file; writes to it stay in this process.
 
         Raises CorruptModel if there is no such tensor, UnsupportedModel if its type is unknown.

@@ -15,8 +15,8 @@ from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.registry import FAMILIES_BY_NAME
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # what has more is rounded
 GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # a GGUF's formats whose numbers a GPU takes as they are: bits
 LoadProgress = Callable[[float], None]
@@ -66,7 +66,7 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
         return machine
     if dtype != "bfloat16":
         return f"packed weights go with bfloat16, not with {dtype}"
-    if config.architecture not in FAMILIES:
+    if not FAMILIES_BY_NAME[config.architecture].has_packed_cpu:
         return f"models of the family {config.architecture} have no packed form"
     if config.output_bias or config.mlp_bias:
         return "biases outside of q, k and v have no packed form"

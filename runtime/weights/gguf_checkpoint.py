@@ -76,10 +76,10 @@ class GGUFCheckpoint:
         shape_of(name, self.shapes)
         return self.file.tensors[self._gguf_name(name)].quantization
 
-    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+    def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
         info = self.file.tensors[self._gguf_name(name)]
-        rows = self.file.raw(info.name).reshape(math.prod(shape[:-1]), -1)  # [1, bytes] of a vector
+        rows = self.file.tensor_bytes(info.name).reshape(math.prod(shape[:-1]), -1)  # [1, bytes] of a vector
         heads = self._num_permuted_heads(name)
         if heads:
             # llama.cpp keeps the two halves of each head's rotary pairs interleaved: a permutation of whole rows,
@@ -92,7 +92,7 @@ class GGUFCheckpoint:
 
         from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES, dequantize
 
-        quantization, rows, shape = self.raw(name)
+        quantization, rows, shape = self.raw_blocks(name)
         if quantization not in GGUF_BLOCK_SHAPES:
             raise UnsupportedModel(
                 f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
@@ -101,7 +101,7 @@ class GGUFCheckpoint:
         return dequantize(blocks, quantization, shape).to(dtype)
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        quantization, rows, shape = self.raw(name)
+        quantization, rows, shape = self.raw_blocks(name)
         if quantization in _FLOAT_DTYPES:
             return np.ascontiguousarray(rows).view(_FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
         import torch
@@ -149,4 +149,4 @@ def _float_vector(file: GGUFFile, name: str) -> tuple[float, ...] | None:
         return None
     if info.quantization != "F32" or len(info.shape) != 1:
         raise CorruptModel(f"the tensor {name} is not a row of F32")
-    return tuple(float(x) for x in file.raw(name).view("<f4"))
+    return tuple(float(x) for x in file.tensor_bytes(name).view("<f4"))

@@ -63,7 +63,7 @@ class SafetensorsCheckpoint:
         kind: str = self._open(self.file_by_tensor[part], "cpu").get_slice(part).get_dtype()
         return kind
 
-    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+    def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         raise InputError("raw blocks exist in GGUF files only; use tensor()")
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

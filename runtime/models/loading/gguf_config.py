@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
-from plait.runtime.models.loading.hf_config import Fields
+from plait.runtime.models.config import Fields
 from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.config import Fields
 from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_floats, checked_int
 
-Fields = dict[str, Any]  # of ModelConfig, by name
 _ROPE_KINDS = "linear, llama3, yarn and longrope"
 
 

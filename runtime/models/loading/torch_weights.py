@@ -53,7 +53,7 @@ class TorchWeightLoader:
             return concat_outputs([self._load_quantized(name, 8) for name in names])
         return concat_outputs([self._load_plain(name) for name in names])
 
-    def head(self, name: str) -> LinearWeight:
+    def load_output_head(self, name: str) -> LinearWeight:
         """The output head, or an embedding that is the head as well."""
         if self._native_bits(name, 8):
             return self._load_native(name)
@@ -74,7 +74,7 @@ class TorchWeightLoader:
         return self._weights.tensor(name, self._dtype, self._device)
 
     def _load_native(self, name: str) -> LinearWeight:
-        quantization, blocks, (outs, channels) = self._weights.raw(name)
+        quantization, blocks, (outs, channels) = self._weights.raw_blocks(name)
         raw = torch.from_numpy(blocks).to(self._device)
         if quantization == "Q8_0":
             return int8_from_gguf(raw, (outs, channels))

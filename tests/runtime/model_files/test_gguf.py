@@ -79,7 +79,7 @@ def test_reads_what_the_gguf_package_writes(
     assert list(file.tensors) == list(tensors)
     for name, values in tensors.items():
         assert file.tensors[name].shape == values.shape
-        np.testing.assert_array_equal(file.raw(name).view("<f4").reshape(values.shape), values)
+        np.testing.assert_array_equal(file.tensor_bytes(name).view("<f4").reshape(values.shape), values)
 
 
 def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -> None:
@@ -93,7 +93,7 @@ def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -
     }
     for tensor in reader.tensors[::40]:
         assert file.tensors[tensor.name].quantization == tensor.tensor_type.name
-        np.testing.assert_array_equal(file.raw(tensor.name), tensor.data.view(np.uint8).reshape(-1))
+        np.testing.assert_array_equal(file.tensor_bytes(tensor.name), tensor.data.view(np.uint8).reshape(-1))
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "llama.rope.freq_base"):
         assert file.metadata[key] == reader.fields[key].contents()
     assert not open_gguf(path, metadata_only=True).tensors
@@ -125,7 +125,7 @@ def test_damage_ends_in_a_model_error_without_large_allocation(tmp_path: Path, d
     try:
         file = open_gguf(path)
         for name in file.tensors:
-            file.raw(name)
+            file.tensor_bytes(name)
     except ModelError as error:
         assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
     assert time.process_time() - start < 2
@@ -202,9 +202,9 @@ def test_an_unknown_tensor_type_matters_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(header(1, 0, tensor([4], kind=99) + PADDING))
     file = open_gguf(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match="tensor type 99"):
-        file.raw("t")
+        file.tensor_bytes("t")
     with pytest.raises(CorruptModel, match="'u'"):
-        file.raw("u")
+        file.tensor_bytes("u")
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -216,5 +216,5 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_writing_to_a_view_leaves_the_file_alone(tmp_path: Path) -> None:
     whole = small(tmp_path / "m.gguf")
-    open_gguf(tmp_path / "m.gguf").raw("one")[:] = 7
+    open_gguf(tmp_path / "m.gguf").tensor_bytes("one")[:] = 7
     assert (tmp_path / "m.gguf").read_bytes() == whole

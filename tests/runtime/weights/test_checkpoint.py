@@ -155,7 +155,7 @@ def test_raw_blocks_are_in_hugging_face_order_too(tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "m.gguf", "Q8_0")
     weights = open_checkpoint(tmp_path / "m.gguf")
     for name, value in model.state_dict().items():
-        quantization, blocks, shape = weights.raw(name)
+        quantization, blocks, shape = weights.raw_blocks(name)
         assert (quantization, shape) == ("Q8_0" if value.ndim == 2 else "F32", tuple(value.shape))
         assert blocks.shape[0] == (shape[0] if value.ndim == 2 else 1)
         got = dequantize(torch.from_numpy(blocks), quantization, shape)
@@ -206,7 +206,7 @@ def test_missing_and_misshapen_tensors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptModel, match="no tensor 'nothing'"):
         open_checkpoint(folder).tensor("nothing", F32, "cpu")
     with pytest.raises(InputError):
-        open_checkpoint(folder).raw("model.norm.weight")
+        open_checkpoint(folder).raw_blocks("model.norm.weight")
 
 
 def test_a_gguf_without_a_tensor(tmp_path: Path) -> None:
