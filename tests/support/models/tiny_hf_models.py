@@ -60,7 +60,7 @@ def all_hidden_states(runner, tokens):
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(10_000)
     batch.add(Request(None, seq, 0, 0), 0, len(tokens))
-    return torch.as_tensor(runner.states(runner.forward(batch), list(range(len(tokens)))))
+    return torch.as_tensor(runner.hidden_states_at(runner.forward(batch), list(range(len(tokens)))))
 
 
 def transformers_logits(model, tokens, count=0):
