@@ -178,7 +178,7 @@ def test_a_model_in_several_packages_is_put_together_once(packaged: PyPIModel, t
     (tmp_path / "plait_test_part1/data/file").write_bytes(b"another")
     assert locate_model("in-two") == path
     assert path.read_bytes() == b"GGUF one and two"
-    path.write_bytes(b"cut")  # of another size: put together again, from parts that are wrong now
+    path.write_bytes(b"cut")  # another size: assembled again, now from wrong parts
     with pytest.raises(CorruptModel, match="--force-reinstall in-two==1"):
         locate_model("in-two")
     assert list(path.parent.iterdir()) == [path]
