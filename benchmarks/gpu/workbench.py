@@ -62,7 +62,7 @@ class RandomCheckpoint:
             return torch.ones(shape, dtype=dtype, device=device)
         return torch.randn(shape, device=device, dtype=dtype) * 0.02
 
-    def raw(self, name: str) -> Any:
+    def raw_blocks(self, name: str) -> Any:
         raise InputError("random weights have no raw blocks")
 
 

@@ -37,7 +37,7 @@ from plait.runtime.executor.runner import (
 )
 from plait.runtime.kv_cache.page_pool import IntArray
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.decoders import MODELS
+from plait.runtime.models.registry import decoder_class
 from plait.runtime.sampling.numpy_ops import row_argmax
 from plait.runtime.weights.checkpoint import open_checkpoint
 
@@ -81,7 +81,7 @@ class TorchRunner:
         self.context_length = min(config.context_length or model_context_length, model_context_length)
         # LongRoPE has one set of frequencies for short contexts and one for long ones.
         self.config = replace(checkpoint.config, context_length=self.context_length)
-        self.model = MODELS[self.config.architecture](
+        self.model = decoder_class(self.config)(
             self.config,
             checkpoint,
             self.kernels,

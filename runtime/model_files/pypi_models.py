@@ -1,7 +1,6 @@
-"""Models that PyPI has in several packages, because one may not be that large: found and put together once.
+"""Models that PyPI holds as several packages because of its size limit. Their file is assembled once.
 
-Nothing of the packages is imported. The whole file goes to the user's cache and is a model's file like any other.
-Knows: names of packages and files, sizes, digests. Must not know: torch, what the files hold.
+The packages are not imported. The assembled file goes to the user's cache.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PyPIModel:
-    """One such model. `parts`: (package, file inside it), in order; `num_bytes` and `sha256` are the whole file's."""
+    """One such model. `parts`: (package, file inside it) in order; `num_bytes` and `sha256`: of the assembled file."""
 
     name: str
     file: str
@@ -45,7 +44,7 @@ PYPI_MODELS = {model.name: model for model in (GEMMA3_270M,)}
 
 
 def package_folders(package: str) -> list[Path]:
-    """Where a top-level package lies; none of it is run. Empty if it is not installed."""
+    """The folders of a top-level package, without importing it. Empty if it is not installed."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -54,10 +53,10 @@ def package_folders(package: str) -> list[Path]:
 
 
 def assemble(model: PyPIModel) -> Path:
-    """The model's file in the user's cache, put together from its packages if it is not there yet.
+    """The model's file in the user's cache, assembled from the packages if it is not there yet.
 
-    Raises ModelNotFound if a package is missing or the cache cannot be written, CorruptModel if the parts do not
-    add up to the file that was published.
+    Raises ModelNotFound if a package is missing or the cache is not writable, CorruptModel if the result differs
+    from the published one.
     """
     target = cache_folder() / model.sha256[:16] / model.file
     if target.is_file() and target.stat().st_size == model.num_bytes:
@@ -69,19 +68,19 @@ def assemble(model: PyPIModel) -> Path:
             unfinished = Path(whole.name)
             try:
                 _write(model, parts, whole.fileno())
-                os.replace(unfinished, target)  # so that nobody ever sees half of it
+                os.replace(unfinished, target)  # atomic: other processes never see a partial file
             finally:
                 unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise ModelNotFound(
-            f"{model.name} could not be put together in {target.parent} ({error.strerror}); make room, or name "
+            f"{model.name} could not be assembled in {target.parent} ({error.strerror}); free some space, or set "
             "another folder in XDG_CACHE_HOME"
         ) from error
     return target
 
 
 def cache_folder() -> Path:
-    """`plait` in the user's cache, by the XDG base directory specification."""
+    """The folder `plait` in the user's cache (XDG Base Directory Specification)."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "plait"
 
@@ -103,6 +102,6 @@ def _write(model: PyPIModel, parts: Sequence[Path], out: int) -> None:
                     count += whole.write(chunk)
     if (count, digest.hexdigest()) != (model.num_bytes, model.sha256):
         raise CorruptModel(
-            f"the packages of {model.name} do not add up to the file that was published; run: "
+            f"the packages of {model.name} do not add up to the published file; run: "
             f"{model.fetch_command.replace('install', 'install --force-reinstall', 1)}"
         )

@@ -1,7 +1,4 @@
-"""Where a model gets its weights from: what both containers offer.
-
-Knows: the interface. Must not know: files, or which model asks.
-"""
+"""The interface through which decoders read weights, whatever the container."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ WeightShapes = dict[str, tuple[int, ...]]
 
 
 class Checkpoint(Protocol):
-    """Weights by name. `tensor` gives a fresh tensor, `raw` the stored blocks of a GGUF file.
+    """The weights of a model under the names of transformers.
 
     >>> weights = open_checkpoint("model.gguf")  # doctest: +SKIP
     >>> weights.tensor("model.norm.weight", torch.float32, "cpu").shape  # doctest: +SKIP
@@ -30,19 +27,19 @@ class Checkpoint(Protocol):
 
     @property
     def container(self) -> Literal["gguf", "safetensors"]:
-        """What the weights are stored in."""
+        """The format of the files."""
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor the model needs, in the order of the layers."""
+        """The names of all tensors of the model, in the order of the layers."""
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-        """The weight, row-major as transformers has it. Raises CorruptModel or UnsupportedModel."""
+        """A new tensor with the shape and row order of transformers. Raises CorruptModel or UnsupportedModel."""
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        """`tensor` in float32 on the host; torch is loaded only for what is stored in few bits."""
+        """`tensor` in float32 on the host. Does not import torch for the F32 and F16 tensors of a GGUF file."""
 
     def stored_type(self, name: str) -> str:
-        """How a file keeps the weight ("Q4_1", "BF16", ...), from its header."""
+        """The type in which the file stores the weight ("Q4_1", "BF16", ...), read from its header."""
 
-    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        """(quantization, uint8 blocks [rows, bytes per row], shape); InputError for safetensors."""
+    def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        """(stored type, uint8 blocks [rows, bytes per row], shape). Raises InputError for safetensors."""

@@ -1,23 +1,24 @@
-"""The shape of a decoder-only model: one frozen record, all of it checked.
-
-Knows: names, ranges, what contradicts what. Must not know: torch, tensors, files and their spelling.
-"""
+"""The configuration of a decoder-only model, checked when it is constructed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models.rope import RopeScaling, check_rope_scaling, rope_inverse_frequencies
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
 
+Fields = dict[str, Any]  # fields of ModelConfig by name, as the families' readers return them
+
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """A mixture of experts: each token goes through the `experts_per_token` experts of `num_experts` that a router ranks highest.
+    """A mixture of experts: a router sends each token to `experts_per_token` of the experts.
 
-    `normalize_topk`: the weights of those chosen are scaled to add up to 1. `layers`: which layers have experts;
-    the others have one MLP of the model's `intermediate_size`.
+    `intermediate_size`: of one expert. `normalize_topk`: whether the weights of the selected experts are scaled to
+    sum to 1. `layers`: for each layer, whether it has experts; the others have one MLP of the model's
+    `intermediate_size`.
     """
 
     num_experts: int
@@ -29,14 +30,19 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything a forward pass must know about a model besides its weights.
+    """All parameters of a model that the forward pass needs besides the weights.
 
-    `attention_bias`: q, k and v have a bias each; `output_bias`: o has; `mlp_bias`: gate, up and down have.
-    `sliding_window`: the number of latest positions a query sees, None for all; it holds in the layers that
-    `sliding_layers` marks, in all of them if that is empty. `sliding_rope_theta`: the rotary base of those layers,
-    where it is another. `rotary_dim`: leading dimensions of a head that rotate, 0 for all. `attention_scale`: what
-    scores are multiplied by, 0 for 1 / sqrt(head_dim). `has_lm_head`: False where the files hold no output head: the
-    embedding stands in its place, and no text can be generated. Raises CorruptModel where numbers contradict.
+    - `architecture`: the name of the family (`registry.FAMILY_NAMES`).
+    - `attention_bias`: q, k and v have biases; `output_bias`: o has one; `mlp_bias`: gate, up and down have.
+    - `sliding_window`: a query attends to this many latest positions, its own included; None for all. It applies to the
+      layers that `sliding_layers` marks, or to all layers if that is empty.
+    - `sliding_rope_theta`: the rotary base of the layers with a window, if it differs from `rope_theta`.
+    - `rotary_dim`: the number of leading dimensions of a head that rotate; 0 for all.
+    - `attention_scale`: the factor of attention scores; 0 for 1 / sqrt(head_dim).
+    - `has_lm_head`: False if the files have no output head. The embedding then takes its place, and the model can
+      embed texts but not generate.
+
+    The constructor raises CorruptModel for values out of range and for values that contradict each other.
     """
 
     architecture: str
@@ -64,14 +70,14 @@ class ModelConfig:
     has_lm_head: bool = True
 
     def __post_init__(self) -> None:
-        for name, most in MAX_VALUES.items():
+        for name, maximum in MAX_VALUES.items():
             if name != "num_experts":
-                checked_int(name, getattr(self, name), most)
+                checked_int(name, getattr(self, name), maximum)
         if self.sliding_window is not None:
             checked_int("sliding_window", self.sliding_window, MAX_VALUES["context_length"])
         checked_float("rms_norm_eps", self.rms_norm_eps, 0.0, 1.0)
         if self.num_heads % self.num_kv_heads:
-            raise CorruptModel(f"{self.num_heads} heads are no multiple of {self.num_kv_heads} KV heads")
+            raise CorruptModel(f"{self.num_heads} heads are not a multiple of {self.num_kv_heads} KV heads")
         if len(self.sliding_layers) not in (0, self.num_layers):
             raise CorruptModel(f"{len(self.sliding_layers)} attention types for {self.num_layers} layers")
         if self.attention_scale:
@@ -93,20 +99,20 @@ class ModelConfig:
 
     @property
     def effective_rotary_dim(self) -> int:
-        """Dimensions of a head that rotate."""
+        """The number of dimensions of a head that rotate."""
         return checked_int("rotary dimensions", self.rotary_dim or self.head_dim, MAX_VALUES["head_dim"])
 
     @property
     def softmax_scale(self) -> float:
-        """What attention scores are multiplied by."""
+        """The factor of attention scores."""
         return self.attention_scale or self.head_dim**-0.5
 
     def is_sliding(self, layer: int) -> bool:
-        """Whether the sliding window holds in this layer."""
+        """Whether the layer has a sliding window."""
         return self.sliding_window is not None and (not self.sliding_layers or self.sliding_layers[layer])
 
     def window(self, layer: int) -> int | None:
-        """The number of latest positions a query of this layer sees, None for all."""
+        """The number of latest positions that a query of this layer attends to; None for all."""
         return self.sliding_window if self.is_sliding(layer) else None
 
     def inverse_frequencies(self) -> tuple[float, ...]:
@@ -116,7 +122,7 @@ class ModelConfig:
         )
 
     def sliding_inverse_frequencies(self) -> tuple[float, ...]:
-        """The same of the local layers, where they have a base of their own; never scaled (Gemma 3)."""
+        """The same for the layers with a sliding window. They are never scaled (Gemma 3)."""
         theta = self.rope_theta if self.sliding_rope_theta is None else self.sliding_rope_theta
         return rope_inverse_frequencies(theta, self.effective_rotary_dim, None, self.context_length)
 
@@ -127,4 +133,4 @@ def _check_experts(experts: MoEConfig, num_layers: int) -> None:
     checked_int("experts' intermediate_size", experts.intermediate_size, MAX_VALUES["intermediate_size"])
     checked_bool("norm_topk_prob", experts.normalize_topk)
     if len(experts.layers) != num_layers or not any(experts.layers):
-        raise CorruptModel("the layers that have experts are not named, or there are none")
+        raise CorruptModel("the list of layers with experts is empty or has another length than the layers")

@@ -1,14 +1,14 @@
-"""A decoder-only transformer in the small pieces that families share, and the loop over its layers.
+"""The decoder-only transformer: weights and forward pass, in methods that families override.
 
-A family that differs overrides the piece that differs: how a layer is loaded, how a block is put together, how
-the MLP works. Nothing here asks a tensor for its value, so a forward can be captured into a CUDA graph.
-Knows: weights and the order of operators. Must not know: batching, pages beyond the layout, sampling.
+A family overrides the method whose step differs: loading a layer, the order of norms in a layer, the MLP. No method
+reads a tensor's value on the host, so a forward can be captured into a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -17,6 +17,7 @@ from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.quantized_weights import LinearWeight
 from plait.runtime.config import WeightFormat
+from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.loading.torch_weights import TorchWeightLoader
@@ -27,18 +28,21 @@ CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin [T, D // 2] float32
 
 @dataclass(frozen=True)
 class Attention:
-    """q, k and v are one projection. `head_norm` [H + G, D]: a weight for each query and key head, or None."""
+    """The weights of one attention block; q, k and v are one projection.
+
+    `head_norm` [H + G, D]: the norm weights of every query and key head, or None. `window`: see `ModelConfig.window`.
+    """
 
     qkv: Projection
     output: Projection
     head_norm: torch.Tensor | None
     window: int | None
-    rope_table: int  # which of the model's rotary tables
+    rope_table: int  # index into Decoder.rope_tables
 
 
 @dataclass(frozen=True)
 class MLP:
-    """gate and up are one projection."""
+    """The weights of one MLP; gate and up are one projection."""
 
     gate_up: Projection
     down: Projection
@@ -46,7 +50,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class MoE:
-    """E MLPs and what chooses among them."""
+    """The weights of E experts and of their router."""
 
     router: torch.Tensor  # [E, C]
     gate_up: torch.Tensor  # [E, 2 F, C]
@@ -55,7 +59,7 @@ class MoE:
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder block. The two `post` norms are Gemma's: they stand after attention and MLP, before the sum."""
+    """One decoder layer. Only Gemma has the `post` norms, on the outputs of attention and MLP."""
 
     attention_norm: torch.Tensor
     attention: Attention
@@ -66,7 +70,13 @@ class Layer:
 
 
 class Decoder:
-    """Weights and forward pass. `forward` takes any ragged batch; `logits` only the rows asked for."""
+    """A model's weights and its forward pass over ragged batches.
+
+    Shapes: T tokens, C hidden size, V vocabulary, H query heads, G KV heads, D head size, F MLP size. The constructor
+    raises InputError if the family does not support float16 and `dtype` is float16.
+    """
+
+    supports_float16: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -75,14 +85,16 @@ class Decoder:
         kernels: Kernels,
         dtype: torch.dtype,
         device: torch.device,
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[float], None] = lambda fraction: None,
         weight_format: WeightFormat = "bf16",
     ) -> None:
+        if dtype == torch.float16 and not self.supports_float16:
+            raise InputError(f"activations of {config.architecture} overflow float16; use bfloat16 or float32")
         self.config, self.kernels, self.dtype, self.device = config, kernels, dtype, device
         self._weights, self._names = weights, set(weights.names())
         self._loader = TorchWeightLoader(weights, weight_format, dtype, device)
         tied = config.tie_word_embeddings
-        self.embedding = (self._loader.head if tied else self._loader.load_embedding)(
+        self.embedding = (self._loader.load_output_head if tied else self._loader.load_embedding)(
             "model.embed_tokens.weight"
         )  # [V, C]
         self.layers: list[Layer] = []
@@ -90,12 +102,12 @@ class Decoder:
             self.layers.append(self.load_layer(index, f"model.layers.{index}"))
             progress((index + 1) / config.num_layers)
         self.norm = self.load_norm("model.norm.weight")
-        self.head = self.embedding if tied else self._loader.head("lm_head.weight")
+        self.head = self.embedding if tied else self._loader.load_output_head("lm_head.weight")
         self.rope_tables = build_rope_tables(config, device)
 
     def forward(self, token_ids: torch.Tensor, layout: AttentionLayout, kv_cache: Sequence[LayerCache]) -> torch.Tensor:
-        """Hidden states [T, C] of token_ids [T], after the last norm. Writes KV into kv_cache, one for each layer."""
-        cos_sin = self.rope_tables  # whole tables, which fused operators look positions up in
+        """Hidden states [T, C] of token_ids [T] after the last norm. Writes KV into `kv_cache`, one entry per layer."""
+        cos_sin = self.rope_tables  # fused operators index the whole tables by position
         if self.kernels.fused is None:
             cos_sin = [(cos[layout.positions], sin[layout.positions]) for cos, sin in self.rope_tables]
         x, delta = self.embed(token_ids), None
@@ -104,14 +116,14 @@ class Decoder:
         return self.add_rms_norm(x, delta, self.norm)[1]
 
     def logits(self, hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, V] float32 for hidden [n, C]; with `columns` [k] only those tokens' logits, [n, k]."""
+        """Logits [n, V] float32 of hidden [n, C]; with token ids `columns` [k], only those columns: [n, k]."""
         head = self.head if columns is None else self.kernels.dequantize_rows(self.head, columns, self.dtype)
         return self.kernels.linear(hidden, head, None).float()
 
-    # -- pieces -----------------------------------------------------------------------------------
+    # -- steps ------------------------------------------------------------------------------------
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[T, C]"""
+        """Embeddings [T, C] of token_ids [T]."""
         return self.kernels.dequantize_rows(self.embedding, token_ids, self.dtype)
 
     def layer_forward(
@@ -123,7 +135,10 @@ class Decoder:
         cache: LayerCache,
         layout: AttentionLayout,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One layer over x + added (both [T, C]), and again the sum in two parts: it is taken with the next norm."""
+        """One layer over the residual x + delta, both [T, C].
+
+        Returns the new residual again as two summands (x, delta): the next norm adds them in its own kernel.
+        """
         x, h = self.add_rms_norm(x, delta, layer.attention_norm)
         x, h = self.add_rms_norm(x, self.attend(layer.attention, h, cos_sin, cache, layout), layer.mlp_norm)
         return x, self.mlp(layer.mlp, h)
@@ -131,14 +146,14 @@ class Decoder:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + added [T, C], which may take x's place, and its norm."""
+        """(x + delta, its norm), both [T, C]. A fused kernel writes the sum into x."""
         if delta is not None and self.kernels.fused is not None:
             return x, self.kernels.fused.add_rms_norm(delta, x, weight, self.config.rms_norm_eps)
         x = x if delta is None else x + delta
         return x, self.rms_norm(x, weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [T, C] through a norm."""
+        """RMSNorm of x [T, C] (arXiv:1910.07467)."""
         return self.kernels.rms_norm(x, weight, self.config.rms_norm_eps)
 
     def attend(
@@ -149,10 +164,10 @@ class Decoder:
         cache: LayerCache,
         layout: AttentionLayout,
     ) -> torch.Tensor:
-        """Attention of h [T, C] with its projections, [T, C]; the cache is written before it is read."""
+        """Attention of h [T, C] with its projections; returns [T, C]. The new KV is written to the cache first."""
         config, kernels = self.config, self.kernels
-        heads, groups, size = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = kernels.linear(h, *attention.qkv).view(len(h), heads + 2 * groups, size)  # [T, H + 2 G, D]
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = kernels.linear(h, *attention.qkv).view(len(h), heads + 2 * kv_heads, size)  # [T, H + 2 G, D]
         if kernels.fused is not None:
             cos, sin = cos_sin[attention.rope_table]
             weight, eps = attention.head_norm, config.rms_norm_eps
@@ -160,44 +175,44 @@ class Decoder:
                 qkv, cos, sin, cache, layout, config.softmax_scale, attention.window, weight, eps
             )
             return kernels.linear(attended.view(len(h), heads * size), *attention.output)
-        qk = qkv[:, : heads + groups]
+        qk = qkv[:, : heads + kv_heads]
         if attention.head_norm is not None:
             qk = kernels.head_norm(qk, attention.head_norm, config.rms_norm_eps)
         qk = kernels.rotary(qk, *cos_sin[attention.rope_table])
-        kernels.write_kv(qk[:, heads:], qkv[:, heads + groups :], cache[0], cache[1], layout.write_slots)
+        kernels.write_kv(qk[:, heads:], qkv[:, heads + kv_heads :], cache[0], cache[1], layout.write_slots)
         attended = kernels.paged_attention(
             qk[:, :heads], cache[0], cache[1], layout, config.softmax_scale, attention.window
         )  # [T, H, D]
         return kernels.linear(attended.reshape(len(h), heads * size), *attention.output)
 
     def mlp(self, mlp: MLP | MoE, h: torch.Tensor) -> torch.Tensor:
-        """The MLP over h [T, C]."""
+        """The MLP, or the mixture of experts, of h [T, C]; returns [T, C]."""
         if isinstance(mlp, MoE):
             return self.moe(mlp, h)
         return self.kernels.linear(self.activation(self.kernels.linear(h, *mlp.gate_up)), *mlp.down)
 
     def activation(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 F] -> [T, F]"""
+        """activation(gate) * up: [T, 2 F] -> [T, F]."""
         return self.kernels.silu_and_multiply(gate_up)
 
     def moe(self, experts: MoE, h: torch.Tensor) -> torch.Tensor:
-        """Each row of h [T, C] through its experts, the answers weighted by the router's softmax; [T, C]."""
+        """The sum of each token's top experts, weighted by the router's softmax: [T, C] -> [T, C]."""
         settings = self.config.experts
         assert settings is not None
         scores = self.kernels.linear(h, experts.router, None).float().softmax(-1)  # [T, E]
-        weights, chosen = scores.topk(settings.experts_per_token, dim=-1)  # [T, K]
+        weights, expert_ids = scores.topk(settings.experts_per_token, dim=-1)  # [T, K]
         if settings.normalize_topk:
             weights = weights / weights.sum(-1, keepdim=True)
-        return self.kernels.experts(h, weights, chosen, experts.gate_up, experts.down)
+        return self.kernels.experts(h, weights, expert_ids, experts.gate_up, experts.down)
 
     # -- loading ----------------------------------------------------------------------------------
 
     def load_tensor(self, name: str) -> torch.Tensor:
-        """The named weight in the model's dtype, on its device."""
+        """The named weight in the decoder's dtype, on its device."""
         return self._weights.tensor(name, self.dtype, self.device)
 
     def load_layer(self, index: int, prefix: str) -> Layer:
-        """Layer `index`, whose weights' names begin with `prefix`."""
+        """Layer `index`; the names of its weights begin with `prefix`."""
         return Layer(
             attention_norm=self.load_norm(f"{prefix}.input_layernorm.weight"),
             attention=self.load_attention(index, prefix),
@@ -206,10 +221,11 @@ class Decoder:
         )
 
     def load_norm(self, name: str) -> torch.Tensor:
-        """What a norm multiplies by."""
+        """The factor that a norm multiplies by."""
         return self.load_tensor(name)
 
     def load_attention(self, index: int, prefix: str) -> Attention:
+        """The attention weights of layer `index`."""
         config = self.config
         return Attention(
             qkv=self.load_qkv(f"{prefix}.self_attn"),
@@ -220,22 +236,24 @@ class Decoder:
         )
 
     def load_qkv(self, prefix: str) -> Projection:
+        """q, k and v as one projection."""
         return self.load_projection(*(f"{prefix}.{part}_proj" for part in "qkv"))
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
+        """The MLP of layer `index`, or its experts."""
         return MLP(
             gate_up=self.load_projection(f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"),
             down=self.load_projection(f"{prefix}.mlp.down_proj"),
         )
 
     def load_projection(self, *names: str) -> Projection:
-        """The named linear layers as one, their outputs side by side."""
+        """The named linear layers as one, concatenated along the outputs."""
         biases = [self.load_tensor(f"{name}.bias") for name in names if f"{name}.bias" in self._names]
         weight = self._loader.load_matrix(*(f"{name}.weight" for name in names))
         return weight, torch.cat(biases) if biases else None
 
     def _head_norm(self, prefix: str) -> torch.Tensor | None:
-        """[H + G, D]"""
+        """[H + G, D], or None if the model has no norms on queries and keys."""
         if f"{prefix}.q_norm.weight" not in self._names:
             return None
         query, key = (self.load_norm(f"{prefix}.{part}_norm.weight") for part in "qk")
@@ -243,7 +261,10 @@ class Decoder:
 
 
 def build_rope_tables(config: ModelConfig, device: torch.device) -> list[CosSin]:
-    """cos and sin [context, D // 2] float32 of the model, and of its local layers if theirs are others."""
+    """(cos, sin) tables [context_length, D // 2] float32.
+
+    The first table is the model's; a second one follows if the layers with a sliding window have their own base.
+    """
     attention_factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
     tables = [_build_rope_table(config, config.inverse_frequencies(), attention_factor, device)]
     if config.sliding_rope_theta is not None:
@@ -258,7 +279,7 @@ def _build_rope_table(
         torch.arange(config.context_length, dtype=torch.float32),
         torch.tensor(frequencies, dtype=torch.float32),
     )
-    still = (0, config.head_dim // 2 - len(frequencies))  # pairs that do not turn: angle 0
-    cos = torch.nn.functional.pad(angles.cos() * attention_factor, still, value=1.0)
-    sin = torch.nn.functional.pad(angles.sin() * attention_factor, still, value=0.0)
+    unrotated = (0, config.head_dim // 2 - len(frequencies))  # pairs that do not rotate have angle 0
+    cos = torch.nn.functional.pad(angles.cos() * attention_factor, unrotated, value=1.0)
+    sin = torch.nn.functional.pad(angles.sin() * attention_factor, unrotated, value=0.0)
     return cos.to(device), sin.to(device)

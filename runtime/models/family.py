@@ -1,7 +1,4 @@
-"""What a model family is to the rest of the runtime: its names, how its config is read, which weights it needs.
-
-Knows: the record. Must not know: any one family.
-"""
+"""The record that describes one model family to the rest of the runtime."""
 
 from __future__ import annotations
 
@@ -9,31 +6,47 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.config import Fields
 from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
 from plait.runtime.models.weight_shapes import LayerShapes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily:
-    """`name` is also what ModelConfig.architecture says.
+    """Names, config readers, weight shapes and decoder of one family.
 
-    `hf` and `gguf_architecture`: what the two kinds of files call it; `hf_base` where the model without an output head is not called
-    as the others are. `gguf_layer_names`: modules of a layer that GGUF calls otherwise
-    than in Llama. `gguf_permuted_qk`: llama.cpp stores the rows of q and k with rotary pairs side by side.
+    Only `gguf_layer_names` has a default: a family that leaves out anything else cannot be imported.
+
+    - `name`: the name of the family's folder, and the value of `ModelConfig.architecture`.
+    - `hf_architectures`: the values of `architectures` in config.json. The first one is the model with an output head;
+      the others are the class without it, as which embedding models are saved.
+    - `gguf_architecture`: the value of `general.architecture` in GGUF files; None if llama.cpp has no name of its own
+      for the family. `read_gguf_config` is then None too.
+    - `read_hf_config`, `read_gguf_config`: return the fields of `ModelConfig` except `architecture`. They raise
+      CorruptModel or UnsupportedModel.
+    - `layer_shapes`: names and shapes of the weights of one layer.
+    - `decoder`: "module:Class" of the torch decoder. It is a string because reading a header must not import torch.
+    - `has_packed_cpu`: whether the packed CPU decoder (`loading/cpu_weights.py`) computes this family correctly. It has
+      the Llama layer: SiLU, unscaled embeddings, no norms after attention and MLP, one rotary table over whole heads,
+      biases on q, k and v only. The loader raises for unused weights and for other rotary tables. It cannot see the
+      activation and the embedding scale: those must be checked before this flag is set.
+    - `gguf_permuted_qk`: whether llama.cpp stores the rows of q and k with the halves of a rotary pair side by side.
+    - `gguf_layer_names`: GGUF names of those modules of a layer that are not named as in Llama.
     """
 
     name: str
-    hf: str
+    hf_architectures: tuple[str, ...]
     gguf_architecture: str | None
-    read_hf_config: Callable[[Mapping[str, Any]], ModelConfig]
-    read_gguf_config: Callable[[GGUFKeys, TensorDerivedFields], ModelConfig] | None
+    read_hf_config: Callable[[Mapping[str, Any]], Fields]
+    read_gguf_config: Callable[[GGUFKeys, TensorDerivedFields], Fields] | None
     layer_shapes: LayerShapes
+    decoder: str
+    has_packed_cpu: bool
+    gguf_permuted_qk: bool
     gguf_layer_names: Mapping[str, str] = field(default_factory=dict)
-    gguf_permuted_qk: bool = False
-    hf_base: str | None = None
 
-    @property
-    def base(self) -> str:
-        """What transformers calls the model without an output head."""
-        return self.hf_base or self.hf.replace("ForCausalLM", "Model")
+    def __post_init__(self) -> None:
+        if (self.gguf_architecture is None) != (self.read_gguf_config is None):
+            raise ValueError(f"{self.name}: gguf_architecture and read_gguf_config must be given together")
+        if not self.hf_architectures:
+            raise ValueError(f"{self.name}: hf_architectures is empty")

@@ -1,9 +1,6 @@
-"""Chooses the form in which a model's weights are held and multiplied, and says why.
+"""Chooses the weight format and whether the packed CPU decoder runs, and gives the reason.
 
-A CPU has a decoder for packed weights, imported only where it can run: without numba the model runs by torch. A GPU
-has products for them beside torch's.
-
-Knows: which families, dtypes and processors have packed weights. Must not know: how they are built or multiplied.
+The packed CPU decoder needs numba, which is imported only here and only if the CPU may run it. Otherwise torch runs.
 """
 
 from __future__ import annotations
@@ -15,15 +12,15 @@ from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError
 from plait.runtime.models.checkpoint_interface import Checkpoint
 from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.registry import FAMILIES_BY_NAME
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # what has more is rounded
-GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # a GGUF's formats whose numbers a GPU takes as they are: bits
+WEIGHT_BITS: dict[WeightFormat, int] = {"int8": 8, "int4": 4}  # weights with more bits are rounded
+GPU_NATIVE_FORMATS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # GGUF types that GPU kernels read directly -> bits
 LoadProgress = Callable[[float], None]
 
 
 class FormatChoice(NamedTuple):
-    """The form that runs ("bf16" stands for the plain `dtype`), and in words why; `packed`: by a CPU's decoder."""
+    """The format that runs ("bf16": unquantized in `dtype`), whether the packed CPU decoder runs it, and the reason."""
 
     weight_format: WeightFormat
     packed: bool
@@ -31,9 +28,10 @@ class FormatChoice(NamedTuple):
 
 
 def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_format: WeightFormat) -> FormatChoice:
-    """What `weight_format` comes to with this model on this machine; InputError for int8 and int4 that cannot be had.
+    """The format in which this model runs on this machine if `weight_format` is requested.
 
-    Reads headers alone. "as-stored" falls back to plain numbers, with the reason. `dtype` and `device` are names.
+    `dtype` and `device` are names. Reads only the headers of the files. "as-stored" falls back to "bf16" with the
+    reason; int8 and int4 raise InputError if they are not available.
     """
     if weight_format == "auto":
         weight_format = "as-stored" if device == "cpu" else "bf16"
@@ -59,14 +57,14 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
 
 
 def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | None:
-    """Why this model has no packed form here; None if it has."""
+    """The reason why the model cannot run with 4- or 8-bit weights here; None if it can."""
     if device != "cpu":
         return _gpu_unsupported_reason(config, dtype, device)
-    if (machine := _cpu_unsupported_reason()) is not None:
-        return machine
+    if (cpu_reason := _cpu_unsupported_reason()) is not None:
+        return cpu_reason
     if dtype != "bfloat16":
         return f"packed weights go with bfloat16, not with {dtype}"
-    if config.architecture not in FAMILIES:
+    if not FAMILIES_BY_NAME[config.architecture].has_packed_cpu:
         return f"models of the family {config.architecture} have no packed form"
     if config.output_bias or config.mlp_bias:
         return "biases outside of q, k and v have no packed form"
@@ -77,22 +75,22 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
 
 
 def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
-    """The first matrix that is not stored in blocks the packed decoder takes as they are; None if all are."""
+    """Names the first matrix whose stored type the packed decoder does not read; None if it reads all."""
     from plait.kernels.cpu.gemm.packed_weights import LOSSLESS_GGUF_FORMATS
 
     for name in weights.names():
-        found = weights.stored_type(name)
-        if not name.endswith(("norm.weight", ".bias")) and found not in LOSSLESS_GGUF_FORMATS:
-            return f"{name} is stored as {found}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
+        stored_type = weights.stored_type(name)
+        if not name.endswith(("norm.weight", ".bias")) and stored_type not in LOSSLESS_GGUF_FORMATS:
+            return f"{name} is stored as {stored_type}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
     return None
 
 
 def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
-    kept = f"the file's own 4- and 8-bit numbers; matrices that are stored otherwise in {dtype}"
+    as_stored = f"the file's own 4- and 8-bit numbers; matrices that are stored otherwise in {dtype}"
     rounded = f"what has more bits is rounded to {weight_format}" + (
         ", the output head to int8" if weight_format == "int4" else ""
     )
-    return f"{kept if weight_format == 'as-stored' else rounded}; multiplied by triton"
+    return f"{as_stored if weight_format == 'as-stored' else rounded}; multiplied by triton"
 
 
 def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | None:
@@ -110,7 +108,7 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
 
 
 def _gpu_storage_mismatch(weights: Checkpoint) -> str | None:
-    """Why nothing in the file is used as it is on a GPU; None if something is."""
+    """The reason why a GPU reads none of the stored matrices directly; None if it reads some."""
     matrices = [name for name in weights.names() if not name.endswith(("norm.weight", ".bias"))]
     if weights.container == "gguf" and any(weights.stored_type(name) in GPU_NATIVE_FORMATS for name in matrices):
         return None

@@ -1,43 +1,60 @@
-"""Which families plait runs: one line each, and how a file's config finds its own.
+"""The list of model families, and the lookup of a file's family.
 
-Knows: names. Must not know: what a family does; which decoder runs it, `decoders` says.
+To add a family, add the folder families/<name>/ with a config.py that defines FAMILY, and its name to FAMILY_NAMES.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import UnsupportedModel
 from plait.runtime.models.config import ModelConfig
-from plait.runtime.models.families.gemma3.config import FAMILY as GEMMA3
-from plait.runtime.models.families.llama.config import FAMILY as LLAMA
-from plait.runtime.models.families.mistral.config import FAMILY as MISTRAL
-from plait.runtime.models.families.phi3.config import FAMILY as PHI3
-from plait.runtime.models.families.qwen2.config import FAMILY as QWEN2
-from plait.runtime.models.families.qwen3.config import FAMILY as QWEN3
-from plait.runtime.models.families.qwen3_moe.config import FAMILY as QWEN3_MOE
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading.gguf_config import GGUFKeys, TensorDerivedFields
 
-FAMILIES = (
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    QWEN3_MOE,
-    GEMMA3,
-    PHI3,
+if TYPE_CHECKING:
+    from plait.runtime.models.decoder import Decoder
+
+FAMILY_NAMES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3",
+    "phi3",
 )
 
-FAMILIES_BY_NAME: dict[str, ModelFamily] = {family.name: family for family in FAMILIES}
-_BY_HF = {family.hf: family for family in FAMILIES}
-_BY_BASE = {family.base: family for family in FAMILIES}  # saved without an output head, as embedding models are
-_BY_GGUF = {family.gguf_architecture: family for family in FAMILIES if family.gguf_architecture is not None}
+
+def _load_family(name: str) -> ModelFamily:
+    family: ModelFamily = import_module(f"plait.runtime.models.families.{name}.config").FAMILY
+    if family.name != name:
+        raise ValueError(f"the family in families/{name} is named {family.name!r}; the two must agree")
+    return family
+
+
+def index_families(names_and_families: Iterable[tuple[str, ModelFamily]]) -> dict[str, ModelFamily]:
+    """Families by name. Raises ValueError if two families have one name."""
+    index: dict[str, ModelFamily] = {}
+    for name, family in names_and_families:
+        if name in index:
+            raise ValueError(f"the families {index[name].name} and {family.name} both claim the name {name!r}")
+        index[name] = family
+    return index
+
+
+FAMILIES = tuple(_load_family(name) for name in FAMILY_NAMES)
+FAMILIES_BY_NAME = index_families((family.name, family) for family in FAMILIES)
+_BY_HF_ARCHITECTURE = index_families((name, family) for family in FAMILIES for name in family.hf_architectures)
+_BY_GGUF_ARCHITECTURE = index_families(
+    (family.gguf_architecture, family) for family in FAMILIES if family.gguf_architecture is not None
+)
 
 
 def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """The config in a Hugging Face config.json. Raises CorruptModel or UnsupportedModel.
+    """The model's config from the contents of a Hugging Face config.json. Raises CorruptModel or UnsupportedModel.
 
     >>> config_from_hf({"architectures": ["GPT2LMHeadModel"]})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -45,22 +62,30 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    family = (_BY_HF | _BY_BASE).get(name) if isinstance(name, str) else None
+    family = _BY_HF_ARCHITECTURE.get(name) if isinstance(name, str) else None
     if family is None:
-        raise _unsupported(name, _BY_HF)
-    return family.read_hf_config(config)
+        raise _unsupported(name, (family.hf_architectures[0] for family in FAMILIES))
+    return ModelConfig(architecture=family.name, **family.read_hf_config(config))
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensor_fields: TensorDerivedFields | None = None) -> ModelConfig:
-    """The config in a GGUF's metadata; `tensor_fields` is what only the file's tensors tell.
+    """The model's config from a GGUF file's metadata and, in `tensor_fields`, from its list of tensors.
 
     Raises CorruptModel or UnsupportedModel.
     """
     name = metadata.get("general.architecture")
-    family = _BY_GGUF.get(name) if isinstance(name, str) else None
+    family = _BY_GGUF_ARCHITECTURE.get(name) if isinstance(name, str) else None
     if family is None or family.read_gguf_config is None:
-        raise _unsupported(name, _BY_GGUF)
-    return family.read_gguf_config(GGUFKeys(metadata), tensor_fields or TensorDerivedFields())
+        raise _unsupported(name, _BY_GGUF_ARCHITECTURE)
+    fields = family.read_gguf_config(GGUFKeys(metadata), tensor_fields or TensorDerivedFields())
+    return ModelConfig(architecture=family.name, **fields)
+
+
+def decoder_class(config: ModelConfig) -> type[Decoder]:
+    """The torch decoder of the config's family. Imports torch."""
+    module, _, name = FAMILIES_BY_NAME[config.architecture].decoder.partition(":")
+    decoder: type[Decoder] = getattr(import_module(module), name)
+    return decoder
 
 
 def _unsupported(name: Any, supported: Iterable[str]) -> UnsupportedModel:

@@ -1,7 +1,4 @@
-"""Rotary position embeddings: the frequencies of each pair, plain or stretched beyond the context of pretraining.
-
-Knows: the formulas and the numbers they take. Must not know: files, tensors.
-"""
+"""Frequencies of rotary position embeddings (arXiv:2104.09864) and the scaling methods for longer contexts."""
 
 from __future__ import annotations
 
@@ -16,14 +13,18 @@ from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies are stretched.
+    """A scaling of the rotary frequencies. `kind` is one of:
 
-    `linear` (arXiv:2306.15595): all divided by `factor`. `llama3` (arXiv:2407.21783): long wavelengths divided
-    by `factor`, short ones kept, a smooth step between. `divisors`: frequency i divided by `divisors[i]`, one per
-    rotary pair, as GGUF stores llama3. `yarn` (arXiv:2309.00071): pairs that turn more than `beta_fast` times
-    over the original context are kept, those that turn less than `beta_slow` times divided by `factor`, a ramp
-    between. `longrope` (arXiv:2402.13753): divided by `divisors`, or by `long_divisors` where the context is
-    longer than the original one. `attention_factor` multiplies cosine and sine (YaRN, LongRoPE).
+    - `linear` (arXiv:2306.15595): all frequencies are divided by `factor`.
+    - `llama3` (arXiv:2407.21783): long wavelengths are divided by `factor`, short ones are kept, those between are
+      interpolated.
+    - `divisors`: frequency i is divided by `divisors[i]`, one per rotary pair. GGUF stores llama3 in this form.
+    - `yarn` (arXiv:2309.00071): pairs with more than `beta_fast` rotations over the original context are kept, those
+      with fewer than `beta_slow` are divided by `factor`, with a linear ramp between.
+    - `longrope` (arXiv:2402.13753): frequencies are divided by `divisors`, or by `long_divisors` if the context is
+      longer than the original one.
+
+    `attention_factor` multiplies cosine and sine (YaRN, LongRoPE).
     """
 
     kind: Literal["linear", "llama3", "divisors", "yarn", "longrope"]
@@ -43,8 +44,8 @@ def rope_inverse_frequencies(
 ) -> tuple[float, ...]:
     """Radians per position of each rotary pair, [dims / 2].
 
-    LongRoPE has two sets. Which one holds is settled once, by `context_length`, the longest text that will be
-    asked for: were it settled by each text's own length, a cached prefix would not fit a longer text.
+    LongRoPE has two sets of divisors. The choice depends on `context_length`, the longest text that the runtime
+    accepts, and not on the length of each text: otherwise the cached KV of a prefix would not fit a longer text.
     """
     plain = [theta ** (-2 * i / dims) for i in range(dims // 2)]
     if scaling is None:
@@ -57,23 +58,23 @@ def rope_inverse_frequencies(
         return _yarn(plain, theta, dims, scaling)
     long = scaling.kind == "longrope" and context_length > scaling.original_context_length
     divisors = scaling.long_divisors if long else scaling.divisors
-    return tuple(frequency / by for frequency, by in zip(plain, divisors, strict=True))
+    return tuple(frequency / divisor for frequency, divisor in zip(plain, divisors, strict=True))
 
 
 def yarn_attention_factor(factor: float) -> float:
-    """What YaRN multiplies cosine and sine by, arXiv:2309.00071 section 3.4."""
+    """The factor of cosine and sine in YaRN (arXiv:2309.00071, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
 
 
 def longrope_attention_factor(factor: float, original_context_length: int) -> float:
-    """The same of LongRoPE, with `factor` the new context over the original one."""
+    """The factor of cosine and sine in LongRoPE; `factor` is the new context length over the original one."""
     if factor <= 1 or original_context_length <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original_context_length))
 
 
 def check_rope_scaling(scaling: RopeScaling, dims: int) -> None:
-    """Raises CorruptModel for numbers that no model can have."""
+    """Raises CorruptModel for values out of range. `dims` is the number of rotary dimensions of a head."""
     checked_float("rope scaling factor", scaling.factor, 0.0, 1e6)
     checked_float("rope scaling magnitude", scaling.attention_factor, 0.0, 1e6)
     if scaling.kind in ("llama3", "yarn", "longrope"):
@@ -90,7 +91,7 @@ def check_rope_scaling(scaling: RopeScaling, dims: int) -> None:
 
 def _check_below(name: str, low: float, high: float) -> None:
     if not checked_float(name, low, 0.0, 1e6) < checked_float("its upper bound", high, 0.0, 1e6):
-        raise CorruptModel(f"rope scaling: {name} {low:g} is not below {high:g}, the high one")
+        raise CorruptModel(f"rope scaling: {name} {low:g} is not below {high:g}")
 
 
 def _check_divisors(divisors: Sequence[float], dims: int) -> None:
@@ -101,24 +102,24 @@ def _check_divisors(divisors: Sequence[float], dims: int) -> None:
 
 
 def _llama3(frequency: float, scaling: RopeScaling) -> float:
-    turns = scaling.original_context_length * frequency / (2 * math.pi)  # over the original context
-    if turns < scaling.low_freq_factor:
+    rotations = scaling.original_context_length * frequency / (2 * math.pi)  # over the original context
+    if rotations < scaling.low_freq_factor:
         return frequency / scaling.factor
-    if turns > scaling.high_freq_factor:
+    if rotations > scaling.high_freq_factor:
         return frequency
-    step = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    step = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     return (1 - step) * frequency / scaling.factor + step * frequency
 
 
 def _yarn(plain: Sequence[float], theta: float, dims: int, scaling: RopeScaling) -> tuple[float, ...]:
-    def pair_that_turns(times: float) -> float:  # over the original context
-        return dims * math.log(scaling.original_context_length / (times * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_with_rotations(rotations: float) -> float:  # over the original context
+        return dims * math.log(scaling.original_context_length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), dims - 1)
+    first = max(math.floor(pair_with_rotations(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_with_rotations(scaling.beta_slow)), dims - 1)
     width = max(last - first, 0.001)
-    stretched = [min(max((i - first) / width, 0.0), 1.0) for i in range(len(plain))]  # 0: kept, 1: divided
+    ramp = [min(max((i - first) / width, 0.0), 1.0) for i in range(len(plain))]  # 0: kept, 1: divided by factor
     return tuple(
         frequency * (1 - share) + frequency / scaling.factor * share
-        for frequency, share in zip(plain, stretched, strict=True)
+        for frequency, share in zip(plain, ramp, strict=True)
     )

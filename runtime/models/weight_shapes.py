@@ -1,7 +1,4 @@
-"""Names and shapes of the weights a model needs, as transformers names them.
-
-Knows: the parts that families share. Must not know: where weights are stored.
-"""
+"""Names and shapes of the weights of a model, under the names of transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from plait.runtime.models.checkpoint_interface import WeightShapes
 from plait.runtime.models.config import ModelConfig
 
-LayerShapes = Callable[[ModelConfig, int], WeightShapes]  # names relative to the layer
+LayerShapes = Callable[[ModelConfig, int], WeightShapes]  # (config, layer index) -> names relative to the layer
 
 
 def model_shapes(config: ModelConfig, layer_shapes: LayerShapes) -> WeightShapes:
@@ -25,7 +22,7 @@ def model_shapes(config: ModelConfig, layer_shapes: LayerShapes) -> WeightShapes
 
 
 def attention_shapes(config: ModelConfig) -> WeightShapes:
-    """q, k, v and o, with the biases the config names."""
+    """q, k, v and o, with biases as the config says."""
     hidden = config.hidden_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: WeightShapes = {}
@@ -35,34 +32,36 @@ def attention_shapes(config: ModelConfig) -> WeightShapes:
 
 
 def qk_norm_shapes(config: ModelConfig) -> WeightShapes:
-    """The norms of queries and keys, one weight for all heads."""
+    """The norms of queries and keys; all heads share one weight."""
     return {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
 
 
 def mlp_shapes(config: ModelConfig) -> WeightShapes:
-    """gate, up and down, with the biases the config names."""
-    hidden, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-    gate_up = linear_shapes("mlp.gate_proj", wide, hidden, bias) | linear_shapes("mlp.up_proj", wide, hidden, bias)
-    return gate_up | linear_shapes("mlp.down_proj", hidden, wide, bias)
+    """gate, up and down, with biases as the config says."""
+    hidden, intermediate, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+    gate_up = linear_shapes("mlp.gate_proj", intermediate, hidden, bias) | linear_shapes(
+        "mlp.up_proj", intermediate, hidden, bias
+    )
+    return gate_up | linear_shapes("mlp.down_proj", hidden, intermediate, bias)
 
 
 def norm_shapes(config: ModelConfig, *names: str) -> WeightShapes:
-    """Norms over the hidden state."""
+    """Norms over the hidden state, by module name."""
     return {f"{name}.weight": (config.hidden_size,) for name in names}
 
 
 def linear_shapes(name: str, rows: int, columns: int, bias: bool = False) -> WeightShapes:
-    """One linear layer."""
+    """One linear layer: weight [rows, columns], bias [rows]."""
     shapes: WeightShapes = {f"{name}.weight": (rows, columns)}
     return shapes | {f"{name}.bias": (rows,)} if bias else shapes
 
 
 def llama_layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
-    """A layer of Llama's shape."""
+    """The weights of a Llama layer."""
     norms = norm_shapes(config, "input_layernorm", "post_attention_layernorm")
     return norms | attention_shapes(config) | mlp_shapes(config)
 
 
 def qk_norm_layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
-    """The same with norms on queries and keys."""
+    """The weights of a Llama layer with norms on queries and keys."""
     return llama_layer_shapes(config, layer) | qk_norm_shapes(config)

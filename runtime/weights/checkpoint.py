@@ -1,7 +1,6 @@
-"""A model's weights under Hugging Face names, from a GGUF file or a folder of safetensors.
+"""Opens the weights of a model: a GGUF file or a folder of safetensors.
 
-Every tensor the config calls for is looked for, and its shape compared, when the checkpoint is opened.
-Knows: which container a path is. Must not know: what is in one.
+Opening checks the name and shape of every tensor that the config needs.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ __all__ = ["Checkpoint", "expected_shapes", "open_checkpoint"]
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a .gguf file or a Hugging Face folder.
+    """Opens a .gguf file or a Hugging Face folder.
 
-    Raises ModelNotFound, CorruptModel (a tensor is missing or has another shape than the config says) or
-    UnsupportedModel.
+    Raises ModelNotFound, UnsupportedModel, or CorruptModel if a tensor is missing or its shape contradicts the config.
     """
     path = Path(path)
     if not path.exists():

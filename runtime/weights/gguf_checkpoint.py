@@ -1,7 +1,4 @@
-"""A GGUF file's weights under the names and in the row order of transformers.
-
-Knows: how GGUF names tensors, and the order llama.cpp stores rotary rows in. Must not know: the forward pass.
-"""
+"""The weights of a GGUF file under the names and in the row order of transformers."""
 
 from __future__ import annotations
 
@@ -41,22 +38,20 @@ _LAYER_TENSOR_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-
-
 _FLOAT_DTYPES = {"F32": "<f4", "F16": "<f2"}
 
 
 def gguf_name(name: str, names: Mapping[str, str]) -> str:
-    """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`; `names` are the family's own modules."""
+    """`model.layers.3.self_attn.q_proj.weight` -> `blk.3.attn_q.weight`; `names` has the family's exceptions."""
     module, _, kind = name.rpartition(".")
     if module in _MODEL_TENSOR_NAMES:
         return f"{_MODEL_TENSOR_NAMES[module]}.{kind}"
-    layer, _, inner = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{names.get(inner) or _LAYER_TENSOR_NAMES[inner]}.{kind}"
+    layer, _, layer_module = module.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{names.get(layer_module) or _LAYER_TENSOR_NAMES[layer_module]}.{kind}"
 
 
 class GGUFCheckpoint:
-    """Made by `open_checkpoint`; see `Checkpoint`."""
+    """A `Checkpoint` of a GGUF file; made by `open_checkpoint`."""
 
     container: Final = "gguf"
 
@@ -76,14 +71,14 @@ class GGUFCheckpoint:
         shape_of(name, self.shapes)
         return self.file.tensors[self._gguf_name(name)].quantization
 
-    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+    def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
         shape = shape_of(name, self.shapes)
         info = self.file.tensors[self._gguf_name(name)]
-        rows = self.file.raw(info.name).reshape(math.prod(shape[:-1]), -1)  # [1, bytes] of a vector
+        rows = self.file.tensor_bytes(info.name).reshape(math.prod(shape[:-1]), -1)  # a vector is [1, bytes]
         heads = self._num_permuted_heads(name)
         if heads:
-            # llama.cpp keeps the two halves of each head's rotary pairs interleaved: a permutation of whole rows,
-            # so the stored blocks can be put in order as they are.
+            # llama.cpp interleaves the two halves of each head's rotary pairs. That permutes whole rows, so the
+            # quantized blocks can be reordered without decoding them.
             rows = _unpermute_qk(rows if len(shape) > 1 else rows.reshape(shape[0], -1), heads)
         return info.quantization, rows, shape
 
@@ -92,28 +87,28 @@ class GGUFCheckpoint:
 
         from plait.kernels.gguf_dequantize import GGUF_BLOCK_SHAPES, dequantize
 
-        quantization, rows, shape = self.raw(name)
+        quantization, rows, shape = self.raw_blocks(name)
         if quantization not in GGUF_BLOCK_SHAPES:
             raise UnsupportedModel(
                 f"tensor {name!r} is stored as {quantization}; plait reads {', '.join(GGUF_BLOCK_SHAPES)}"
             )
-        blocks = torch.from_numpy(rows).to(device)  # the packed form crosses to the device, not the wide one
+        blocks = torch.from_numpy(rows).to(device)  # transfers the quantized blocks, and decodes on the device
         return dequantize(blocks, quantization, shape).to(dtype)
 
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
-        quantization, rows, shape = self.raw(name)
+        quantization, rows, shape = self.raw_blocks(name)
         if quantization in _FLOAT_DTYPES:
             return np.ascontiguousarray(rows).view(_FLOAT_DTYPES[quantization]).astype(np.float32).reshape(shape)
         import torch
 
-        found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
-        return found
+        values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").numpy()
+        return values
 
     def _gguf_name(self, name: str) -> str:
         return gguf_name(name, self._family.gguf_layer_names)
 
     def _num_permuted_heads(self, name: str) -> int:
-        """How many heads the tensor's rows are, if they are stored interleaved; else 0."""
+        """The number of heads in the tensor if its rows are stored interleaved; else 0."""
         if self._family.gguf_permuted_qk and "self_attn.q_proj" in name:
             return self.config.num_heads
         if self._family.gguf_permuted_qk and "self_attn.k_proj" in name:
@@ -122,13 +117,13 @@ class GGUFCheckpoint:
 
 
 def _unpermute_qk(rows: npt.NDArray[np.uint8], heads: int) -> npt.NDArray[np.uint8]:
-    """Rows (head, i, half) to rows (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
+    """Reorders rows (head, i, half) to (head, half, i): uint8 [R, bytes] -> [R, bytes], a copy."""
     split = rows.reshape(heads, -1, 2, rows.shape[1])  # [heads, head_dim / 2, 2, bytes]
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def gguf_model_config(file: GGUFFile) -> ModelConfig:
-    """The config in the metadata, with what only the tensors tell. Raises CorruptModel or UnsupportedModel."""
+    """The config, from the metadata and the list of tensors. Raises CorruptModel or UnsupportedModel."""
     return config_from_gguf(
         file.metadata,
         TensorDerivedFields(
@@ -148,5 +143,5 @@ def _float_vector(file: GGUFFile, name: str) -> tuple[float, ...] | None:
     if info is None:
         return None
     if info.quantization != "F32" or len(info.shape) != 1:
-        raise CorruptModel(f"the tensor {name} is not a row of F32")
-    return tuple(float(x) for x in file.raw(name).view("<f4"))
+        raise CorruptModel(f"the tensor {name} is not a vector of F32")
+    return tuple(float(x) for x in file.tensor_bytes(name).view("<f4"))

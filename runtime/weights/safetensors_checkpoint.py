@@ -1,8 +1,4 @@
-"""A Hugging Face folder's weights: model.safetensors, or shards named by an index.
-
-Knows: the two layouts, that experts are stored one by one, and that a model saved without an output head has shorter
-names. Must not know: the forward pass.
-"""
+"""The weights of a Hugging Face folder: model.safetensors, or shards listed in an index."""
 
 from __future__ import annotations
 
@@ -28,11 +24,12 @@ _EXPERTS_INFIX = ".experts."
 
 
 class SafetensorsCheckpoint:
-    """Made by `open_checkpoint`; see `Checkpoint`.
+    """A `Checkpoint` of a Hugging Face folder; made by `open_checkpoint`.
 
-    What the model calls `mlp.experts.up_proj.weight` [E, F, C] is stored as `mlp.experts.0.up_proj.weight` [F, C]
-    and so on. A model that was saved without an output head, as those that embed texts are, has no `model.` before its
-    names; where the config does not tie the head to the embedding either, there is none: `config.has_lm_head` is False.
+    Experts are stored one by one: `mlp.experts.up_proj.weight` [E, F, C] is the stack of the stored
+    `mlp.experts.0.up_proj.weight` [F, C] and so on. Models saved without an output head, such as embedding models, have
+    names without the prefix `model.`; if the config does not tie the head to the embedding either, `config.has_lm_head`
+    is False.
     """
 
     container: Final = "safetensors"
@@ -63,8 +60,8 @@ class SafetensorsCheckpoint:
         kind: str = self._open(self.file_by_tensor[part], "cpu").get_slice(part).get_dtype()
         return kind
 
-    def raw(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
-        raise InputError("raw blocks exist in GGUF files only; use tensor()")
+    def raw_blocks(self, name: str) -> tuple[str, npt.NDArray[np.uint8], tuple[int, ...]]:
+        raise InputError("only GGUF files have raw blocks; use tensor()")
 
     def tensor(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
         import torch
@@ -76,8 +73,8 @@ class SafetensorsCheckpoint:
     def float32_array(self, name: str) -> npt.NDArray[np.float32]:
         import torch
 
-        found: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
-        return found
+        values: npt.NDArray[np.float32] = self.tensor(name, torch.float32, "cpu").contiguous().numpy()
+        return values
 
     def _read(self, name: str, device: torch.device | str) -> torch.Tensor:
         import torch
@@ -88,19 +85,21 @@ class SafetensorsCheckpoint:
         except SafetensorError as error:
             raise _corrupt_file(file) from error
         if stored.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModel(f"tensor {name!r} is stored as {stored.dtype}; plait reads 32 and 16 bits")
+            raise UnsupportedModel(
+                f"tensor {name!r} is stored as {stored.dtype}; plait reads float32, float16 and bfloat16"
+            )
         return stored
 
     def _stored_parts(self, name: str, shape: tuple[int, ...]) -> Sequence[tuple[str, tuple[int, ...]]]:
-        """(stored name, its shape) of what makes up a tensor."""
+        """(stored name, shape) of each stored tensor that makes up the tensor `name`."""
         stored = name.removeprefix("model.") if self._lacks_model_prefix else name
         if len(shape) < 3:
             return [(stored, shape)]
-        before, after = stored.split(_EXPERTS_INFIX)
-        return [(f"{before}{_EXPERTS_INFIX}{i}.{after}", shape[1:]) for i in range(shape[0])]
+        prefix, suffix = stored.split(_EXPERTS_INFIX)
+        return [(f"{prefix}{_EXPERTS_INFIX}{i}.{suffix}", shape[1:]) for i in range(shape[0])]
 
     def _map_tensors_to_files(self) -> dict[str, str]:
-        """Tensor name -> file name, from the index or from the single file."""
+        """Stored tensor name -> file name, from the index or the single file."""
         if not (self.folder / _INDEX).exists():
             return dict.fromkeys(self._open(_SINGLE, "cpu").keys(), _SINGLE)
         file_by_tensor = read_json_object(self.folder / _INDEX).get("weight_map")

@@ -1,7 +1,4 @@
-"""Which tensors a model must have, and the sentences for those that are not there or have another shape.
-
-Knows: the family's shapes. Must not know: containers.
-"""
+"""Checks that a checkpoint has every tensor of the model in the right shape."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ from plait.runtime.models.weight_shapes import model_shapes
 
 
 def expected_shapes(config: ModelConfig) -> WeightShapes:
-    """Name and shape of every tensor that a model of this config needs."""
+    """Names and shapes of all tensors that a model of this config needs."""
     return model_shapes(config, FAMILIES_BY_NAME[config.architecture].layer_shapes)
 
 
-def check_shape(name: str, found: Sequence[int] | None, expected: tuple[int, ...]) -> None:
-    """CorruptModel unless the file has the tensor in the expected shape."""
-    if found is None:
+def check_shape(name: str, stored: Sequence[int] | None, expected: tuple[int, ...]) -> None:
+    """Raises CorruptModel unless the stored shape is the expected one; None means that the tensor is missing."""
+    if stored is None:
         raise CorruptModel(f"the checkpoint has no tensor {name!r}; download it again")
-    if tuple(found) != expected:
-        raise CorruptModel(f"tensor {name!r} has the shape {tuple(found)}, the config says {expected}")
+    if tuple(stored) != expected:
+        raise CorruptModel(f"tensor {name!r} has the shape {tuple(stored)}, the config says {expected}")
 
 
 def shape_of(name: str, shapes: WeightShapes) -> tuple[int, ...]:
-    """The shape of a tensor that the model has; CorruptModel for another name."""
+    """The shape of the tensor. Raises CorruptModel if the model has no tensor of that name."""
     if name not in shapes:
         raise CorruptModel(f"the checkpoint has no tensor {name!r}")
     return shapes[name]

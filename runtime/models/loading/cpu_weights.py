@@ -1,7 +1,4 @@
-"""Builds the CPU's packed decoder from a checkpoint; imports numba.
-
-Knows: names of weights. Must not know: how products are computed, or whether this form was a good choice.
-"""
+"""Loads a checkpoint into the CPU's decoder for packed weights. Imports numba."""
 
 from __future__ import annotations
 
@@ -22,52 +19,59 @@ Floats = npt.NDArray[np.float32]
 
 
 class NotPackable(Exception):
-    """A weight is not stored in a form that is used as it is."""
+    """The format is "as-stored", and the packed kernels cannot use a weight as it is stored."""
 
 
 class PackedWeightLoader:
-    """Loads weights in one form."""
+    """Reads weights by name, quantizes those that need it, and packs them for the CPU kernels.
+
+    `unused` holds the names of the checkpoint's weights that have not been read yet.
+    """
 
     def __init__(self, config: ModelConfig, weights: Checkpoint, weight_format: WeightFormat) -> None:
         self.config, self.weights, self.weight_format = config, weights, weight_format
-        self.names = set(weights.names())
+        self.names = frozenset(weights.names())
+        self.unused = set(self.names)
 
     def load_quantized(self, name: str) -> QuantizedWeight:
-        """NotPackable if the form is "as-stored" and the file has another."""
+        """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
+        self.unused.discard(name)
         if self.weights.container == "gguf":
-            quantization, raw, shape = self.weights.raw(name)
-            exact = packed_weights.from_gguf(raw, quantization, shape)
+            stored_type, blocks, shape = self.weights.raw_blocks(name)
+            exact = packed_weights.from_gguf(blocks, stored_type, shape)
             if exact is not None and (
                 self.weight_format == "as-stored" or exact.bits <= WEIGHT_BITS[self.weight_format]
             ):
                 return exact
-            found = quantization
         else:
-            found = "plain numbers"
+            stored_type = "unquantized numbers"
         if self.weight_format == "as-stored":
-            raise NotPackable(f"{name} is stored as {found}")
+            raise NotPackable(f"{name} is stored as {stored_type}")
         return packed_weights.quantize(self.float32_array(name), WEIGHT_BITS[self.weight_format])
 
     def load_packed(self, *names: str) -> PackedWeight:
-        """The named weights as one, their outputs one after the other."""
+        """The named linear layers as one matrix, concatenated along the outputs."""
         return packed_weights.pack(
             packed_weights.concat_outputs([self.load_quantized(f"{name}.weight") for name in names])
         )
 
     def float32_array(self, name: str) -> Floats:
+        """The weight in float32."""
+        self.unused.discard(name)
         return self.weights.float32_array(name)
 
     def load_layer(self, index: int) -> LayerWeights:
+        """Layer `index`, which must have Llama's weights; norms on queries and keys are optional."""
         config, prefix = self.config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        parts = [f"{attention}.{part}_proj" for part in "qkv"]
-        biases = [self.float32_array(f"{part}.bias") for part in parts if f"{part}.bias" in self.names]
+        projections = [f"{attention}.{part}_proj" for part in "qkv"]
+        biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
         gate_up = packed_weights.interleave_tiles(
             *(self.load_quantized(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
         )
         return LayerWeights(
             norm=self.float32_array(f"{prefix}.input_layernorm.weight"),
-            qkv=self.load_packed(*parts),
+            qkv=self.load_packed(*projections),
             bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.load_packed(f"{attention}.o_proj"),
@@ -77,10 +81,11 @@ class PackedWeightLoader:
             down=self.load_packed(f"{mlp}.down_proj"),
             post_mlp_norm=None,
             window=config.window(index),
-            rope_table=int(config.is_sliding(index) and config.sliding_rope_theta is not None),
+            rope_table=0,
         )
 
     def _head_norms(self, prefix: str) -> Floats | None:
+        """The weights of all query and key heads, [(H + G) * D]; None if the model has no such norms."""
         if f"{prefix}.q_norm.weight" not in self.names:
             return None
         query, key = (self.float32_array(f"{prefix}.{part}_norm.weight") for part in "qk")
@@ -93,26 +98,34 @@ def load_packed_decoder(
     weight_format: WeightFormat,
     threads: int,
     deterministic: bool = False,
-    progress: LoadProgress = lambda share: None,
+    progress: LoadProgress = lambda fraction: None,
 ) -> CpuDecoder:
-    """The model with packed weights. NotPackable as in `PackedWeightLoader.load_quantized`.
+    """The model with packed weights.
 
-    `deterministic`: one form of products, so that a token's bits do not depend on how many share its step; where there
-    is AMX the one that is faster for many, though a single row takes half as long again.
+    `deterministic`: use one kernel for every batch size, so that a token's bits do not depend on the other tokens of
+    its step. With AMX this is the AMX kernel, which is faster for many tokens and 1.5 times slower for one.
+
+    Raises NotPackable as `PackedWeightLoader.load_quantized` does, and ValueError if the packed decoder lacks something
+    that the model needs: the family's `has_packed_cpu` is wrong then.
     """
+    _check_rotary_and_experts(config)
     loader = PackedWeightLoader(config, weights, weight_format)
     embedding = loader.load_packed("model.embed_tokens")
     layers = []
     for index in range(config.num_layers):
         layers.append(loader.load_layer(index))
         progress((index + 1) / config.num_layers)
+    norm = loader.float32_array("model.norm.weight")
+    head = embedding if config.tie_word_embeddings else loader.load_packed("lm_head")
+    if loader.unused:
+        raise ValueError(f"the packed decoder does not use {min(loader.unused)} of the family {config.architecture}")
     return CpuDecoder(
         DecoderWeights(
             embedding=embedding,
             embedding_scale=1.0,
             layers=layers,
-            norm=loader.float32_array("model.norm.weight"),
-            head=embedding if config.tie_word_embeddings else loader.load_packed("lm_head"),
+            norm=norm,
+            head=head,
             rope_tables=build_rope_tables(config),
             heads=HeadLayout(
                 config.num_heads // config.num_kv_heads, config.num_kv_heads, config.head_dim, config.softmax_scale
@@ -125,8 +138,22 @@ def load_packed_decoder(
     )
 
 
+def _check_rotary_and_experts(config: ModelConfig) -> None:
+    missing = [
+        feature
+        for feature, is_needed in {
+            "a mixture of experts": config.experts is not None,
+            "a second rotary table": config.sliding_rope_theta is not None,
+            "partial rotation": config.effective_rotary_dim != config.head_dim,
+        }.items()
+        if is_needed
+    ]
+    if missing:
+        raise ValueError(f"the packed decoder lacks {', '.join(missing)}, which {config.architecture} needs")
+
+
 def build_rope_tables(config: ModelConfig) -> list[tuple[Floats, Floats]]:
-    """cos and sin [context, D / 2] of the model; the families that are packed have one table and turn whole heads."""
+    """cos and sin [context_length, D / 2] float32: one table, of whole heads."""
     positions = np.arange(config.context_length, dtype=np.float32)
     angles = np.outer(positions, np.array(config.inverse_frequencies(), np.float32))
     attention_factor = np.float32(config.rope_scaling.attention_factor if config.rope_scaling else 1.0)

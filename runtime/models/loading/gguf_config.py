@@ -1,7 +1,4 @@
-"""What every family's GGUF metadata has in common, read and checked.
-
-Knows: the keys `<architecture>.*` and what only a file's tensors tell. Must not know: one family's own keys.
-"""
+"""Readers for the GGUF metadata that the families share: the keys `<architecture>.*`."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
-from plait.runtime.models.loading.hf_config import Fields
+from plait.runtime.models.config import Fields
 from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from plait.runtime.models.value_checks import MAX_VALUES, checked_float, checked_int
 
 
 @dataclass(frozen=True)
 class TensorDerivedFields:
-    """What the metadata does not say and the list of tensors does.
+    """Facts that follow from a file's list of tensors and are not in its metadata.
 
-    `rope_divisors`: the values of the tensor `rope_freqs.weight`; `rope_short` and `rope_long`: those of
-    `rope_factors_short.weight` and `rope_factors_long.weight`; None where there is none.
+    `rope_divisors`, `rope_short` and `rope_long` are the values of the tensors `rope_freqs.weight`,
+    `rope_factors_short.weight` and `rope_factors_long.weight`; None if the file lacks the tensor.
     """
 
     tie_word_embeddings: bool = True
@@ -33,42 +30,42 @@ class TensorDerivedFields:
 
 
 class GGUFKeys:
-    """One architecture's keys in the metadata."""
+    """The metadata keys of the file's architecture, without their prefix."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = metadata
         self.prefix = f"{metadata.get('general.architecture')}."
 
     def get(self, key: str, default: Any) -> Any:
-        """One value for the whole model. UnsupportedModel if the file has a list there."""
+        """The value that holds for all layers. Raises UnsupportedModel if the file has a list."""
         value = self.metadata.get(self.prefix + key, default)
         if not isinstance(value, str | int | float | None):
-            raise UnsupportedModel(f"{self.prefix}{key} is a list; plait reads one value for all layers")
+            raise UnsupportedModel(f"{self.prefix}{key} is a list; plait supports only one value for all layers")
         return value
 
-    def checked_int(self, key: str, most: int) -> int:
-        """A whole number that must be there."""
-        return checked_int(self.prefix + key, self.get(key, None), most)
+    def checked_int(self, key: str, maximum: int) -> int:
+        """A required int from 1 to `maximum`."""
+        return checked_int(self.prefix + key, self.get(key, None), maximum)
 
-    def uniform_int(self, key: str, most: int, default: int | None = None) -> int:
-        """A number that a file may also give as an array with one entry per layer."""
+    def uniform_int(self, key: str, maximum: int, default: int | None = None) -> int:
+        """An int from 1 to `maximum`, stored as one value or as an array of equal values, one per layer."""
         value = self.metadata.get(self.prefix + key, default)
         if hasattr(value, "tolist"):
-            different = set(value.tolist())
-            if len(different) > 1:
-                raise UnsupportedModel(f"{self.prefix}{key} differs between layers; plait needs equal layers")
-            value = different.pop() if different else None
-        return checked_int(self.prefix + key, value, most)
+            values = set(value.tolist())
+            if len(values) > 1:
+                raise UnsupportedModel(f"{self.prefix}{key} differs between layers; plait supports only equal layers")
+            value = values.pop() if values else None
+        return checked_int(self.prefix + key, value, maximum)
 
 
 def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> Fields:
-    """The fields of ModelConfig that all families keep under the same keys. Raises CorruptModel, UnsupportedModel."""
+    """The fields of ModelConfig that all families store alike. Raises CorruptModel or UnsupportedModel."""
     _reject_unsupported_fields(keys)
     hidden_size = keys.checked_int("embedding_length", MAX_VALUES["hidden_size"])
     num_heads = keys.uniform_int("attention.head_count", MAX_VALUES["num_heads"])
-    words = keys.metadata.get("tokenizer.ggml.tokens")
+    tokens = keys.metadata.get("tokenizer.ggml.tokens")
     return dict(
-        vocab_size=keys.get("vocab_size", len(words) if isinstance(words, list) else 0),
+        vocab_size=keys.get("vocab_size", len(tokens) if isinstance(tokens, list) else 0),
         hidden_size=hidden_size,
         num_layers=keys.checked_int("block_count", MAX_VALUES["num_layers"]),
         num_heads=num_heads,
@@ -88,13 +85,13 @@ def common_fields(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> Fields:
 
 
 def require_full_rotary(keys: GGUFKeys, head_dim: int) -> None:
-    """UnsupportedModel where only a part of each head rotates."""
+    """Raises UnsupportedModel if only some dimensions of a head rotate."""
     if keys.get("rope.dimension_count", head_dim) != head_dim:
         raise UnsupportedModel(f"rope.dimension_count differs from the head size {head_dim}; they must be equal")
 
 
 def require_no_experts(keys: GGUFKeys) -> None:
-    """UnsupportedModel for a mixture of experts."""
+    """Raises UnsupportedModel for a mixture of experts."""
     if keys.get("expert_count", 0):
         raise UnsupportedModel(f"plait does not run {keys.prefix[:-1]} as a mixture of experts; it runs qwen3moe")
 
@@ -108,9 +105,13 @@ def _head_dim(keys: GGUFKeys, default: int) -> int:
 
 def _reject_unsupported_fields(keys: GGUFKeys) -> None:
     if keys.get("attention.clamp_kqv", 0) or keys.get("use_parallel_residual", False):
-        raise UnsupportedModel("the model clamps attention or runs its blocks in parallel, unlike plait")
+        raise UnsupportedModel(
+            "the model clamps attention or has parallel residual blocks, which plait does not support"
+        )
     if keys.get("attention.causal", True) is False:
-        raise UnsupportedModel("the model attends to later tokens too (bidirectional attention), which plait cannot")
+        raise UnsupportedModel(
+            "the model attends to later tokens too (bidirectional attention), which plait does not support"
+        )
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if keys.get(key, 0):
             raise UnsupportedModel(f"{keys.prefix}{key} is not supported")
@@ -125,11 +126,13 @@ def _rope_scaling(keys: GGUFKeys, tensor_fields: TensorDerivedFields) -> RopeSca
     if tensor_fields.rope_short is not None or tensor_fields.rope_long is not None:
         return _longrope(keys, tensor_fields)
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModel(f"the rope scaling {kind!r:.40} is not supported; there are linear, yarn and llama3")
+        raise UnsupportedModel(f"the rope scaling {kind!r:.40} is not supported, only linear, yarn and llama3")
     scaled = kind != "none" or factor != 1.0
     if tensor_fields.rope_divisors is not None:
         if scaled:
-            raise UnsupportedModel(f"the model has both {kind} rope scaling and rope divisors; plait takes one")
+            raise UnsupportedModel(
+                f"the model has both {kind} rope scaling and rope divisors; plait supports only one of them"
+            )
         return RopeScaling("divisors", divisors=tensor_fields.rope_divisors)
     if kind == "yarn":
         return _yarn(keys, checked_float("rope.scaling.factor", factor, 0.0, 1e6))
@@ -140,14 +143,14 @@ def _yarn(keys: GGUFKeys, factor: float) -> RopeScaling:
     for key in ("rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_ext_factor"):
         if keys.get(key, None) is not None:
             raise UnsupportedModel(f"YaRN with {keys.prefix}{key} is not supported")
-    own = checked_float("YaRN's attention factor", keys.get("rope.scaling.attn_factor", 1.0), 0.0, 1e6)
+    attn_factor = checked_float("YaRN's attention factor", keys.get("rope.scaling.attn_factor", 1.0), 0.0, 1e6)
     return RopeScaling(
         "yarn",
         factor=factor,
         original_context_length=keys.get("rope.scaling.original_context_length", keys.get("context_length", 0)),
         beta_fast=keys.get("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=keys.get("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=own * yarn_attention_factor(factor),
+        attention_factor=attn_factor * yarn_attention_factor(factor),
     )
 
 

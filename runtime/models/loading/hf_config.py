@@ -1,7 +1,4 @@
-"""What every family's Hugging Face config.json has in common, read and checked.
-
-Knows: the names transformers gives its fields, in version 5 and before. Must not know: one family's own fields.
-"""
+"""Readers for the fields of config.json that the families share, as transformers 5 and 4 write them."""
 
 from __future__ import annotations
 
@@ -9,22 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
+from plait.runtime.models.config import Fields
 from plait.runtime.models.rope import RopeScaling, longrope_attention_factor, yarn_attention_factor
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_floats, checked_int
 
-Fields = dict[str, Any]  # of ModelConfig, by name
 _ROPE_KINDS = "linear, llama3, yarn and longrope"
 
 
 def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None = None) -> Fields:
-    """The fields of ModelConfig that all families spell alike.
+    """The fields of ModelConfig that all families name alike.
 
-    `rope`: the rotary parameters where the family keeps them elsewhere. Raises CorruptModel or UnsupportedModel.
+    `rope`: the rotary parameters, for families that keep them elsewhere. Raises CorruptModel or UnsupportedModel.
     """
     if config.get("quantization_config") is not None:
-        raise UnsupportedModel("the folder holds quantized weights; take the plain folder or a GGUF file")
+        raise UnsupportedModel("the folder holds quantized weights; use the unquantized folder or a GGUF file")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
-        raise UnsupportedModel("the model attends to later tokens too (bidirectional attention), which plait cannot")
+        raise UnsupportedModel(
+            "the model attends to later tokens too (bidirectional attention), which plait does not support"
+        )
     rope = rope_parameters(config) if rope is None else rope
     hidden_size = checked_int("hidden_size", config.get("hidden_size"), MAX_VALUES["hidden_size"])
     num_heads = checked_int("num_attention_heads", config.get("num_attention_heads"), MAX_VALUES["num_heads"])
@@ -46,45 +45,45 @@ def common_fields(config: Mapping[str, Any], *, rope: Mapping[str, Any] | None =
 
 
 def require_activation(config: Mapping[str, Any], key: str, name: str) -> None:
-    """UnsupportedModel unless the gate's activation is the one the family has."""
+    """Raises UnsupportedModel unless the MLP has the activation `name`."""
     if config.get(key, name) != name:
-        raise UnsupportedModel(f"the activation {config[key]!r:.40} is not supported; there is {name}")
+        raise UnsupportedModel(f"the activation {config[key]!r:.40} is not supported, only {name}")
 
 
 def require_full_rotary(config: Mapping[str, Any]) -> None:
-    """UnsupportedModel where only a part of each head rotates."""
+    """Raises UnsupportedModel if only some dimensions of a head rotate."""
     share = rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if share not in (None, 1):
         raise UnsupportedModel(f"partial_rotary_factor {share!r:.20} is not supported in this family")
 
 
 def layer_types(config: Mapping[str, Any], num_layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
-    """For each layer whether it attends to a sliding window; `default` says it where the config has no list."""
+    """For each layer, whether it has a sliding window. `default(layer)` applies if the config has no `layer_types`."""
     named = config.get("layer_types")
     if named is None:
         return tuple(default(i) for i in range(num_layers))
     if not isinstance(named, list):
         raise CorruptModel("layer_types in config.json is not a list")
-    for each in named:
-        if each not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModel(f"layers of the type {each!r:.40} are not supported")
-    return tuple(each == "sliding_attention" for each in named)
+    for kind in named:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModel(f"layers of the type {kind!r:.40} are not supported")
+    return tuple(kind == "sliding_attention" for kind in named)
 
 
 def qwen_sliding_window(config: Mapping[str, Any], num_layers: int) -> Fields:
-    """Qwen's way: a window only with `use_sliding_window`, in the layers from `max_window_layers` on."""
+    """Qwen's window: only with `use_sliding_window`, and by default in the layers from `max_window_layers` on."""
     if not checked_bool("use_sliding_window", config.get("use_sliding_window", False)):
         return {}
     first = config.get("max_window_layers", 28)
     if type(first) is not int:
-        raise CorruptModel(f"max_window_layers is {first!r:.40}, no whole number")
+        raise CorruptModel(f"max_window_layers is {first!r:.40}, not a whole number")
     sliding = layer_types(config, num_layers, lambda i: i >= first)
     window = config.get("sliding_window", 4096)
     return dict(sliding_window=window if any(sliding) else None, sliding_layers=sliding)
 
 
 def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, 4 wrote `rope_scaling` with `rope_theta` beside it."""
+    """The rotary parameters: `rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise CorruptModel("rope_scaling in config.json is not an object")
@@ -92,13 +91,13 @@ def rope_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling | None:
-    """The scaling that rotary parameters name. Raises UnsupportedModel for a kind that plait does not have."""
+    """The scaling in the rotary parameters; None if there is none. Raises UnsupportedModel for unknown kinds."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in ("default", None):
         return None
     readers = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "su": _longrope}
     if not isinstance(kind, str) or kind not in readers:
-        raise UnsupportedModel(f"the rope scaling {kind!r:.40} is not supported; there are {_ROPE_KINDS}")
+        raise UnsupportedModel(f"the rope scaling {kind!r:.40} is not supported, only {_ROPE_KINDS}")
     return readers[kind](rope, config)
 
 
@@ -156,6 +155,6 @@ def _longrope(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling
 
 
 def _original_context_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """The context of pretraining; transformers looks for it in these three places, in this order."""
+    """The context length of pretraining, from the three fields that transformers reads, in its order."""
     named = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
     return config.get("max_position_embeddings", 0) if named is None else named

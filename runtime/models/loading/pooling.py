@@ -1,7 +1,6 @@
-"""How a model makes one vector of a text, where its files say: sentence-transformers' modules.json, or a GGUF's key.
+"""Reads from a model's files how it makes one vector of a text.
 
-Sources: the layout that sentence-transformers 5 saves, and llama.cpp's `enum llama_pooling_type`.
-Knows: those files' fields. Must not know: weights, how anything is pooled.
+The sources are the layout that sentence-transformers 5 saves, and llama.cpp's `enum llama_pooling_type` in GGUF files.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.json_file import read_json_list, read_json_object
 from plait.runtime.models.value_checks import checked_bool
 
-_POOLING_FLAGS = {  # of a Pooling module, with what sentence-transformers takes where one is missing
+_POOLING_FLAGS = {  # field of a Pooling module -> (mode, default of sentence-transformers)
     "pooling_mode_cls_token": ("cls", False),
     "pooling_mode_mean_tokens": ("mean", True),
     "pooling_mode_max_tokens": ("max", False),
@@ -27,15 +26,15 @@ _POOLING_FLAGS = {  # of a Pooling module, with what sentence-transformers takes
 }
 _POOLING_KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 _GGUF_POOLING_TYPES = {0: "none", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
-_BUILTIN_PROMPTS = {"query": "", "document": ""}  # that every model has, if only as nothing
+_BUILTIN_PROMPTS = {"query": "", "document": ""}  # sentence-transformers gives these to every model
 _NOT_SPECIFIED = "its files do not say how the states of a text's tokens become one vector"
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """`last`: the state of the last token; `mean`: of all, added up and divided by their number. After the last norm.
+    """How the hidden states after the last norm become one vector: that of the last token, or the mean of all.
 
-    `normalize`: the vector is scaled to the length 1. `prompt`: the model's own text before every text.
+    `normalize`: the vector is scaled to length 1. `prompt`: the text that the model wants before every text.
     """
 
     kind: PoolingKind
@@ -44,13 +43,13 @@ class Pooling:
 
 
 class UnsupportedPooling(NamedTuple):
-    """Why the model gives no embeddings."""
+    """The reason why the model gives no embeddings."""
 
     reason: str
 
 
 def read_pooling(model_path: Path) -> Pooling | UnsupportedPooling:
-    """What the files of a .gguf file or a folder say. Raises CorruptModel for files that are damaged.
+    """The pooling of a .gguf file or a Hugging Face folder. Raises CorruptModel for damaged files.
 
     >>> read_pooling(Path("Qwen3-Embedding-0.6B"))  # doctest: +SKIP
     Pooling(kind='last', normalize=True)
@@ -63,15 +62,15 @@ def _from_gguf(path: Path) -> Pooling | UnsupportedPooling:
     number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
     if number not in _GGUF_POOLING_TYPES:
         raise CorruptModel(f"the file's pooling_type is {number!r:.20}; there are 0 to {max(_GGUF_POOLING_TYPES)}")
-    # Whether a vector is scaled is no part of the format; llama.cpp does so unless it is told otherwise.
+    # The format does not store whether vectors are normalized; llama.cpp normalizes by default.
     return UnsupportedPooling(_NOT_SPECIFIED) if number == 0 else _pooling(_GGUF_POOLING_TYPES[number], normalize=True)
 
 
 def _from_folder(folder: Path) -> Pooling | UnsupportedPooling:
     if not (folder / "modules.json").is_file():
         return UnsupportedPooling(_NOT_SPECIFIED)
-    code = read_json_object(folder / "config.json").get("auto_map")
-    if isinstance(code, Mapping) and "AutoModel" in code:
+    custom_code = read_json_object(folder / "config.json").get("auto_map")
+    if isinstance(custom_code, Mapping) and "AutoModel" in custom_code:
         return UnsupportedPooling("its files bring code of their own (auto_map), which may attend otherwise")
     modules = [_module(entry) for entry in read_json_list(folder / "modules.json")]
     kinds = [kind for kind, _ in modules]
@@ -91,7 +90,7 @@ def _from_folder(folder: Path) -> Pooling | UnsupportedPooling:
 
 
 def _default_prompt(folder: Path) -> str:
-    """What sentence-transformers puts before a text where nobody names another prompt."""
+    """The prompt that sentence-transformers puts before a text by default."""
     path = folder / "config_sentence_transformers.json"
     config = read_json_object(path) if path.is_file() else {}
     prompts, name = config.get("prompts") or {}, config.get("default_prompt_name")
@@ -105,7 +104,7 @@ def _default_prompt(folder: Path) -> str:
 
 
 def _module(entry: Any) -> tuple[str, str]:
-    """(its class, the name of its folder)"""
+    """(class name, folder name) of an entry of modules.json."""
     if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or not isinstance(entry.get("path"), str):
         raise CorruptModel("an entry of modules.json has no type or no path")
     path: str = entry["path"]
@@ -115,11 +114,11 @@ def _module(entry: Any) -> tuple[str, str]:
 
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
-    """The ways in which a Pooling module pools: one name, or a flag for each."""
+    """The modes of a Pooling module, from `pooling_mode` or from one flag per mode."""
     named = config.get("pooling_mode")
     if named is not None:
         given = named if isinstance(named, list) else [named]
-        return [str(each).lower()[:40] for each in given]
+        return [str(mode).lower()[:40] for mode in given]
     return [mode for name, (mode, default) in _POOLING_FLAGS.items() if checked_bool(name, config.get(name, default))]
 
 
@@ -127,7 +126,5 @@ def _pooling(mode: str, *, normalize: bool, prompt: str = "") -> Pooling | Unsup
     if mode in _POOLING_KINDS:
         return Pooling(_POOLING_KINDS[mode], normalize, prompt)
     if mode == "cls":
-        return UnsupportedPooling(
-            "it pools the first token (cls), which in a model of this kind has seen nothing of the text"
-        )
+        return UnsupportedPooling("it pools the first token (cls), which attends to nothing else in a causal model")
     return UnsupportedPooling(f"the pooling {mode!r} is not supported; there are {' and '.join(_POOLING_KINDS)}")

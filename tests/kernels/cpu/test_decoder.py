@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from family_cases import FAMILY_CASES, case_id
 from tiny_hf_models import all_logits, randomized, run, runner, text, transformers_logits, write_gguf
-from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from plait.kernels.cpu import amx, decoder_args, precompile
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, MIN_PARTITION_ROWS, CpuDecoder, missing_features
@@ -18,11 +18,9 @@ from plait.runtime.errors import InputError
 SHAPE = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=400)
 SHAPE |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=32)
 MODELS = {
-    "Llama, tied": (LlamaForCausalLM, dict(tie_word_embeddings=True)),
-    "Llama, 8 to a group": (LlamaForCausalLM, dict(num_attention_heads=8, num_key_value_heads=1, head_dim=64)),
-    "Mistral, sliding window": (MistralForCausalLM, dict(sliding_window=11)),
-    "Qwen 2": (Qwen2ForCausalLM, {}),
-    "Qwen 3": (Qwen3ForCausalLM, dict(head_dim=128)),
+    case_id((family, variant)): (case.model_class, settings)
+    for family, case in FAMILY_CASES.items()
+    for variant, settings in (case.packed_variants or {}).items()
 }
 pytestmark = pytest.mark.skipif(bool(missing_features()), reason="2026-11-22: the kernels need AVX2")
 needs_amx = pytest.mark.skipif(not amx.available(), reason="2026-11-21: products in bfloat16 need AMX")
@@ -152,7 +150,7 @@ def _layout(count, cached=0, *others):
 
 def test_gguf_weights_as_stored_are_packed(tmp_path):
     """The logits are close to those of the same file in float32."""
-    kind, more = MODELS["Llama, tied"]
+    kind, more = MODELS["llama, tied"]
     model = randomized(kind(kind.config_class(**SHAPE | more)))
     for quantization in ("Q8_0", "Q4_1", "Q5_0"):
         path = tmp_path / f"{quantization}.gguf"
@@ -204,7 +202,7 @@ def test_a_single_thread_computes_all_row_partitions(packed):
 
 
 def test_unsupported_weight_formats_are_refused_with_the_reason(tmp_path):
-    kind, _ = MODELS["Llama, tied"]
+    kind, _ = MODELS["llama, tied"]
     narrow = randomized(kind(kind.config_class(**SHAPE | dict(head_dim=16))))
     narrow.save_pretrained(tmp_path)
     for settings, reason in (

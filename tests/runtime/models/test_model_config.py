@@ -1,4 +1,4 @@
-"""Model configs against transformers' own, and numbers no model can have."""
+"""Model configs compared with transformers, and values that are rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GGUF: dict[str, Any] = {
 }
 
 
-def test_the_embedded_model() -> None:
+def test_config_of_the_embedded_model() -> None:
     config = config_from_gguf(open_gguf(locate_model(), metadata_only=True).metadata)
     assert (config.vocab_size, config.hidden_size, config.num_layers) == (49152, 576, 30)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
@@ -53,7 +53,7 @@ def test_the_embedded_model() -> None:
     assert config.tie_word_embeddings
 
 
-def test_both_sources_agree() -> None:
+def test_hf_and_gguf_configs_agree() -> None:
     assert config_from_gguf(GGUF, TensorDerivedFields(tie_word_embeddings=False)) == config_from_hf(HF)
 
 
@@ -68,9 +68,7 @@ LLAMA3 = {
 
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-def test_what_transformers_saves_is_read_and_gives_its_frequencies(
-    tmp_path: Path, rope: dict[str, Any], theta: float
-) -> None:
+def test_rotary_frequencies_equal_transformers(tmp_path: Path, rope: dict[str, Any], theta: float) -> None:
     theirs = LlamaConfig(
         architectures=["LlamaForCausalLM"],
         hidden_size=128,
@@ -88,12 +86,12 @@ def test_what_transformers_saves_is_read_and_gives_its_frequencies(
     np.testing.assert_allclose(ours.inverse_frequencies(), expected, rtol=1e-5)
 
 
-def test_the_older_spelling_of_rope_scaling() -> None:
+def test_rope_scaling_of_transformers_4() -> None:
     old = config_from_hf(HF | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert (old.rope_theta, old.rope_scaling) == (5e5, RopeScaling("linear", factor=2.0))
 
 
-def test_gguf_divisors_are_llama3s_scaling() -> None:
+def test_gguf_rope_divisors_equal_llama3_scaling() -> None:
     scaled = config_from_hf(HF | {"rope_scaling": LLAMA3})
     plain = config_from_hf(HF)
     divisors = [p / s for p, s in zip(plain.inverse_frequencies(), scaled.inverse_frequencies(), strict=True)]
@@ -106,7 +104,7 @@ def test_gguf_divisors_are_llama3s_scaling() -> None:
         config_from_gguf(GGUF, TensorDerivedFields(rope_divisors=(0.0,) * 8))
 
 
-def test_mistral_and_its_window(tmp_path: Path) -> None:
+def test_mistral_sliding_window(tmp_path: Path) -> None:
     MistralConfig(architectures=["MistralForCausalLM"], sliding_window=None).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert config_from_hf(saved).sliding_window is None
@@ -122,7 +120,7 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "phrase"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, UnsupportedModel, "GPT2LMHeadModel.*MistralForCausalLM"),
         ({"architectures": None}, UnsupportedModel, "None"),
@@ -145,13 +143,13 @@ def test_gguf_linear_scaling_and_uniform_layers() -> None:
         ({"quantization_config": {"bits": 4}}, UnsupportedModel, "quantized"),
     ],
 )
-def test_hf_faults(change: dict[str, Any], error: type[ModelError], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_invalid_config_json_is_rejected(change: dict[str, Any], error: type[ModelError], phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
         config_from_hf(HF | change)
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "says"),
+    ("change", "error", "phrase"),
     [
         ({"general.architecture": "mamba"}, UnsupportedModel, "mamba.*llama"),
         ({"general.architecture": ["llama"]}, UnsupportedModel, "llama"),
@@ -165,8 +163,8 @@ def test_hf_faults(change: dict[str, Any], error: type[ModelError], says: str) -
         ({"llama.block_count": 10**9}, CorruptModel, "block_count"),
     ],
 )
-def test_gguf_faults(change: dict[str, Any], error: type[ModelError], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_invalid_gguf_metadata_is_rejected(change: dict[str, Any], error: type[ModelError], phrase: str) -> None:
+    with pytest.raises(error, match=phrase):
         config_from_gguf(GGUF | change)
 
 
@@ -175,7 +173,7 @@ junk = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(m
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_value_escapes_the_checks(data: st.DataObject) -> None:
+def test_random_values_raise_model_errors_or_give_finite_configs(data: st.DataObject) -> None:
     source, read = data.draw(
         st.sampled_from([(HF | {"rope_scaling": LLAMA3}, config_from_hf), (GGUF, config_from_gguf)])
     )

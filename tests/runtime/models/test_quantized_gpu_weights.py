@@ -1,7 +1,7 @@
-"""Models with 4- and 8-bit weights on the Triton operators, in the interpreter, against plain models of those numbers.
+"""Models with 4- and 8-bit weights on the Triton operators, in the interpreter.
 
-What a checkpoint is rounded to is computed here a second time, plainly, and saved as an ordinary checkpoint: that one
-runs on the reference operators.
+The expected model is rounded here by an independent implementation, saved as an ordinary checkpoint, and run on the
+reference operators.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def made(family, more):
 
 
 def rounded_by_hand(model, weight_format):
-    """A copy whose matrices hold the numbers that `weight_format` leaves of them."""
+    """A copy whose matrices hold their values after rounding to `weight_format`."""
     result = copy.deepcopy(model)
     for name, weight in result.named_parameters():
         if weight.dim() < 2 or ("embed" in name and not model.config.tie_word_embeddings):
@@ -91,13 +91,13 @@ def on_triton(path, weight_format, dtype="float16", **more):
 
 
 def on_torch(path, dtype="float16"):
-    """Plain operators (for float16 all of them are plain torch) and plain weights."""
+    """A runner with the reference operators and unquantized weights."""
     config = engine_config(dtype=dtype, device=str(kernel_device.DEVICE), max_pages=256, weights="bf16")
     return TorchRunner(config, path, kernels=select_kernels(torch.device("cpu"), torch.float16))
 
 
-def relative(found, expected):
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
+def relative_error(actual, expected):
+    return float((actual.float() - expected.float()).norm() / expected.float().norm())
 
 
 def matrices(model):
@@ -125,27 +125,27 @@ def pair(request, tmp_path_factory):
 def check(pair, *steps):
     for rows in steps:
         for ours, theirs in zip(run(pair.ours, rows), run(pair.reference, rows), strict=True):
-            assert relative(ours, theirs) < pair.bound
+            assert relative_error(ours, theirs) < pair.bound
 
 
-def test_a_prompt_in_chunks_then_decode_and_rows_over_a_cached_prefix(pair):
+def test_chunked_prefill_decode_and_cached_prefix(pair):
     tokens, pages = text(26, 1), np.random.default_rng(2).permutation(256)
     check(pair, *([(tokens, pages, at, count, at)] for at, count in ((0, 19), (19, 6))))
     rows = [(tokens[:12] + text(n, 10 + n), [*pages[:12], *pages[20 * n : 21 * n]], 12, n, 11 + n) for n in (1, 9, 2)]
     check(pair, [(tokens, pages, 25, 1, 25)], rows)
 
 
-def test_what_rounding_costs_is_what_its_bits_say(pair):
-    """And the matrices are held so: that nothing was rounded would pass the other tests with looser bounds."""
+def test_rounding_error_matches_the_bits(pair):
+    """Also checks the weight types: without any rounding the other tests would pass."""
     kinds = {type(weight) for _, weight in matrices(pair.ours.model)}
     assert kinds == {Int4Weight if pair.weight_format == "int4" else Int8Weight}
     assert isinstance(pair.ours.model.head, Int8Weight)
     tokens = text(20, 5)
-    cost = relative(all_logits(pair.ours, tokens), all_logits(pair.whole, tokens))
+    cost = relative_error(all_logits(pair.ours, tokens), all_logits(pair.whole, tokens))
     assert pair.bound / 10 < cost < (0.5 if pair.weight_format == "int4" else 0.1)
 
 
-def test_many_rows_take_the_dense_product(pair, monkeypatch):
+def test_large_batches_use_the_dense_product(pair, monkeypatch):
     tokens, seen = text(12, 6), []
     wide_product = quantized_linear._dequantize_then_matmul
     monkeypatch.setattr(quantized_linear, "MAX_FUSED_DEQUANT_ROWS", 8)
@@ -157,7 +157,7 @@ def test_many_rows_take_the_dense_product(pair, monkeypatch):
     assert len(seen) == 2 * 4 + 1
 
 
-def test_single_columns_are_those_of_the_whole_head(pair):
+def test_logits_of_single_columns_equal_those_of_the_full_head(pair):
     hidden = torch.randn(2, SHAPE["hidden_size"], generator=torch.Generator().manual_seed(0))
     hidden = hidden.to(pair.ours.device, pair.ours.dtype)
     ids = np.array([96, 3, 50])
@@ -167,7 +167,7 @@ def test_single_columns_are_those_of_the_whole_head(pair):
 
 
 @pytest.mark.parametrize("stored", ["Q4_0", "Q4_1", "Q8_0"])
-def test_a_ggufs_numbers_stay_as_they_are(tmp_path, stored):
+def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
     write_gguf(made(LlamaForCausalLM, dict(tie_word_embeddings=stored == "Q8_0")), tmp_path / "model.gguf", stored)
     ours, reference = on_triton(tmp_path / "model.gguf", "as-stored"), on_torch(tmp_path / "model.gguf")
     kind = Int8Weight if stored == "Q8_0" else Int4Weight
@@ -176,8 +176,8 @@ def test_a_ggufs_numbers_stay_as_they_are(tmp_path, stored):
     check(SimpleNamespace(ours=ours, reference=reference, bound=BOUND["float16"]), [(text(9, 1), range(9), 0, 9, 0)])
 
 
-def test_matrices_of_several_formats_are_held_in_one(tmp_path, monkeypatch):
-    """q and k in 4 bits beside v in 8: plain as stored, 4 bits with int4, 8 with int8; other matrices stay in 4."""
+def test_concatenated_matrices_of_mixed_formats(tmp_path, monkeypatch):
+    """q and k with 4 bits, v with 8: unquantized with as-stored, 4 bits with int4, 8 with int8; others keep 4 bits."""
     write_gguf(made(LlamaForCausalLM, {}), tmp_path / "model.gguf", "Q4_0")
     reference, mixed = on_torch(tmp_path / "model.gguf"), open_checkpoint(tmp_path / "model.gguf")
     own = type(mixed).stored_type
@@ -194,7 +194,7 @@ def test_matrices_of_several_formats_are_held_in_one(tmp_path, monkeypatch):
         check(SimpleNamespace(ours=ours, reference=reference, bound=bound), rows)
 
 
-def test_decode_in_a_gpus_buffers_gives_the_same_tokens(tmp_path):
+def test_decode_in_device_buffers_gives_the_same_tokens(tmp_path):
     randomized(STEPPED["Llama"]()).save_pretrained(tmp_path)
     ours = on_triton(tmp_path, "int4", max_batch_tokens=24)
     steps, arrivals = GpuStepLauncher(ours, 2, ImmediateStream(ours.device)), arrivals_of(2, n=3)
@@ -204,7 +204,7 @@ def test_decode_in_a_gpus_buffers_gives_the_same_tokens(tmp_path):
     assert steps.num_graph_replays > 2
 
 
-def test_memory_is_what_the_bits_say_and_slices_change_nothing(tmp_path, monkeypatch):
+def test_memory_matches_the_bits_and_chunked_rounding_is_equal(tmp_path, monkeypatch):
     made(LlamaForCausalLM, dict(tie_word_embeddings=False, hidden_size=128, intermediate_size=256)).save_pretrained(
         tmp_path
     )
@@ -225,7 +225,7 @@ def test_memory_is_what_the_bits_say_and_slices_change_nothing(tmp_path, monkeyp
         assert all(torch.equal(a, b) for a, b in zip(tensors, again, strict=True))
 
 
-def test_forms_on_a_gpu_are_chosen_or_refused_by_name(tmp_path):
+def test_weight_formats_on_a_gpu_are_chosen_or_rejected(tmp_path):
     for name, family, more in (
         ("llama", LlamaForCausalLM, {}),
         ("wide", LlamaForCausalLM, dict(head_dim=320)),

@@ -1,4 +1,4 @@
-"""Weights from both containers against transformers, which builds the models, and the gguf package, which writes."""
+"""Weights from safetensors and GGUF, compared with the transformers models from which they were written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def copied(folder: Path, to: Path) -> Path:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shard", ["1GB", "40KB"])
-def test_a_folder_gives_what_transformers_saved(tmp_path: Path, tied: bool, bias: bool, shard: str) -> None:
+def test_safetensors_equal_the_saved_model(tmp_path: Path, tied: bool, bias: bool, shard: str) -> None:
     model = tiny(tmp_path, tie_word_embeddings=tied, attention_bias=bias, mlp_bias=bias, shard=shard)
     weights = open_checkpoint(tmp_path)
     expected = {name: value for name, value in model.state_dict().items() if not tied or "lm_head" not in name}
@@ -63,7 +63,7 @@ def test_a_folder_gives_what_transformers_saved(tmp_path: Path, tied: bool, bias
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
+def test_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
     model = tiny(tmp_path / "whole", tie_word_embeddings=tied)
     model.model.save_pretrained(tmp_path / "bare")
     weights = open_checkpoint(tmp_path / "bare")
@@ -72,15 +72,15 @@ def test_a_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> Non
     assert set(weights.names()) == set(expected)
     for name, value in expected.items():
         assert torch.equal(weights.tensor(name, F32, "cpu"), value), name
-    file = tmp_path / "whole/model.safetensors"  # names as they are, and a head that got lost
+    file = tmp_path / "whole/model.safetensors"  # normal names, but the head is missing
     save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file)
     if not tied:
         with pytest.raises(CorruptModel, match="lm_head"):
             open_checkpoint(tmp_path / "whole")
 
 
-def test_tensors_are_read_on_the_device_that_asks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None passes through the host's memory: the file's only reader of numbers is one that was opened for the GPU."""
+def test_tensors_are_read_directly_to_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors bypass host memory: the only handle that reads values was opened for the GPU."""
     read = []
 
     class Reader:
@@ -102,7 +102,7 @@ def test_tensors_are_read_on_the_device_that_asks(folder: Path, monkeypatch: pyt
 
 
 def interleaved(value: torch.Tensor, heads: int) -> np.ndarray:
-    """The row order of llama.cpp's converter: rotary pairs side by side."""
+    """The row order of llama.cpp's converter: the halves of each rotary pair side by side."""
     rows = value.reshape(heads, 2, -1, *value.shape[1:])
     return np.ascontiguousarray(rows.transpose(1, 2).reshape(value.shape).numpy())
 
@@ -140,7 +140,7 @@ def write_gguf(model: LlamaForCausalLM, path: Path, quantization: str, divisors:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_gguf_gives_the_same_tensors_in_hugging_face_order(tmp_path: Path, bias: bool) -> None:
+def test_gguf_tensors_have_the_row_order_of_transformers(tmp_path: Path, bias: bool) -> None:
     model = tiny(tmp_path, attention_bias=bias)
     write_gguf(model, tmp_path / "m.gguf", "F32")
     weights, same = open_checkpoint(tmp_path / "m.gguf"), open_checkpoint(tmp_path)
@@ -150,12 +150,12 @@ def test_a_gguf_gives_the_same_tensors_in_hugging_face_order(tmp_path: Path, bia
         assert torch.equal(weights.tensor(name, F32, "cpu"), same.tensor(name, F32, "cpu")), name
 
 
-def test_raw_blocks_are_in_hugging_face_order_too(tmp_path: Path) -> None:
+def test_raw_blocks_have_the_row_order_of_transformers(tmp_path: Path) -> None:
     model = tiny(tmp_path)
     write_gguf(model, tmp_path / "m.gguf", "Q8_0")
     weights = open_checkpoint(tmp_path / "m.gguf")
     for name, value in model.state_dict().items():
-        quantization, blocks, shape = weights.raw(name)
+        quantization, blocks, shape = weights.raw_blocks(name)
         assert (quantization, shape) == ("Q8_0" if value.ndim == 2 else "F32", tuple(value.shape))
         assert blocks.shape[0] == (shape[0] if value.ndim == 2 else 1)
         got = dequantize(torch.from_numpy(blocks), quantization, shape)
@@ -163,7 +163,7 @@ def test_raw_blocks_are_in_hugging_face_order_too(tmp_path: Path) -> None:
         assert (got - value).abs().max() <= value.abs().max() / 100
 
 
-def test_the_embedded_model_is_what_the_gguf_package_reads() -> None:
+def test_embedded_model_equals_the_gguf_package() -> None:
     path = locate_model()
     weights = open_checkpoint(path)
     stored = {tensor.name: tensor for tensor in Reader(path).tensors}
@@ -182,7 +182,7 @@ def test_the_embedded_model_is_what_the_gguf_package_reads() -> None:
         np.testing.assert_array_equal(interleaved(ours, heads) if heads else ours.numpy(), expected)
 
 
-def test_llama3_divisors_come_out_of_their_tensor(tmp_path: Path) -> None:
+def test_llama3_divisors_are_read_from_their_tensor(tmp_path: Path) -> None:
     divisors = [1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 8.0]
     write_gguf(tiny(tmp_path), tmp_path / "m.gguf", "F32", divisors)
     scaling = open_checkpoint(tmp_path / "m.gguf").config.rope_scaling
@@ -190,7 +190,7 @@ def test_llama3_divisors_come_out_of_their_tensor(tmp_path: Path) -> None:
     assert (scaling.kind, list(scaling.divisors)) == ("divisors", divisors)
 
 
-def test_missing_and_misshapen_tensors(folder: Path, tmp_path: Path) -> None:
+def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: Path) -> None:
     copy = copied(folder, tmp_path)
     tensors = load_file(copy / "model.safetensors")
     norm = tensors.pop("model.norm.weight")
@@ -206,10 +206,10 @@ def test_missing_and_misshapen_tensors(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CorruptModel, match="no tensor 'nothing'"):
         open_checkpoint(folder).tensor("nothing", F32, "cpu")
     with pytest.raises(InputError):
-        open_checkpoint(folder).raw("model.norm.weight")
+        open_checkpoint(folder).raw_blocks("model.norm.weight")
 
 
-def test_a_gguf_without_a_tensor(tmp_path: Path) -> None:
+def test_gguf_with_a_missing_tensor_is_rejected(tmp_path: Path) -> None:
     model = tiny(tmp_path)
     model.config.num_hidden_layers = 3
     write_gguf(model, tmp_path / "m.gguf", "F32")
@@ -217,7 +217,7 @@ def test_a_gguf_without_a_tensor(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "m.gguf")
 
 
-def test_a_quantization_without_a_decoder(tmp_path: Path) -> None:
+def test_unsupported_quantization_is_rejected(tmp_path: Path) -> None:
     write_gguf(tiny(tmp_path), tmp_path / "m.gguf", "F32")
     content = (tmp_path / "m.gguf").read_bytes()
     name = b"output_norm.weight"
@@ -228,7 +228,7 @@ def test_a_quantization_without_a_decoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "x.bin", 3, "missing.safetensors"])
-def test_an_index_names_files_of_its_folder_only(folder: Path, tmp_path: Path, file: Any) -> None:
+def test_index_with_a_file_outside_the_folder_is_rejected(folder: Path, tmp_path: Path, file: Any) -> None:
     copy = copied(folder, tmp_path)
     index = {"weight_map": {"model.embed_tokens.weight": file}}
     (copy / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -238,7 +238,7 @@ def test_an_index_names_files_of_its_folder_only(folder: Path, tmp_path: Path, f
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damaged_folders_end_in_a_model_error(folder: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_damaged_folders_raise_model_errors(folder: Path, tmp_path: Path, data: st.DataObject) -> None:
     copy = copied(folder, tmp_path)
     path = copy / data.draw(st.sampled_from(["model.safetensors", "config.json"]))
     content = bytearray(path.read_bytes())
@@ -257,7 +257,7 @@ def test_damaged_folders_end_in_a_model_error(folder: Path, tmp_path: Path, data
         assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
 
 
-def test_no_model(tmp_path: Path) -> None:
+def test_missing_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         open_checkpoint(tmp_path / "none")
     with pytest.raises(ModelNotFound, match=r"config\.json"):

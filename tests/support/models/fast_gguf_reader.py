@@ -1,7 +1,7 @@
-"""The gguf package's own reader, an oracle for ours, without what makes it slow.
+"""The reader of the gguf package, as the oracle for plait's reader, made three times faster.
 
-It walks every string of a vocabulary by slices of a memmap, each of which is an object of numpy's subclass; slices of a
-plain array over the same pages take a third of the time. Knows: that package. Must not know: our reader.
+The original slices a memmap for every string of a vocabulary, and each slice is an object of numpy's subclass. This one
+slices a plain array over the same pages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A tiny random Qwen 3 that embeds texts, saved as such models are: short names, sentence-transformers' files beside.
-
-Knows: transformers, the layout. Must not know: how plait reads it.
-"""
+"""A tiny random Qwen 3 saved as an embedding model: no output head, and the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -12,15 +9,17 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import Qwen3Config, Qwen3Model
 
-END, TURN_END = "<|endoftext|>", "<|im_end|>"  # what ends a text, and what tokenizer_config.json calls eos_token
+END, TURN_END = "<|endoftext|>", "<|im_end|>"  # the end token of a text; eos_token of tokenizer_config.json
 SIZE, LAYERS = 64, 2
 MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 TEXTS = ["a", "The capital of France is Paris.", "déjà vu 漢字 <|endoftext|> x", "one two three " * 12, " "]
 
 
 def write_embedder(folder, mode="lasttoken", normalize=True, head=True):
-    """Writes it, and gives transformers' own model. The same weights each time. `head`: as Qwen3-Embedding-0.6B, whose
-    embedding is its output head; else as e5-mistral, which has none."""
+    """Writes the model, always with the same weights, and returns transformers' model.
+
+    `head`: tied to the embedding as in Qwen3-Embedding-0.6B; otherwise there is none, as in e5-mistral.
+    """
     tokenizer = _tokenizer()
     torch.manual_seed(3)
     model = Qwen3Model(
@@ -50,7 +49,7 @@ def write_embedder(folder, mode="lasttoken", normalize=True, head=True):
 
 
 def write_modules(folder, mode, normalize=True):
-    """The files that say how the model pools."""
+    """Writes the files that describe the pooling."""
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalize else [])]
     _write(
         folder / "modules.json",
@@ -65,7 +64,7 @@ def write_modules(folder, mode, normalize=True):
 
 
 def token_ids(folder, text):
-    """As the file's own tokenizer has a whole text, but that the end token in the text itself is spelled, not meant."""
+    """Token ids of a text with its special tokens; an end token inside the text is spelled out."""
     own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     spelled = [own.token_to_id(letter) for letter in END]
     found = []
@@ -75,7 +74,7 @@ def token_ids(folder, text):
 
 
 def states(model, ids):
-    """[len(ids), SIZE] float32: the hidden states behind the last norm."""
+    """[len(ids), SIZE] float32: the hidden states after the last norm."""
     with torch.no_grad():
         return model(torch.tensor([ids])).last_hidden_state[0].numpy()
 

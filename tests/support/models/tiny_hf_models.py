@@ -1,4 +1,4 @@
-"""Tiny random models of transformers, in folders and in GGUF files, and our runner beside them."""
+"""Tiny random transformers models as folders and GGUF files, and helpers that run them in plait and in transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import gguf
 import numpy as np
 import torch
+from family_cases import FAMILY_CASES
 from transformers import Gemma3ForCausalLM
 
 from plait.runtime.batch.request import Batch, Request
@@ -16,60 +17,63 @@ from plait.runtime.process.builder import make_runner
 
 
 def randomized(model):
-    """The model with weights large enough to matter, the same ones each time."""
+    """The model with weights from a fixed seed, large enough to make every operator matter."""
     generator = torch.Generator().manual_seed(7)
-    # What a norm multiplies by should lie around 1; Gemma's multiply by 1 + weight.
-    middle = 0.0 if isinstance(model, Gemma3ForCausalLM) else 1.0
+    # The factor of a norm should lie around 1; Gemma's norms multiply by 1 + weight.
+    norm_mean = 0.0 if isinstance(model, Gemma3ForCausalLM) else 1.0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise * 0.3 + middle if "norm" in name else noise * 0.15)
+            parameter.copy_(noise * 0.3 + norm_mean if "norm" in name else noise * 0.15)
     return model.eval()
 
 
 def runner(path, **settings):
-    made, _, _ = make_runner(
+    """A CPU runner on the model at `path`, by default in float32."""
+    loaded, _, _ = make_runner(
         engine_config(**{"device": "cpu", "dtype": "float32", "max_pages": 256, "max_batch_tokens": 128} | settings),
         path,
     )
-    return made
+    return loaded
 
 
 def run(runner, rows):
-    """rows: (tokens, pages, start, count, logits from). Logits of each, [num_logits, V]."""
+    """Runs one step of (tokens, pages, start, count, logits_from) rows. Returns each row's logits, [num_logits, V]."""
     batch = Batch(10_000)
     for tokens, pages, start, count, logits_from in rows:
         seq = Sequence(("", ""), tokens)
         seq.pages.extend(np.array(pages[: start + count], dtype=np.int32))
         batch.add(Request(None, seq, 0, logits_from), start, count)
     logits = torch.as_tensor(runner.logits(runner.forward(batch), {})).clone()  # the next call may write over it
-    ends = list(itertools.accumulate((each.num_logits for each in batch.rows), initial=0))
+    ends = list(itertools.accumulate((row.num_logits for row in batch.rows), initial=0))
     return [logits[a:b] for a, b in itertools.pairwise(ends)]
 
 
 def all_logits(runner, tokens):
-    """[len(tokens), V] of one text alone and at once."""
+    """[len(tokens), V]: the logits of one text, computed alone in one step."""
     return run(runner, [(tokens, range(len(tokens)), 0, len(tokens), 0)])[0]
 
 
 def all_hidden_states(runner, tokens):
-    """[len(tokens), C]: the hidden states of one text alone, behind the last norm."""
+    """[len(tokens), C]: the hidden states of one text after the last norm."""
     seq = Sequence(("", ""), tokens)
     seq.pages.extend(np.arange(len(tokens), dtype=np.int32))
     batch = Batch(10_000)
     batch.add(Request(None, seq, 0, 0), 0, len(tokens))
-    return torch.as_tensor(runner.states(runner.forward(batch), list(range(len(tokens)))))
+    return torch.as_tensor(runner.hidden_states_at(runner.forward(batch), list(range(len(tokens)))))
 
 
 def transformers_logits(model, tokens, count=0):
-    """[T, V]; of the last `count` tokens alone, where it is given."""
+    """[T, V], or [count, V] of the last `count` tokens."""
     with torch.no_grad():
         return model(torch.tensor([tokens]), logits_to_keep=count).logits[0]
 
 
 def transformers_greedy(model, tokens, after):
-    """The likeliest token behind `tokens` and behind each of `after` but the last: where all of them are `after`'s own,
-    that is what the model writes greedily, and one forward instead of one for each token has shown it."""
+    """The most likely token after `tokens` and after each prefix of `after` except the whole of it.
+
+    If the result equals `after`, that is the model's greedy output, shown by one forward instead of one per token.
+    """
     return transformers_logits(model, [*tokens, *after[:-1]], len(after)).argmax(-1).tolist()
 
 
@@ -79,20 +83,12 @@ def text(length, seed, vocab_size=97):
 
 # -- GGUF -----------------------------------------------------------------------------------------
 
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-}
+GGUF_ARCHITECTURES = {case.model_class.config_class.model_type: case.gguf_arch for case in FAMILY_CASES.values()}
 
 
 def write_gguf(model, path, quantization="F32"):
-    """The model as llama.cpp's converter would write it, by the gguf package: its keys, names and row orders."""
-    config, arch = model.config, ARCHITECTURES[model.config.model_type]
+    """Writes the model with the keys, names and row order of llama.cpp's converter, using the gguf package."""
+    config, arch = model.config, GGUF_ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_vocab_size(config.vocab_size)
@@ -161,7 +157,7 @@ def _write_tensors(writer, model, arch, kind):
 
 
 def _split(name, array):
-    """What transformers keeps as one tensor and GGUF as two."""
+    """(name, array) of the GGUF tensors that one transformers tensor becomes."""
     if name.endswith("experts.gate_up_proj"):
         half = array.shape[1] // 2
         for part, rows in (("gate", array[:, :half]), ("up", array[:, half:])):
@@ -173,6 +169,6 @@ def _split(name, array):
 
 
 def interleaved(value, heads):
-    """The row order of llama.cpp's converter for Llama: rotary pairs side by side."""
+    """The rows in the order of llama.cpp's converter for Llama: the halves of each rotary pair side by side."""
     rows = value.reshape(heads, 2, -1, *value.shape[1:])
     return rows.transpose(1, 2).reshape(value.shape).contiguous()

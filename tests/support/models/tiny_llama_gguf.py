@@ -1,9 +1,7 @@
-"""A Llama of two narrow layers and random weights that speaks with SmolLM2's tokenizer and chat template.
+"""A Llama with two narrow random layers and SmolLM2's tokenizer and chat template, for tests around the model.
 
-For tests of what lies around a model: its step takes a millisecond, its words mean nothing. Greedy, it writes
-lower-case words and numbers and never ends by itself. It embeds texts, too.
-
-Knows: GGUF. Must not know: servers.
+A step takes a millisecond. Greedy output is lower-case words and numbers without meaning, and never ends by itself. The
+model also gives embeddings.
 """
 
 from __future__ import annotations
@@ -21,8 +19,10 @@ GREEDY_TOKEN_PATTERN = re.compile("(Ġ?[a-z0-9]+|[0-9,.])")  # tokens that greed
 
 
 def write_small_model(path, context=8192):
-    """Writes it as a GGUF file; the same one each time. In a `context` of a million tokens an answer may go on for
-    longer than any test."""
+    """Writes the model as a GGUF file, always the same one.
+
+    With a `context` of a million tokens, an answer outlasts every test.
+    """
     writer = gguf.GGUFWriter(path, "llama")
     tokenizer = _tokenizer()
     tokens = tokenizer["tokenizer.ggml.tokens"]

@@ -1,8 +1,8 @@
-"""Gemma 3, text: five layers with a sliding window to one without, each kind with its rotary base (arXiv:2503.19786).
+"""Gemma 3, text only (arXiv:2503.19786).
 
-Its norms multiply by 1 + weight, and stand before and after both attention and MLP; embeddings are scaled, queries
-and keys normed, and the gate is a GELU.
-Knows: its config's fields. Must not know: files, tensors; see gemma3_decoder.
+By default five layers with a sliding window are followed by one without; each kind has its own rotary base. Norms
+multiply by 1 + weight and stand before and after both attention and MLP. Embeddings are scaled, queries and keys are
+normed, and the activation of the MLP is GELU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_float, checked_int
@@ -26,15 +26,15 @@ LAYER_NORM_NAMES = (
     "post_feedforward_layernorm",
 )
 DEFAULT_SLIDING_ROPE_THETA = 10_000.0
-DEFAULT_SLIDING_PATTERN = 6  # every sixth layer sees everything
+DEFAULT_SLIDING_PATTERN = 6  # every sixth layer has full attention
 
 
-def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
     _reject_unsupported_fields(config)
     rope = hf_config.rope_parameters(config)
-    whole_rope, local_theta = _full_and_sliding_rope(rope, config)
+    full_rope, local_theta = _full_and_sliding_rope(rope, config)
     fields = hf_config.common_fields(
-        {"head_dim": 256, "tie_word_embeddings": True, **config}, rope={"rope_theta": 1_000_000.0, **whole_rope}
+        {"head_dim": 256, "tie_word_embeddings": True, **config}, rope={"rope_theta": 1_000_000.0, **full_rope}
     )
     pattern = checked_int(
         "sliding_window_pattern",
@@ -43,8 +43,7 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     )
     bias = checked_bool("attention_bias", config.get("attention_bias", False))
     scalar = checked_float("query_pre_attn_scalar", config.get("query_pre_attn_scalar", 256), 0.0, 1e9)
-    return ModelConfig(
-        architecture="gemma3",
+    return dict(
         **fields,
         attention_bias=bias,
         output_bias=bias,
@@ -63,9 +62,9 @@ def _reject_unsupported_fields(config: Mapping[str, Any]) -> None:
 
 
 def _full_and_sliding_rope(rope: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """(the rotary parameters of layers that see everything, the base of the others)"""
+    """(rotary parameters of the layers with full attention, rotary base of the others)"""
     nested = [rope.get(kind) for kind in ("full_attention", "sliding_attention")]
-    if nested == [None, None]:  # as transformers 4 wrote it
+    if nested == [None, None]:  # the format of transformers 4
         theta = config.get("rope_theta", 1_000_000.0)
         return {"rope_theta": theta, **rope}, config.get("rope_local_base_freq", DEFAULT_SLIDING_ROPE_THETA)
     full, local = nested
@@ -76,17 +75,16 @@ def _full_and_sliding_rope(rope: Mapping[str, Any], config: Mapping[str, Any]) -
     return full, local.get("rope_theta", DEFAULT_SLIDING_ROPE_THETA)
 
 
-def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_full_rotary(keys, fields["head_dim"])
     if fields["sliding_window"] is None:
         raise CorruptModel("the file does not name gemma3.attention.sliding_window")
     num_layers, width = fields["num_layers"], fields["hidden_size"] / fields["num_heads"]
-    # The file does not say by what queries are divided. The 27B divides by another number than its head size.
+    # The file does not state the attention scale. It is 1 / sqrt(head_dim) except in the 27B, which has 62 layers.
     scalar = width if num_layers == 62 else fields["head_dim"]
     fields["rope_theta"] = keys.get("rope.freq_base", 1_000_000.0)
-    return ModelConfig(
-        architecture="gemma3",
+    return dict(
         **fields,
         sliding_layers=_gguf_sliding_layers(keys, num_layers),
         sliding_rope_theta=keys.get("rope.freq_base_swa", DEFAULT_SLIDING_ROPE_THETA),
@@ -95,10 +93,10 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
 
 
 def _gguf_sliding_layers(keys: gguf_config.GGUFKeys, num_layers: int) -> tuple[bool, ...]:
-    """Which layers are local: a list with one entry per layer, or every how many layers one is not."""
+    """Which layers have a window. The file has a list with one entry per layer, or the period of layers without one."""
     pattern = keys.metadata.get(f"{keys.prefix}attention.sliding_window_pattern", DEFAULT_SLIDING_PATTERN)
     if hasattr(pattern, "tolist"):
-        return tuple(bool(each) for each in pattern.tolist())
+        return tuple(bool(is_sliding) for is_sliding in pattern.tolist())
     step = checked_int("attention.sliding_window_pattern", pattern, MAX_VALUES["num_layers"])
     return tuple((i + 1) % step != 0 for i in range(num_layers))
 
@@ -111,12 +109,14 @@ def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
 
 FAMILY = ModelFamily(
     name="gemma3",
-    hf="Gemma3ForCausalLM",
-    hf_base="Gemma3TextModel",
+    hf_architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     gguf_architecture="gemma3",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
+    decoder="plait.runtime.models.families.gemma3.layers:Gemma3Decoder",
+    has_packed_cpu=False,
+    gguf_permuted_qk=False,
     gguf_layer_names={
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",

@@ -1,6 +1,6 @@
-"""The Llama family: Llama 1 to 3, SmolLM2, and what else has their shape. Every other family is told by how it differs.
+"""Llama 1 to 3, SmolLM2 and other models of the same shape.
 
-Knows: its config's fields. Must not know: files, batching.
+The other families are described by how they differ from this one.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import llama_layer_shapes
 
 
-def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
     hf_config.require_activation(config, "hidden_act", "silu")
     hf_config.require_full_rotary(config)
     bias = checked_bool("attention_bias", config.get("attention_bias", False))
-    return ModelConfig(
-        architecture="llama",
+    return dict(
         **hf_config.common_fields(config),
         attention_bias=bias,
         output_bias=bias,
@@ -28,19 +27,21 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_no_experts(keys)
     gguf_config.require_full_rotary(keys, fields["head_dim"])
-    return ModelConfig(architecture="llama", **fields)
+    return fields
 
 
 FAMILY = ModelFamily(
     name="llama",
-    hf="LlamaForCausalLM",
+    hf_architectures=("LlamaForCausalLM", "LlamaModel"),
     gguf_architecture="llama",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=llama_layer_shapes,
+    decoder="plait.runtime.models.decoder:Decoder",
+    has_packed_cpu=True,
     gguf_permuted_qk=True,
 )

@@ -1,9 +1,8 @@
-"""Phi-3, Phi-3.5 and Phi-4: q, k and v stored as one matrix, gate and up as another, and LongRoPE (arXiv:2404.14219).
+"""Phi-3, Phi-3.5 and Phi-4: fused q/k/v and gate/up matrices, and LongRoPE (arXiv:2404.14219).
 
-Phi-4-mini turns only the leading part of each head. Attention scores do not change when the dimensions of queries
-and keys are put in another order, so they are: every pair that turns stands where the plain operator looks for it,
-and the dimensions that stand still make pairs of angle 0.
-Knows: its config's fields and the order of pairs. Must not know: files, tensors; see phi3_decoder.
+Phi-4-mini rotates only the leading dimensions of each head. Attention scores do not change when the dimensions of
+queries and keys are permuted alike. So the loader permutes them: each rotating pair goes where the rotary operator of
+whole heads looks for it, and the other dimensions form pairs of angle 0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.config import Fields, ModelConfig
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_float
@@ -21,38 +20,37 @@ from plait.runtime.models.weight_shapes import linear_shapes, norm_shapes
 
 
 def partial_rotary_permutation(rotary: int, size: int) -> list[int]:
-    """The old place of each dimension of a head: pair i of `rotary` at i and i + size / 2, the others after them.
+    """The source index of each dimension of a head: rotary pair i goes to i and i + size / 2, the rest after the pairs.
 
     >>> partial_rotary_permutation(4, 8)
     [0, 1, 4, 5, 2, 3, 6, 7]
     """
-    half, still = rotary // 2, list(range(rotary, size))
-    middle = len(still) // 2
-    return [*range(half), *still[:middle], *range(half, rotary), *still[middle:]]
+    half, unrotated = rotary // 2, list(range(rotary, size))
+    middle = len(unrotated) // 2
+    return [*range(half), *unrotated[:middle], *range(half, rotary), *unrotated[middle:]]
 
 
-def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
     hf_config.require_activation(config, "hidden_act", "silu")
     rope = dict(hf_config.rope_parameters(config))
-    if rope.get("type", rope.get("rope_type")) == "yarn":  # early files of Phi-3 call LongRoPE so
+    if rope.get("type", rope.get("rope_type")) == "yarn":  # early Phi-3 files use this name for LongRoPE
         rope["rope_type"] = "longrope"
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     share = 1.0 if share is None else checked_float("partial_rotary_factor", share, 0.0, 1.0 + 1e-9)
     fields = hf_config.common_fields(config, rope=rope)
     if type(fields["head_dim"]) is not int:
-        raise CorruptModel("the model's head_dim is no whole number")
-    return ModelConfig(
-        architecture="phi3",
+        raise CorruptModel("the model's head_dim is not a whole number")
+    return dict(
         **fields,
         sliding_window=config.get("sliding_window"),
         rotary_dim=int(fields["head_dim"] * share),
     )
 
 
-def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     rotary = keys.get("rope.dimension_count", fields["head_dim"])
-    return ModelConfig(architecture="phi3", **fields, rotary_dim=rotary)
+    return dict(**fields, rotary_dim=rotary)
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
@@ -68,10 +66,13 @@ def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
 
 FAMILY = ModelFamily(
     name="phi3",
-    hf="Phi3ForCausalLM",
+    hf_architectures=("Phi3ForCausalLM", "Phi3Model"),
     gguf_architecture="phi3",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
+    decoder="plait.runtime.models.families.phi3.layers:Phi3Decoder",
+    has_packed_cpu=False,
+    gguf_permuted_qk=False,
     gguf_layer_names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
 )

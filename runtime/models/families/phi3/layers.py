@@ -1,7 +1,4 @@
-"""Phi-3's layers: the plain decoder's, loaded from fused matrices whose rotary pairs are put apart.
-
-Knows: how it fuses. Must not know: files, configs' fields.
-"""
+"""The decoder of Phi-3: fused matrices, with the rows of partly rotated heads permuted."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ from plait.runtime.models.families.phi3.config import partial_rotary_permutation
 
 
 class Phi3Decoder(Decoder):
-    """The plain decoder with two fused matrices."""
+    """The decoder whose q/k/v and gate/up are stored as one matrix each."""
 
     def load_qkv(self, prefix: str) -> Projection:
         config = self.config
         weight, bias = self.load_projection(f"{prefix}.qkv_proj")
         if config.effective_rotary_dim == config.head_dim:
             return weight, bias
-        turning = config.num_heads + config.num_kv_heads
-        rows = torch.arange((turning + config.num_kv_heads) * config.head_dim, device=self.device)
+        rotated_heads = config.num_heads + config.num_kv_heads
+        rows = torch.arange((rotated_heads + config.num_kv_heads) * config.head_dim, device=self.device)
         rows = rows.view(-1, config.head_dim)  # [H + 2 G, D]
         order = torch.tensor(
             partial_rotary_permutation(config.effective_rotary_dim, config.head_dim), device=self.device
         )
-        rows[:turning] = rows[:turning, order]
+        rows[:rotated_heads] = rows[:rotated_heads, order]
         return select_outputs(weight, rows.flatten()), bias
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:

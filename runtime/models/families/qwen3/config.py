@@ -1,40 +1,40 @@
-"""Qwen 3: Llama with a norm on every query and key head (arXiv:2505.09388).
-
-Knows: its config's fields. Must not know: files, batching.
-"""
+"""Qwen 3: Llama with an RMSNorm on every query and key head (arXiv:2505.09388)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from plait.runtime.models.config import ModelConfig
+from plait.runtime.models.config import Fields
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import checked_bool
 from plait.runtime.models.weight_shapes import qk_norm_layer_shapes
 
 
-def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
     hf_config.require_activation(config, "hidden_act", "silu")
     hf_config.require_full_rotary(config)
     fields = hf_config.common_fields({"head_dim": 128, **config})
     bias = checked_bool("attention_bias", config.get("attention_bias", False))
     window = hf_config.qwen_sliding_window(config, fields["num_layers"])
-    return ModelConfig(architecture="qwen3", **fields, attention_bias=bias, output_bias=bias, **window)
+    return dict(**fields, attention_bias=bias, output_bias=bias, **window)
 
 
-def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_full_rotary(keys, fields["head_dim"])
-    return ModelConfig(architecture="qwen3", **fields)
+    return fields
 
 
 FAMILY = ModelFamily(
     name="qwen3",
-    hf="Qwen3ForCausalLM",
+    hf_architectures=("Qwen3ForCausalLM", "Qwen3Model"),
     gguf_architecture="qwen3",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=qk_norm_layer_shapes,
+    decoder="plait.runtime.models.decoder:Decoder",
+    has_packed_cpu=True,
+    gguf_permuted_qk=False,
 )

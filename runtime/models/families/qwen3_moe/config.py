@@ -1,7 +1,4 @@
-"""Qwen 3 with a mixture of experts instead of the MLP, in all layers or in some (arXiv:2505.09388).
-
-Knows: its config's fields. Must not know: files, tensors; see qwen3_moe_decoder.
-"""
+"""Qwen 3 with a mixture of experts in place of the MLP, in all layers or in some (arXiv:2505.09388)."""
 
 from __future__ import annotations
 
@@ -10,21 +7,20 @@ from typing import Any
 
 from plait.runtime.errors import CorruptModel
 from plait.runtime.models.checkpoint_interface import WeightShapes
-from plait.runtime.models.config import ModelConfig, MoEConfig
+from plait.runtime.models.config import Fields, ModelConfig, MoEConfig
 from plait.runtime.models.family import ModelFamily
 from plait.runtime.models.loading import gguf_config, hf_config
 from plait.runtime.models.value_checks import MAX_VALUES, checked_bool, checked_int
 from plait.runtime.models.weight_shapes import attention_shapes, mlp_shapes, norm_shapes, qk_norm_shapes
 
 
-def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
+def read_hf_config(config: Mapping[str, Any]) -> Fields:
     hf_config.require_activation(config, "hidden_act", "silu")
     hf_config.require_full_rotary(config)
     fields = hf_config.common_fields(config)
     bias = checked_bool("attention_bias", config.get("attention_bias", False))
     windowed = checked_bool("use_sliding_window", config.get("use_sliding_window", False))
-    return ModelConfig(
-        architecture="qwen3_moe",
+    return dict(
         **fields,
         attention_bias=bias,
         output_bias=bias,
@@ -40,15 +36,15 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _layers_with_experts(config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`-th layer, save those that `mlp_only_layers` lists."""
+    """Every `decoder_sparse_step`-th layer except those in `mlp_only_layers`."""
     step = checked_int("decoder_sparse_step", config.get("decoder_sparse_step", 1), MAX_VALUES["num_layers"])
-    without = config.get("mlp_only_layers") or []
-    if not isinstance(without, list) or any(type(i) is not int for i in without):
+    mlp_only = config.get("mlp_only_layers") or []
+    if not isinstance(mlp_only, list) or any(type(i) is not int for i in mlp_only):
         raise CorruptModel("mlp_only_layers in config.json is not a list of whole numbers")
-    return tuple(i not in without and (i + 1) % step == 0 for i in range(num_layers))
+    return tuple(i not in mlp_only and (i + 1) % step == 0 for i in range(num_layers))
 
 
-def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> ModelConfig:
+def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.TensorDerivedFields) -> Fields:
     fields = gguf_config.common_fields(keys, tensor_fields)
     gguf_config.require_full_rotary(keys, fields["head_dim"])
     experts = MoEConfig(
@@ -57,10 +53,10 @@ def read_gguf_config(keys: gguf_config.GGUFKeys, tensor_fields: gguf_config.Tens
         intermediate_size=keys.checked_int("expert_feed_forward_length", MAX_VALUES["intermediate_size"]),
         normalize_topk=checked_bool(
             "expert_weights_norm", keys.get("expert_weights_norm", True)
-        ),  # as llama.cpp has it
+        ),  # llama.cpp's default
         layers=(True,) * fields["num_layers"],
     )
-    return ModelConfig(architecture="qwen3_moe", **fields, experts=experts)
+    return dict(**fields, experts=experts)
 
 
 def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
@@ -80,11 +76,14 @@ def layer_shapes(config: ModelConfig, layer: int) -> WeightShapes:
 
 FAMILY = ModelFamily(
     name="qwen3_moe",
-    hf="Qwen3MoeForCausalLM",
+    hf_architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
     gguf_architecture="qwen3moe",
     read_hf_config=read_hf_config,
     read_gguf_config=read_gguf_config,
     layer_shapes=layer_shapes,
+    decoder="plait.runtime.models.families.qwen3_moe.layers:Qwen3MoeDecoder",
+    has_packed_cpu=False,
+    gguf_permuted_qk=False,
     gguf_layer_names={
         "mlp.gate": "ffn_gate_inp",
         "mlp.experts.gate_proj": "ffn_gate_exps",

@@ -1,7 +1,4 @@
-"""Qwen 3's layers with experts in the place of the MLP.
-
-Knows: how experts are loaded. Must not know: files, configs' fields.
-"""
+"""The decoder of Qwen 3 with a mixture of experts in place of the MLP."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ from plait.runtime.models.decoder import MLP, Decoder, MoE
 
 
 class Qwen3MoeDecoder(Decoder):
-    """Layers that have experts load those; the others are Qwen 3's."""
+    """The decoder whose layers have experts or an MLP, as the config says."""
 
     def load_mlp(self, index: int, prefix: str) -> MLP | MoE:
-        settings = self.config.experts
-        if settings is None or not settings.layers[index]:
+        experts = self.config.experts
+        if experts is None or not experts.layers[index]:
             return super().load_mlp(index, prefix)
         gate_up = [self.load_tensor(f"{prefix}.mlp.experts.{name}_proj.weight") for name in ("gate", "up")]
         return MoE(

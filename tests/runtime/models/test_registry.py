@@ -1,0 +1,72 @@
+"""The registry, the family folders, the test cases and the table in docs/models.md name the same families."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pytest
+from family_cases import FAMILY_CASES
+
+from plait.runtime.models import families
+from plait.runtime.models.decoder import Decoder
+from plait.runtime.models.family import ModelFamily
+from plait.runtime.models.registry import FAMILIES, FAMILIES_BY_NAME, FAMILY_NAMES, decoder_class, index_families
+from plait.runtime.weights.checkpoint import open_checkpoint
+
+DOCS = Path(__file__).parents[3] / "docs" / "models.md"
+
+
+def test_every_family_folder_is_registered() -> None:
+    folders = {path.parent.name for path in Path(families.__path__[0]).glob("*/config.py")}
+    assert folders == set(FAMILY_NAMES)
+
+
+def test_every_family_has_a_test_case() -> None:
+    assert FAMILY_CASES.keys() == set(FAMILY_NAMES)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_test_case_fits_the_family(family: ModelFamily) -> None:
+    case = FAMILY_CASES[family.name]
+    assert case.model_class.__name__ == family.hf_architectures[0]
+    assert (case.packed_variants is not None) == family.has_packed_cpu
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_docs_table_has_a_row_for_the_family(family: ModelFamily) -> None:
+    rows = [line for line in DOCS.read_text().splitlines() if f"| `{family.hf_architectures[0]}` |" in line]
+    assert len(rows) == 1
+    assert f"`{family.gguf_architecture or 'llama'}`" in rows[0]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_decoder_class_is_a_decoder(family: ModelFamily, tmp_path: Path) -> None:
+    FAMILY_CASES[family.name].build().save_pretrained(tmp_path)
+    config = open_checkpoint(tmp_path).config
+    assert config.architecture == family.name
+    assert issubclass(decoder_class(config), Decoder)
+
+
+def test_only_gguf_layer_names_may_be_left_out_of_a_family() -> None:
+    optional = {f.name for f in fields(ModelFamily) if f.default is not MISSING or f.default_factory is not MISSING}
+    assert optional == {"gguf_layer_names"}
+    with pytest.raises(TypeError, match="has_packed_cpu"):
+        ModelFamily(name="new")  # type: ignore[call-arg]
+
+
+def test_a_family_with_half_of_its_gguf_fields_is_rejected() -> None:
+    with pytest.raises(ValueError, match="read_gguf_config"):
+        replace(FAMILIES_BY_NAME["llama"], read_gguf_config=None)
+
+
+def test_two_families_with_one_name_are_rejected() -> None:
+    with pytest.raises(ValueError, match="llama and qwen3"):
+        index_families(("LlamaForCausalLM", FAMILIES_BY_NAME[name]) for name in ("llama", "qwen3"))
+
+
+def test_reading_configs_loads_neither_torch_nor_numba() -> None:
+    code = "import sys, plait.runtime.models.registry; print({'torch', 'numba'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
