@@ -23,7 +23,7 @@ import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
-from plait.kernels.reference import fused, matmul
+from plait.kernels.reference import float32_ops, matmul, ops
 from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
@@ -68,7 +68,7 @@ def row_cases() -> Iterator[Case]:
             f"residual + RMSNorm, {rows} x {width}",
             lambda x=x, r=residual, w=weight, o=out: norm.add_rms_norm(x, r, w, 1e-5, out=o),
             # the call has already added x to the residual
-            lambda r=residual, w=weight: fused.rms_norm(r, w, 1e-5),
+            lambda r=residual, w=weight: ops.rms_norm(r, w, 1e-5),
             rows * width * 8,
             "B",
         )
@@ -77,7 +77,7 @@ def row_cases() -> Iterator[Case]:
         yield Case(
             f"SwiGLU, {rows} x {inner}",
             lambda g=gate_up, o=gated: activation.silu_and_multiply(g, o),
-            lambda g=gate_up: fused.silu_and_multiply(g),
+            lambda g=gate_up: float32_ops.silu_and_multiply(g),
             rows * inner * 6,
             "B",
         )

@@ -7,12 +7,10 @@ Knows: torch. Must not know: models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional
 
+from plait.kernels.operators import DenseLinearOp, ExpertRouting, LinearOp, max_num_blocks
 from plait.kernels.quantized_weights import (
     Int4Weight,
     Int8Weight,
@@ -21,9 +19,6 @@ from plait.kernels.quantized_weights import (
     dequantize_int8,
     select_outputs,
 )
-from plait.kernels.reference.ops import DenseLinearOp
-
-LinearOp = Callable[[torch.Tensor, LinearWeight, torch.Tensor | None], torch.Tensor]
 
 
 def int4_matmul(
@@ -68,24 +63,6 @@ def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype
     if isinstance(taken, Int4Weight):
         taken = dequantize_int4(taken)
     return (dequantize_int8(taken) if isinstance(taken, Int8Weight) else taken).to(dtype)
-
-
-class ExpertRouting(NamedTuple):
-    """Which rows each block of a grouped product multiplies. A slot is token * top_k + choice.
-
-    Each expert's slots, in rising order, fill whole blocks; the rest of its last block is `num_slots`. Blocks
-    that nobody needs have expert -1, and their slots mean nothing.
-    """
-
-    slots: torch.Tensor  # [blocks * block] int32
-    block_experts: torch.Tensor  # [blocks] int32
-    block: int
-    num_slots: int  # tokens * top_k
-
-
-def max_num_blocks(num_slots: int, num_experts: int, block: int) -> int:
-    """No routing of `num_slots` slots needs more blocks than that."""
-    return max(1, min(num_slots, (num_slots + min(num_slots, num_experts) * (block - 1)) // block))
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:

@@ -6,14 +6,11 @@ E experts of F channels, K of them for a token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.nn import functional
 
 from plait.kernels.layout import AttentionLayout
-
-DenseLinearOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+from plait.kernels.operators import DenseLinearOp
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,10 +11,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from plait.kernels.kernel_selection import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
-from plait.kernels.operators import FusedOperators, SampleOp, qk_norm_weights
+from plait.kernels.operators import FusedOperators, Kernels, SampleOp, qk_norm_weights
 from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply
 from plait.kernels.triton.attention.paged import paged_attention, with_plans

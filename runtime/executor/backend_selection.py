@@ -47,7 +47,7 @@ def resolve_device_type(name: str) -> str:
         return "cpu"
     if name == "cpu":
         return name
-    from plait.runtime.executor.torch_runner import choose_device
+    from plait.runtime.executor.torch_device import choose_device
 
     return str(choose_device(name).type)
 
@@ -63,7 +63,7 @@ def _cpu_has_bfloat16() -> bool:
     try:
         from plait.kernels.cpu.decoder import has_bfloat16
     except ImportError:  # no numba: torch knows
-        from plait.runtime.executor.torch_runner import cpu_has_bfloat16
+        from plait.runtime.executor.torch_device import cpu_has_bfloat16
 
         return cpu_has_bfloat16()
     return has_bfloat16()

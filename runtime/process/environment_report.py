@@ -13,7 +13,8 @@ import torch
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.torch_runner import choose_device, choose_dtype, device_kv_cache_budget
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget
+from plait.runtime.executor.torch_runner import choose_dtype
 
 PACKAGES = (
     "plait",

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.reference.matmul import ExpertRouting, max_num_blocks
+from plait.kernels.operators import ExpertRouting, max_num_blocks
 
 SCAN = 1024  # slots that one step of the sort looks at
 

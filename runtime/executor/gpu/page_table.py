@@ -16,7 +16,7 @@ import torch
 
 from plait.runtime.batch.request import ScheduledRequest
 from plait.runtime.executor.gpu.stream import Stream
-from plait.runtime.executor.torch_runner import upload
+from plait.runtime.executor.torch_device import upload
 from plait.runtime.kv_cache.sequence import Sequence
 
 

@@ -22,7 +22,8 @@ from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.prefix_sharing import PrefixSharing
-from plait.runtime.executor.torch_runner import TorchRunner, upload
+from plait.runtime.executor.torch_device import upload
+from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Close, Fork, Generate, Open

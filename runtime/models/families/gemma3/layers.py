@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from plait.kernels.kernel_selection import Kernels
+from plait.kernels.operators import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.runtime.config import WeightFormat
