@@ -74,9 +74,7 @@ def _rms_norm(
     tl.store(out_at, result.to(dtype), mask=inside)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """As `reference.ops.rms_norm`, for x [T, C], or [T, H, C] for every head, C contiguous; `out` may be x.
 
     Raises ValueError for shapes or strides that do not fit.

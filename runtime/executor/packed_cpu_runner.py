@@ -1,4 +1,4 @@
-"""The packed CPU model runner: owns a packed model and its KV cache, and runs one ragged forward pass, without torch."""
+"""The packed CPU model runner: owns a packed model and its KV cache, and runs it without torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ BFLOAT16_BYTES = 2
 class PackedCpuRunner:
     """Implements `Runner` with the packed CPU kernels.
 
-    With `deterministic` set, a row's bits depend on its own tokens alone; see `CpuDecoder`. Raises InputError for a
-    `kv_dtype` or a KV budget that cannot be served, and `cpu_weights.NotPackable` if the weights cannot be packed "as-stored", which their headers
-    do not always show.
+    With `deterministic`, a row's bits depend on its own tokens alone; see `CpuDecoder`. Raises InputError for a
+    `kv_dtype` or a KV budget that cannot be served, and `cpu_weights.NotPackable` for weights that cannot be packed
+    "as-stored", which their headers do not always show.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Runner(Protocol):
 
     @property
     def num_spared_tokens(self) -> int:
-        """Reads of cached tokens that attention over shared prefixes saved: a token read once for n rows counts n - 1."""
+        """Token reads that attention over shared prefixes saved: a token read once for n rows counts n - 1."""
 
     def forward(self, batch: Batch) -> Any:
         """Returns hidden states [batch.num_logits + batch.num_states, C] after the last norm, in row order.
@@ -100,7 +100,7 @@ def fill_logits(out: Any, hidden: Any, allowed_ids: Mapping[int, Any], compute: 
 
 
 def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:
-    """Runs a forward pass of each number of tokens, so that kernels are compiled and loaded before the first request."""
+    """Runs a forward pass of each number of tokens, which compiles and loads the kernels before the first request."""
     for num_tokens in token_counts:
         num_tokens = min(num_tokens, runner.max_session_tokens)
         seq = Sequence(("", ""), [0] * num_tokens)

@@ -1,7 +1,4 @@
-"""What this machine has and what plait would choose on it: the lines of `plait check`.
-
-Knows: versions, devices, the selection functions. Must not know: how they are printed.
-"""
+"""Collects what `plait check` prints: versions, the device, and the kernels chosen for it."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ PACKAGES = (
 
 
 def report() -> dict[str, str]:
-    """One line per fact, in order.
+    """Returns name -> value of each line, in order.
 
     >>> report()["device"]                                                   # doctest: +SKIP
     'cpu (2 threads)'

@@ -96,9 +96,7 @@ ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 CASES = {
     "norm of rows": Case(lambda: norm.rms_norm(empty(64, 4096), empty(4096), 1e-6)),
     "norm of heads": Case(lambda: norm.rms_norm(empty(64, 48, 128)[:, :32], empty(128), 1e-6)),
-    "Gemma's norm of odd rows": Case(
-        lambda: norm.rms_norm(empty(7, 2305, dtype=F16), empty(2305, dtype=F32), 1e-6)
-    ),
+    "Gemma's norm of odd rows": Case(lambda: norm.rms_norm(empty(7, 2305, dtype=F16), empty(2305, dtype=F32), 1e-6)),
     "fused norm": Case(lambda: norm.add_rms_norm(empty(64, 4096), empty(64, 4096), empty(4096), 1e-5)),
     "fused norm, widest": Case(
         lambda: norm.add_rms_norm(empty(8, 16384), empty(8, 16384), empty(16384, dtype=F32), 1e-5)
