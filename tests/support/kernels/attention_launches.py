@@ -146,10 +146,11 @@ def jobs() -> list[Job]:
 
 
 def _kind(launch: Launch) -> str:
-    """The kernel, its options that add or remove code, and the shape of its tile; not head sizes and page sizes."""
-    names = ("CACHE", "WINDOW", "SOFTCAP", "SHARED", "NORM", "GROUP", "BLOCK_M")
-    kind = {name: launch.constants.get(name) for name in names}
-    return repr((launch.kernel.__name__, kind))
+    """The kernel and the options that add or remove code; of kernels with matrix products also the tile's rows."""
+    names = ("CACHE", "WINDOW", "SOFTCAP", "SHARED", "NORM")
+    if launch.kernel.__name__ in MATRIX_KERNELS:
+        names += ("GROUP", "BLOCK_M")
+    return repr((launch.kernel.__name__, {name: launch.constants.get(name) for name in names}))
 
 
 def job(name: str, launch: Launch, arch: int) -> Job:

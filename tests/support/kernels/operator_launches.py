@@ -127,7 +127,7 @@ CASES = {
         lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True, chips=ARCHITECTURES
     ),
     "int8, one row": Case(
-        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",)
+        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",), ARCHITECTURES
     ),
     "int8, many rows": Case(
         lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True, chips=ARCHITECTURES
@@ -135,13 +135,13 @@ CASES = {
     # What `weights=int4` runs: groups of 32 with minima, one row and each larger tile; the output head has 8 bits.
     "int4 of an engine, one row": Case(lambda: linears(1, int4(6144, 4096, 32, True)), True, NO_PRODUCT),
     "int4 of an engine, 24 rows": Case(lambda: linears(24, int4(28672, 4096, 32, True)), True, NO_PRODUCT),
-    "int4 of an engine, 64 rows": Case(
-        lambda: linears(64, int4(4096, 14336, 32, True)), True, NO_PRODUCT, ARCHITECTURES
-    ),
+    "int4 of an engine, 64 rows": Case(lambda: linears(64, int4(4096, 14336, 32, True)), True, NO_PRODUCT),
     "int4 of an engine, 256 rows": Case(
         lambda: linears(256, int4(28672, 4096, 32, True)), True, NO_PRODUCT, ARCHITECTURES
     ),
-    "int4 of an engine, a prompt": Case(lambda: linears(4096, int4(28672, 4096, 32, True)), True, NO_PRODUCT),
+    "int4 of an engine, a prompt": Case(
+        lambda: linears(4096, int4(28672, 4096, 32, True)), True, NO_PRODUCT, ARCHITECTURES
+    ),
     "int8 of an engine, the head": Case(lambda: linears(64, int8(128_256, 4096)), True, NO_PRODUCT),
     "Q8_0, one row": Case(lambda: linears(1, int8(49152, 576, True)), True, NO_PRODUCT),
     "Q8_0, 256 rows": Case(lambda: linears(256, int8(4096, 4096, True)), True, NO_PRODUCT, ARCHITECTURES),

@@ -89,6 +89,18 @@ def test_a_flat_nucleus_is_searched_where_it_stands(top):
     assert found.tolist() == reference.sample(logits, inputs_of(rows)).tolist()
 
 
+@pytest.mark.parametrize("top", [(50, 0.9, 0.1), (1000, 0.5, 0.0), (1000, 0.5, 0.3)])
+def test_top_p_is_a_share_of_all_tokens_that_top_k_keeps(top):
+    """Also of those that top-p and min-p exclude afterwards."""
+    top_k, top_p, min_p = top
+    rows = [(1.5, top_k, f32(top_p), f32(min_p), seed, 3) for seed in range(60)]
+    logits = logits_of(1, 4097, 1.0, 7).expand(60, -1).contiguous()
+    logits = logits[:12] if INTERPRETED else logits
+    rows = rows[: len(logits)]
+    expected = reference.sample(logits, inputs_of(rows)).tolist()
+    assert sampler.sample(logits, inputs_of(rows)).tolist() == expected
+
+
 def test_the_kth_token_counts_though_it_has_a_bin_of_its_own():
     """Logits so far apart that no two tokens share a bin of likelihood."""
     logits = (-0.2 * torch.arange(60, device=DEVICE)).expand(12, -1).contiguous()
