@@ -15,7 +15,7 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class NumpyAttentionLayout:
-    """The fields are those of `AttentionLayout`, which explains them; all int32, R rows, T new tokens."""
+    """As `layout.AttentionLayout`, which explains the fields; all int32, R rows, T new tokens."""
 
     q_starts: Int32Array  # [R + 1]
     kv_starts: Int32Array  # [R + 1]

@@ -66,10 +66,9 @@ def _rms_norm(
     mean = tl.sum(wide * wide, axis=1, keep_dims=True) / channels
     scaled = wide * (1.0 / tl.sqrt_rn(mean + eps))
     weight = tl.load(weight_ptr + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    if weight_ptr.dtype.element_ty == tl.float32:
-        result = scaled * weight
-    else:
-        result = scaled.to(dtype).to(tl.float32) * weight
+    # A float32 weight multiplies before the only rounding (Gemma), others after a rounding to x's dtype (Llama).
+    rounded = scaled if weight_ptr.dtype.element_ty == tl.float32 else scaled.to(dtype).to(tl.float32)
+    result = rounded * weight
     out_at = out_ptr + token * out_token_stride + head * out_head_stride + channel
     tl.store(out_at, result.to(dtype), mask=inside)
 
