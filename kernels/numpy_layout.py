@@ -1,7 +1,4 @@
-"""A ragged batch in arrays of the host: what `layout.AttentionLayout` is, for kernels that need no torch.
-
-Knows: index arrays. Must not know: models, sequences.
-"""
+"""The layout of a ragged batch in numpy arrays, for kernels that run without torch."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ So one long row, alone or among short ones, is spread over the whole GPU, and ro
 need no merge (flash-decoding, Dao et al. 2023; the plan on the device is ours). One small program plans once per
 forward pass for all layers of a kind.
 
-Columns of a work item: row, q_start, q_len, kv_len, start in kv_pages, first key, end of keys, 1 if it is the whole row.
+Columns of a work item: row, q_start, q_len, kv_len, start in kv_pages, first key, end of keys, 1 if the row is unsplit.
 """
 
 from __future__ import annotations
