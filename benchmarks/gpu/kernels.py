@@ -1,12 +1,10 @@
-"""How fast the Triton kernels other than attention are on this GPU, against what its memory and matrix units can do.
+"""Measures the Triton kernels other than attention against the GPU's copy bandwidth and matrix rate.
 
     python benchmarks/gpu/kernels.py [--only WORD] [--json FILE]
 
-Each operator is first held against its reference, then captured in a CUDA graph (which fails if it waits for the
-device) and replayed; times are medians by CUDA events, with the L2 cache overwritten in between. `share` is of this
-GPU's own copy bandwidth, or of its bfloat16 matrix rate, both measured first.
-
-Knows: the kernels and their references. Must not know: engines, models.
+Each operator is first compared with its reference, then captured in a CUDA graph (which fails if the operator waits
+for the device) and replayed. Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the
+fraction of this GPU's copy bandwidth, or of its bfloat16 matrix rate, both measured first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A whole engine over random weights, without files or sockets: what the engine's benchmarks step and time.
-
-Knows: how to put a scheduler together. Must not know: what is measured with it.
-"""
+"""A whole engine over random weights, without files or sockets, for the engine's benchmarks."""
 
 from __future__ import annotations
 

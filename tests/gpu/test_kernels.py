@@ -1,6 +1,6 @@
-"""The Triton kernels other than attention on a real GPU: shapes of real models, and capture in a CUDA graph.
+"""The Triton kernels other than attention on a GPU: shapes of real models, and capture in a CUDA graph.
 
-tests/kernels/test_triton_*.py run there too, without the interpreter; this adds what they are too small for.
+On a machine with a GPU, tests/kernels/triton runs there too, at smaller sizes.
 """
 
 from __future__ import annotations
