@@ -170,7 +170,8 @@ def test_padding_writes_nothing_and_reads_nothing(model):
             steps.graphs.forward(batch, size)()
         torch.testing.assert_close(drawn[-1][0], drawn[0][0])
     for cache, old in zip(model.fused.kv_cache, before, strict=True):
-        changed = (cache.k != old).flatten(1).any(1).nonzero().flatten().tolist()
+        # compared as bits: unwritten pages are uninitialized memory, which may be NaN
+        changed = (cache.k.view(torch.int32) != old.view(torch.int32)).flatten(1).any(1).nonzero().flatten().tolist()
         assert set(changed) <= {7}
 
 
