@@ -24,7 +24,7 @@ from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.builder import make_runner
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 WINDOW = 512

@@ -1,9 +1,8 @@
-"""GGUF's block formats turned into float32: for each format, where its scales and its small integers lie.
+"""Dequantizes GGUF's block formats to float32.
 
-A format cuts each row into blocks of `values` numbers kept in `bytes` bytes (`GGUF_BLOCK_SHAPES`); every value is
-`scale * integer`, or `scale * integer + minimum`, in the order of operations that ggml uses, so results are
-equal to the last bit. Layouts: https://github.com/ggml-org/ggml, ggml-common.h.
-Knows: torch. Must not know: files, names of weights, models.
+A format stores each row in blocks of a fixed number of values and bytes (`GGUF_BLOCK_SHAPES`). Every value is
+`scale * integer`, or `scale * integer + minimum`, in the order of operations that ggml uses, so results are equal to
+the last bit. Layouts: https://github.com/ggml-org/ggml, ggml-common.h.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ GGUF_BLOCK_SHAPES: dict[str, tuple[int, int]] = {
 
 
 def dequantize(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The float32 tensor of `shape` whose blocks are the bytes `raw` (uint8, any shape, any device).
+    """Returns the float32 tensor of `shape` that the blocks `raw` (uint8, any shape, any device) encode.
 
-    The result never shares memory with `raw`. Raises ValueError for a format that is not in `GGUF_BLOCK_SHAPES` or a byte
-    count that does not fit the shape.
+    The result never shares memory with `raw`. Raises ValueError for a format that is not in `GGUF_BLOCK_SHAPES`, or a
+    byte count that does not fit the shape.
 
     >>> dequantize(torch.tensor([0, 0, 128, 63], dtype=torch.uint8), "F32", (1,))
     tensor([1.])
@@ -47,7 +46,7 @@ def dequantize(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> 
     if raw.dtype != torch.uint8 or not shape or shape[-1] % values or raw.numel() != count // values * size:
         raise ValueError(f"{raw.numel()} bytes of {raw.dtype} do not hold {quantization} of shape {shape}")
     if quantization in _FLOAT_DTYPES:
-        # A fresh copy: it is aligned, and the caller's bytes may be a file mapped read-only.
+        # A copy is aligned, and the caller's bytes may be a file mapped read-only.
         return raw.reshape(-1).clone().view(_FLOAT_DTYPES[quantization]).to(torch.float32).reshape(shape)
     return _DECODE[quantization](raw.reshape(-1, size)).reshape(shape)
 
@@ -56,15 +55,15 @@ _FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 
 def _read_float16(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte `at` of each block, as float32 [N, 1]."""
+    """Reads the float16 at byte `at` of each block, as float32 [N, 1]."""
     pair = blocks[:, at : at + 2].clone(memory_format=torch.contiguous_format)
     return pair.view(torch.float16).to(torch.float32)
 
 
 def _unpack_bits(packed: torch.Tensor, width: int, group: int) -> torch.Tensor:
-    """Unsigned fields of `width` bits out of packed bytes [N, B], uint8 [N, B * 8 / width].
+    """Unpacks unsigned fields of `width` bits from bytes [N, B] to uint8 [N, B * 8 / width].
 
-    Bytes go in groups: the lowest field of every byte of a group comes first, then the next field of each.
+    For each group of `group` bytes, the lowest field of every byte comes first, then the next field of each.
     """
     shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
     grouped = packed.reshape(packed.shape[0], -1, 1, group)  # [N, B/group, 1, group]
@@ -88,7 +87,7 @@ def _q4_1(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _unpack_5_bits(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """32 integers of 5 bits: the fifth bits are one little-endian word [N, 4], the rest nibbles [N, 16]."""
+    """Unpacks 32 integers of 5 bits: their highest bits are a little-endian word [N, 4], the rest nibbles [N, 16]."""
     return (_unpack_bits(low, 4, 16) | (_unpack_bits(high, 1, 1) << 4)).to(torch.float32)
 
 
@@ -115,7 +114,7 @@ def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
     # Sixteen 6-bit scales: low 4 bits in 8 bytes, high 2 bits in 4.
     low, high = _unpack_bits(blocks[:, 96:104], 4, 8), _unpack_bits(blocks[:, 104:108], 2, 4)
     scale = _read_float16(blocks, 108) * (low | (high << 4)).to(torch.float32).sub_(32)  # [N, 16]
-    # A clear bit in the mask takes 4 away.
+    # A clear bit in the mask subtracts 4.
     borrow = (_unpack_bits(blocks[:, :32], 1, 32) ^ 1) << 2
     integers = _unpack_bits(blocks[:, 32:96], 2, 32).to(torch.float32).sub_(borrow).view(-1, 16, 16)
     return integers.mul_(scale.unsqueeze(-1))

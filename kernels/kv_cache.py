@@ -1,10 +1,8 @@
-"""The memory that keys and values lie in, one layer at a time: as the model computes them, in fp8, or in int8.
+"""The KV cache tensors of a layer, in one of three formats (`kv_dtype`).
 
-    auto   the model's dtype
-    fp8    float8_e4m3fn with one float32 scale for a layer's keys and one for its values, both 1: e4m3 reaches 448
-    int8   127 steps of each token's and head's own largest magnitude, whose float32 scales lie beside the numbers
-
-Knows: shapes and dtypes. Must not know: what is in a slot, models.
+auto   the model's dtype
+fp8    float8_e4m3fn, one float32 scale for a layer's keys and one for its values; both are 1, as e4m3 reaches 448
+int8   127 steps of the largest magnitude of each token and head, with a float32 scale for each
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ QUANTIZED_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 class LayerCache(NamedTuple):
-    """One layer's keys and values [P, G, D], and what they are to be multiplied by where that is not 1."""
+    """One layer's keys and values [P, G, D], and the scales that quantized ones are multiplied by."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -26,12 +24,12 @@ class LayerCache(NamedTuple):
 
 
 def cache_dtype(kind: str, dtype: torch.dtype) -> torch.dtype:
-    """What `kind` (auto, fp8, int8) holds numbers of a model in `dtype` as."""
+    """Returns the dtype of a cache of `kind` (auto, fp8, int8) for a model in `dtype`."""
     return QUANTIZED_DTYPES.get(kind, dtype)
 
 
 def kv_slot_bytes(kind: str, dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> int:
-    """Bytes of one token's keys and values in one layer."""
+    """Returns the bytes of one token's keys and values in one layer, scales included."""
     scale = torch.float32.itemsize if kind == "int8" else 0
     return 2 * num_kv_heads * (head_dim * cache_dtype(kind, dtype).itemsize + scale)
 
@@ -39,7 +37,7 @@ def kv_slot_bytes(kind: str, dtype: torch.dtype, num_kv_heads: int, head_dim: in
 def allocate_caches(
     kind: str, dtype: torch.dtype, layers: int, pages: int, num_kv_heads: int, head_dim: int, device: torch.device
 ) -> list[LayerCache]:
-    """One LayerCache for each layer, untouched until used (fp8's scales are set)."""
+    """Allocates the caches of all layers in one block. Memory is uninitialized, except fp8's scales."""
     stored_dtype = cache_dtype(kind, dtype)
     both = torch.empty((layers, 2, pages, num_kv_heads, head_dim), dtype=stored_dtype, device=device)
     if kind == "fp8":

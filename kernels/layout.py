@@ -1,16 +1,14 @@
-"""Where the rows of a ragged batch stand: which new tokens are whose, and in which pages their KV lies.
+"""The layout of a ragged batch: which new tokens belong to which row, and which pages hold their KV.
 
     new tokens   [ row 0 ........ | row 1 | row 2 ... ]        q_starts
     KV pages     [ row 0's cached and new ... | row 1 ... ]    page_starts
 
-Row r brings q_len = q_starts[r + 1] - q_starts[r] new tokens, the last of its kv_len = kv_starts[r + 1] -
-kv_starts[r] tokens. Token i of the row's q_len stands at position kv_len - q_len + i and sees positions up to its
-own. A page holds page_size tokens (a power of two); the caches are [P * page_size, G, D], or [P, page_size, G, D]
-of the same memory, and the token at position n of row r lies in the slot
+Row r has q_len = q_starts[r + 1] - q_starts[r] new tokens, the last ones of its kv_len = kv_starts[r + 1] -
+kv_starts[r] tokens. New token i of the row is at position kv_len - q_len + i and sees all positions up to its own. A
+page holds page_size tokens (a power of two). The caches are [P * page_size, G, D], or [P, page_size, G, D] of the same
+memory, and position n of row r is in the slot
 
     kv_pages[page_starts[r] + n // page_size] * page_size + n % page_size
-
-Knows: index tensors. Must not know: models, sequences, which kernel reads them.
 """
 
 from __future__ import annotations
@@ -23,120 +21,120 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-SHARED_ALIGN = 128  # shared prefixes are counted in blocks of so many tokens, whole blocks of every kernel
+SHARED_ALIGN = 128  # tokens; shared prefixes are multiples of it, which are whole blocks of every kernel
 
 
 class PrefixSharingCost(NamedTuple):
-    """When prefixes that rows share are worth reading once for all of them; numbers of tokens, of one layer's KV."""
+    """When reading a shared prefix once for all rows is worth its cost; in tokens of one layer's KV."""
 
-    align: int  # what is shared is counted in multiples of it
-    group_cost: int  # what each group costs
-    min_saved_tokens: int  # what all groups of a step must spare together
-    max_row_tokens: int  # rows that bring more new tokens read for themselves
+    align: int  # shared lengths are rounded down to multiples of it
+    group_cost: int  # the cost of each group
+    min_saved_tokens: int  # the least that all groups of a step must save together
+    max_row_tokens: int  # rows with more new tokens take no part
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Groups of rows whose first tokens lie in the same pages, to be read once for all of them.
+    """Groups of rows whose first tokens are in the same pages, which are read once per group.
 
-    All int32; R rows, N groups (some may be empty), S new tokens of their members together, or more.
+    All int32; R rows, N groups (some may be empty), S at least the new tokens of all members.
     """
 
     lengths: torch.Tensor  # [R] leading tokens that a row shares with its group, a multiple of SHARED_ALIGN; 0: none
-    token_offsets: torch.Tensor  # [R] where in `tokens` a member's own begin
-    starts: torch.Tensor  # [N + 1] group n's members bring the new tokens tokens[starts[n]:starts[n + 1]]
-    tokens: torch.Tensor  # [S]
-    leader_rows: torch.Tensor  # [N] a member, whose pages are read
+    token_offsets: torch.Tensor  # [R] where a member's new tokens begin in `tokens`
+    starts: torch.Tensor  # [N + 1] the members of group n have the new tokens tokens[starts[n]:starts[n + 1]]
+    tokens: torch.Tensor  # [S] indices of new tokens
+    leader_rows: torch.Tensor  # [N] the member whose pages are read
 
     @staticmethod
     def of(
         groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int], device: torch.device, max_q_len: int = 1
     ) -> SharedPrefixes | None:
-        """From groups of (rows, leading tokens they share); a row belongs to one group at most.
+        """Builds the groups from (rows, leading tokens that they share) pairs; for tests and benchmarks.
 
-        Rows with more than `max_q_len` new tokens stay out: theirs is arithmetic, not reading. Lengths are rounded
-        down to SHARED_ALIGN; None if no group of two rows or more is left.
+        Rows with more than `max_q_len` new tokens are left out, because they are bound by arithmetic. Lengths are
+        rounded down to SHARED_ALIGN. Returns None if no group of two or more rows is left. Raises ValueError if a row
+        is in two groups.
         """
-        seen: set[int] = set()
-        found: list[tuple[list[int], int]] = []
+        grouped_rows: set[int] = set()
+        aligned_groups: list[tuple[list[int], int]] = []
         for rows, shared in groups:
-            narrow = [row for row in rows if 0 < q_lens[row] <= max_q_len]
-            aligned = shared // SHARED_ALIGN * SHARED_ALIGN
-            if len(narrow) < 2 or not aligned:
+            members = [row for row in rows if 0 < q_lens[row] <= max_q_len]
+            length = shared // SHARED_ALIGN * SHARED_ALIGN
+            if len(members) < 2 or not length:
                 continue
-            if len(seen.union(narrow)) < len(seen) + len(narrow):
-                raise ValueError(f"a row of {narrow} is in two groups")
-            seen.update(narrow)
-            found.append((narrow, aligned))
-        if not found:
+            if len(grouped_rows.union(members)) < len(grouped_rows) + len(members):
+                raise ValueError(f"a row of {members} is in two groups")
+            grouped_rows.update(members)
+            aligned_groups.append((members, length))
+        if not aligned_groups:
             return None
-        return SharedPrefixes(*(torch.from_numpy(part).to(device) for part in shared_prefix_arrays(found, q_lens)))
+        arrays = shared_prefix_arrays(aligned_groups, q_lens)
+        return SharedPrefixes(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def shared_prefix_arrays(
     groups: Sequence[tuple[Sequence[int], int]], q_lens: Sequence[int] | npt.NDArray[np.int32]
 ) -> list[npt.NDArray[np.int32]]:
-    """The fields of SharedPrefixes for disjoint groups of rows that have new tokens; lengths are aligned already."""
+    """Returns the fields of SharedPrefixes for disjoint groups of rows that have new tokens, of aligned lengths."""
     counts = np.array(q_lens, dtype=np.int32)
-    firsts, rows = np.cumsum(counts) - counts, [np.array(members, dtype=np.int32) for members, _ in groups]
-    lengths, token_offsets, order = np.zeros_like(counts), np.zeros_like(counts), np.concatenate(rows)
-    lengths[order] = np.repeat([shared for _, shared in groups], [len(each) for each in rows])
-    mine = counts[order]
-    token_offsets[order] = np.cumsum(mine) - mine
-    tokens = np.repeat(firsts[order] - token_offsets[order], mine) + np.arange(mine.sum())
-    starts = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([counts[each].sum() for each in rows], out=starts[1:])
-    leader_rows = np.array([each[0] for each in rows], dtype=np.int32)
+    q_starts, groups_rows = np.cumsum(counts) - counts, [np.array(rows, dtype=np.int32) for rows, _ in groups]
+    lengths, token_offsets, members = np.zeros_like(counts), np.zeros_like(counts), np.concatenate(groups_rows)
+    lengths[members] = np.repeat([shared for _, shared in groups], [len(rows) for rows in groups_rows])
+    member_counts = counts[members]
+    token_offsets[members] = np.cumsum(member_counts) - member_counts
+    tokens = np.repeat(q_starts[members] - token_offsets[members], member_counts) + np.arange(member_counts.sum())
+    starts = np.zeros(len(groups) + 1, dtype=np.int32)
+    np.cumsum([counts[rows].sum() for rows in groups_rows], out=starts[1:])
+    leader_rows = np.array([rows[0] for rows in groups_rows], dtype=np.int32)
     return [lengths, token_offsets, starts, tokens.astype(np.int32), leader_rows]
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What a plan is made for: one kind of attention layer."""
+    """One kind of attention layer."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     cache_dtype: torch.dtype
-    window: int | None = None
+    window: int | None = None  # sliding window in tokens
 
 
 @dataclass(frozen=True)
 class SplitKVPlan:
-    """How narrow rows are cut along their keys, and the room for what the pieces find; see triton.attention_plan.
+    """How decode rows are split along their keys, and the memory for partial results; see triton's `split_kv_plan`.
 
-    Allocated once and filled for every batch on the device, so a CUDA graph can hold it.
+    Allocated once and filled on the device for every batch, so that it can be part of a CUDA graph.
     """
 
     shape: AttentionShape
     block_rows: int  # packed (token, head) rows of one tile
-    work_items: torch.Tensor  # [W, 8] int32, one piece of one row each
-    row_item_starts: (
-        torch.Tensor
-    )  # [R + 1] int32: row r's pieces are items row_item_starts[r] .. row_item_starts[r + 1]
+    work_items: torch.Tensor  # [W, 8] int32, one split of one row each
+    row_item_starts: torch.Tensor  # [R + 1] int32: the items of row r are row_item_starts[r] .. row_item_starts[r + 1]
     partial_out: torch.Tensor  # [W, G, block_rows, D] float32
     partial_lse: torch.Tensor  # [W, G, block_rows] float32, base 2
-    prefix_out: torch.Tensor | None = None  # [pieces, S, H, D] float32, see SharedPrefixes.tokens
-    prefix_lse: torch.Tensor | None = None  # [pieces, S, H] float32, base 2
+    prefix_out: torch.Tensor | None = None  # [splits, S, H, D] float32, see SharedPrefixes.tokens
+    prefix_lse: torch.Tensor | None = None  # [splits, S, H] float32, base 2
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """All tensors int32 on the KV cache's device; R rows, T new tokens in all.
+    """See the file's header. All tensors int32 on the KV cache's device; R rows, T new tokens in all.
 
-    `page_starts` may be left out with pages of one token: it is kv_starts then. `min_q_len` and `max_q_len`, if the
-    caller knows them, spare kernels that would find nothing to do. Rows with no tokens at all (q_len and kv_len 0)
-    pad a batch to a fixed size, and a write page below 0 writes nothing.
+    `page_starts` defaults to kv_starts for pages of one token. If the caller knows `min_q_len` and `max_q_len`,
+    kernels without work are not launched. Rows without any tokens (q_len and kv_len 0) pad a batch to a fixed size,
+    and a negative write slot writes nothing. Raises ValueError for an invalid page size.
     """
 
     q_starts: torch.Tensor  # [R + 1]
     kv_starts: torch.Tensor  # [R + 1] sums of kv_len, in tokens
     kv_pages: torch.Tensor  # the pages of row 0, of row 1, ...
     positions: torch.Tensor  # [T]
-    write_slots: torch.Tensor  # [T] the slots of the new tokens themselves: their pages, when pages hold one token
+    write_slots: torch.Tensor  # [T] the slots of the new tokens; with pages of one token, their pages
     page_size: int = 1
     page_starts: torch.Tensor | None = None  # [R] or more: where in kv_pages each row begins
-    min_q_len: int = 0  # bounds of the rows' q_len, padding left out
+    min_q_len: int = 0  # bounds of the rows' q_len, without padding rows
     max_q_len: int | None = None
     shared: SharedPrefixes | None = None
     plans: tuple[SplitKVPlan, ...] = ()
@@ -157,8 +155,9 @@ class AttentionLayout:
         return self.kv_starts if self.page_starts is None else self.page_starts
 
     def slots(self, row: int) -> torch.Tensor:
-        """[kv_len] int64: the slots of the row's tokens. Reads lengths back from the device."""
+        """Returns [kv_len] int64: the slots of the row's tokens. Waits for the device."""
         length = int(self.kv_starts[row + 1] - self.kv_starts[row])
-        first = int(self.first_pages[row])
-        at = torch.arange(length, device=self.kv_pages.device)
-        return self.kv_pages[first + at // self.page_size].long() * self.page_size + at % self.page_size
+        first_page = int(self.first_pages[row])
+        positions = torch.arange(length, device=self.kv_pages.device)
+        pages = self.kv_pages[first_page + positions // self.page_size].long()
+        return pages * self.page_size + positions % self.page_size

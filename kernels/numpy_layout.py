@@ -1,7 +1,4 @@
-"""A ragged batch in arrays of the host: what `layout.AttentionLayout` is, for kernels that need no torch.
-
-Knows: index arrays. Must not know: models, sequences.
-"""
+"""The layout of a ragged batch in numpy arrays, for kernels that run without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class NumpyAttentionLayout:
-    """The fields are those of `AttentionLayout`, which explains them; all int32, R rows, T new tokens."""
+    """As `layout.AttentionLayout`, which explains the fields; all int32, R rows, T new tokens."""
 
     q_starts: Int32Array  # [R + 1]
     kv_starts: Int32Array  # [R + 1]

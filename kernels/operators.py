@@ -1,25 +1,40 @@
-"""The operators that a GPU has whole where the CPU composes them, as one record, and their plain torch form.
+"""The operator interface between models and kernels: signatures, and the tables of operators chosen for a device.
 
-Nothing here reads from the device or waits for it (the plain form aside), so a step can stand in a CUDA graph.
-Knows: signatures. Must not know: models, requests.
+Implementations are in `reference/`, `triton/` and `cpu/`; `kernel_selection` chooses among them.
+Shapes: T new tokens, H query heads, G key/value heads, D head size, C channels, E experts, K experts per token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape, PrefixSharingCost
-from plait.kernels.reference import fused, ops, sampling
+from plait.kernels.quantized_weights import LinearWeight
 from plait.kernels.sampling_inputs import LogitAdjustments, SamplingInputs
+
+# (x [T, K], weight [N, K], bias [N] or None) -> [T, N]
+DenseLinearOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+LinearOp = Callable[[torch.Tensor, LinearWeight, torch.Tensor | None], torch.Tensor]
+
+# (q, k_cache, v_cache, layout, scale, window) -> [T, H, D], see reference.ops.paged_attention
+PagedAttentionOp = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float, int | None], torch.Tensor
+]
+
+# (x, routing weights, expert ids, gate_up, down) -> [T, C], see reference.ops.experts
+ExpertsOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# (logits [B, V], parameters, adjustments, out [B]) -> out, see reference.sampling.sample
+SampleOp = Callable[[torch.Tensor, SamplingInputs, LogitAdjustments, torch.Tensor], torch.Tensor]
 
 
 class FusedAttentionOp(Protocol):
-    """From the QKV projection to the heads' outputs."""
+    """Everything between the QKV projection and the attention output."""
 
     def __call__(
         self,
@@ -33,76 +48,78 @@ class FusedAttentionOp(Protocol):
         head_norm: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        """qkv [T, H + 2 G, D] -> [T, H, D]: norm of heads, rotary, KV write, attention.
+        """Head norm, rotary embedding, KV cache write and attention: qkv [T, H + 2 G, D] -> [T, H, D].
 
-        cos and sin are whole tables [context, D // 2]; head_norm [H + G, D] has one weight for all queries and one
-        for all keys. A token whose write page is below 0 is not written, and rows without tokens are passed over.
+        cos and sin are whole tables [context, D // 2]. head_norm [H + G, D] repeats one weight for all queries, then
+        one for all keys. Tokens with a negative write slot are not written; rows without tokens are skipped.
         """
 
 
 class AddRMSNormOp(Protocol):
-    """The residual and the norm behind it."""
+    """Residual addition fused with the RMSNorm that follows it."""
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Adds x [T, C] to residual in place and gives the norm of that sum, see `fused.add_rms_norm`."""
-
-
-SampleOp = Callable[[torch.Tensor, SamplingInputs, LogitAdjustments, torch.Tensor], torch.Tensor]
+        """Adds x [T, C] to residual in place and returns the norm of the sum, see `float32_ops.add_rms_norm`."""
 
 
 @dataclass(frozen=True)
 class FusedOperators:
-    """`with_plans` readies a layout for these kinds of layers; `make_sampler(rows, vocab, device)` gives a sampler
-    with the memory it needs; `kv_dtypes`: which settings of `kv_dtype` there are beside "auto"; `prefix_sharing_cost(shape, most)`:
-    when to give `attend` shared prefixes, for rows of up to `most` new tokens (None: they would be read row by row)."""
+    """Operators that a GPU runs as one kernel where the CPU composes several.
+
+    The Triton implementations never read from the device or wait for it, so a step can be captured in a CUDA graph.
+    """
 
     attend: FusedAttentionOp
     add_rms_norm: AddRMSNormOp
-    with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]
-    make_sampler: Callable[[int, int, torch.device], SampleOp]
-    kv_dtypes: frozenset[str]
+    with_plans: Callable[[AttentionLayout, tuple[AttentionShape, ...]], AttentionLayout]  # once per forward
+    make_sampler: Callable[[int, int, torch.device], SampleOp]  # (rows, vocab, device); allocates the workspace
+    kv_dtypes: frozenset[str]  # supported values of `kv_dtype` besides "auto"
+    # (shape, most new tokens of a row): when shared prefixes are worth a pass of their own; None: never
     prefix_sharing_cost: Callable[[AttentionShape, int], PrefixSharingCost] | None = None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The operators that a model calls; signatures and semantics as in `reference.ops`.
+
+    `linear` and `dequantize_rows` take weights in any format, see `reference.matmul`.
+    """
+
+    linear: LinearOp
+    dequantize_rows: Callable[[LinearWeight, torch.Tensor, torch.dtype], torch.Tensor]
+    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    head_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    write_kv: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    silu_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    gelu_tanh_and_multiply: Callable[[torch.Tensor], torch.Tensor]
+    experts: ExpertsOp
+    paged_attention: PagedAttentionOp
+    names: dict[str, str]  # operator -> chosen implementation, printed by `plait check`
+    fused: FusedOperators | None = None  # None: the model composes the operators above
+    supports_quantized_weights: bool = False  # whether products with 4- and 8-bit weights are fast
+
+
+class ExpertRouting(NamedTuple):
+    """Which rows each block of a grouped matrix product multiplies. A slot is token * top_k + choice.
+
+    The slots of each expert, in rising order, fill whole blocks; unused entries of its last block hold `num_slots`.
+    Unused blocks have expert -1 and arbitrary slots.
+    """
+
+    slots: torch.Tensor  # [blocks * block] int32
+    block_experts: torch.Tensor  # [blocks] int32
+    block: int  # slots per block
+    num_slots: int  # tokens * top_k
+
+
+def max_num_blocks(num_slots: int, num_experts: int, block: int) -> int:
+    """An upper bound on the blocks that any routing of `num_slots` slots needs."""
+    return max(1, min(num_slots, (num_slots + min(num_slots, num_experts) * (block - 1)) // block))
 
 
 def qk_norm_weights(
     head_norm: torch.Tensor | None, num_heads: int
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-    """The weights [D] of queries and of keys out of head_norm [H + G, D]."""
+    """Returns the query and key weights [D] of head_norm [H + G, D]."""
     return (None, None) if head_norm is None else (head_norm[0], head_norm[num_heads])
-
-
-def attend(
-    qkv: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    cache: LayerCache,
-    layout: AttentionLayout,
-    scale: float,
-    window: int | None,
-    head_norm: torch.Tensor | None,
-    eps: float,
-) -> torch.Tensor:
-    """See `FusedAttentionOp`, by the reference operators."""
-    q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
-    q = ops.apply_rope_and_write_kv(
-        qkv,
-        cos,
-        sin,
-        *cache[:2],
-        layout,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-        k_scale=cache.k_scale,
-        v_scale=cache.v_scale,
-    )
-    return ops.paged_attention(q, *cache[:2], layout, scale, window, k_scale=cache.k_scale, v_scale=cache.v_scale)
-
-
-REFERENCE_FUSED_OPERATORS = FusedOperators(
-    attend=attend,
-    add_rms_norm=fused.add_rms_norm,
-    with_plans=lambda layout, shapes: layout,
-    make_sampler=lambda rows, vocab, device: sampling.sample,
-    kv_dtypes=frozenset({"fp8", "int8"}),
-)

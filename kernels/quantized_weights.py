@@ -1,12 +1,10 @@
-"""Weights held in 4 or 8 bits: how they lie in memory, how they are made, what they mean.
+"""Weights in 4 and 8 bits: their memory layout, quantization and dequantization.
 
-Int4: the input channels go in spans of 64, padded to whole pairs of spans. A span of one output channel is 32 bytes:
-byte j has channel j in its low nibble and channel 32 + j in its high one. Spans of all output channels lie side by
-side, so that a tile of a matrix product is one piece of memory.
+Int4: the input channels are in spans of 64, padded to whole pairs of spans. A span of one output channel is 32 bytes:
+byte j has channel j in its low nibble and channel 32 + j in its high one. The spans of all output channels are
+adjacent, so that a tile of a matrix product is contiguous in memory.
 
     packed[s, n, j] = q[n, 64 s + j] | q[n, 64 s + 32 + j] << 4
-
-Knows: torch. Must not know: files, models, matrix products.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ import torch
 from torch.nn.functional import pad
 
 INT4_SPAN = 64
-_SPAN_PAIR = 2 * INT4_SPAN  # kernels take two spans at a time
+_SPAN_PAIR = 2 * INT4_SPAN  # kernels process two spans at a time
 
 
 @dataclass(frozen=True)
 class Int4Weight:
-    """A weight [N, K] as 4-bit integers q: scale * (q - 8), or scale * q + minimum where there are minima."""
+    """A weight [N, K] as 4-bit integers q: scale * (q - 8), or scale * q + minimum if there are minima."""
 
     packed: torch.Tensor  # [S, N, 32] uint8, S spans
     scales: torch.Tensor  # [S * 64 / group, N] float16
@@ -38,7 +36,7 @@ class Int4Weight:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight [N, K] as values times scales: one scale for an output channel, or one for each 32 inputs of it."""
+    """A weight [N, K] as values times scales: one scale per output channel, or per 32 inputs of it."""
 
     values: torch.Tensor  # [N, K] int8
     scales: torch.Tensor  # [N] float32, or [K / 32, N] float16
@@ -48,13 +46,13 @@ class Int8Weight:
         return self.scales.dim() == 2
 
 
-LinearWeight = torch.Tensor | Int4Weight | Int8Weight  # a weight [N, K] in any of the forms in which it is multiplied
+LinearWeight = torch.Tensor | Int4Weight | Int8Weight  # a weight [N, K] in any format
 
 
 def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None, group: int) -> Int4Weight:
-    """Packs integers [N, K] from 0 to 15 with scales (and minima) [N, ceil(K / group)]; padded channels weigh 0.
+    """Packs integers [N, K] from 0 to 15 with scales (and minima) [N, ceil(K / group)]. Padding dequantizes to 0.
 
-    Raises ValueError where the group is neither 32 nor 128 or the shapes do not fit.
+    Raises ValueError if the group is neither 32 nor 128, or the shapes do not fit.
     """
     out_features, in_features = integers.shape
     if group not in (32, 128):
@@ -80,7 +78,7 @@ def pack_int4(integers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
 
 
 def quantize_int4(weight: torch.Tensor, group: int, *, with_minima: bool = False) -> Int4Weight:
-    """Rounds weight [N, K] to 4 bits per group: symmetric as GGUF's Q4_0, or with minima as its Q4_1."""
+    """Rounds weight [N, K] to 4 bits with a scale per group: symmetric as GGUF's Q4_0, or with minima as Q4_1."""
     out_features, in_features = weight.shape
     grouped = pad(weight.float(), (0, -in_features % group)).view(out_features, -1, group)
     if with_minima:
@@ -88,15 +86,15 @@ def quantize_int4(weight: torch.Tensor, group: int, *, with_minima: bool = False
         scales, minima = ((high - low) / 15).half(), low.half()
         integers = (grouped - minima.float()[..., None]) / scales.float()[..., None]
     else:
-        peak = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))[..., 0]  # its sign takes the end at -8
-        scales, minima = (peak / -8).half(), None
+        largest = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True))[..., 0]  # signed; becomes the integer -8
+        scales, minima = (largest / -8).half(), None
         integers = grouped / scales.float()[..., None] + 8
     integers = integers.nan_to_num(8.0).round().clamp(0, 15).view(out_features, -1)[:, :in_features]
     return pack_int4(integers, scales, minima, group)
 
 
 def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int]) -> Int4Weight:
-    """The same numbers as `dequantize.dequantize` gives for Q4_0 or Q4_1 blocks `raw` (uint8) of a weight [N, K]."""
+    """Repacks Q4_0 or Q4_1 blocks `raw` (uint8) of a weight [N, K] without loss. ValueError for other formats."""
     size = {"Q4_0": 18, "Q4_1": 20}.get(quantization)
     if size is None:
         raise ValueError(f"{quantization} cannot be held as int4 without loss; Q4_0 and Q4_1 can")
@@ -111,7 +109,7 @@ def int4_from_gguf(raw: torch.Tensor, quantization: str, shape: tuple[int, int])
 
 
 def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
-    """The float32 weight [N, K]."""
+    """Returns the float32 weight [N, K]."""
     spans = torch.stack([weight.packed & 15, weight.packed >> 4], dim=2).float()  # [S, N, 2, 32]
     integers = spans.permute(1, 0, 2, 3).reshape(weight.out_features, len(weight.packed) * INT4_SPAN)
     scales = weight.scales.float().T.repeat_interleave(weight.group, dim=1)
@@ -123,7 +121,7 @@ def dequantize_int4(weight: Int4Weight) -> torch.Tensor:
 
 
 def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
-    """The same numbers as `dequantize.dequantize` gives for Q8_0 blocks `raw` (uint8) of a weight [N, K]."""
+    """Repacks Q8_0 blocks `raw` (uint8) of a weight [N, K] without loss. ValueError for a wrong number of bytes."""
     out_features, in_features = shape
     if in_features % 32 or raw.numel() != out_features * in_features // 32 * 34:
         raise ValueError(f"{raw.numel()} bytes do not hold Q8_0 of shape {shape}")
@@ -133,7 +131,7 @@ def int8_from_gguf(raw: torch.Tensor, shape: tuple[int, int]) -> Int8Weight:
 
 
 def dequantize_int8(weight: Int8Weight) -> torch.Tensor:
-    """The float32 weight [N, K]."""
+    """Returns the float32 weight [N, K]."""
     scales = weight.scales[:, None]
     if weight.is_grouped:
         scales = weight.scales.float().T.repeat_interleave(32, dim=1)
@@ -147,19 +145,19 @@ def quantize_int8(weight: torch.Tensor) -> Int8Weight:
 
 
 def concat_outputs(parts: Sequence[LinearWeight]) -> LinearWeight:
-    """Weights with the same inputs as one, their outputs one after the other; ValueError where forms do not fit.
+    """Concatenates the output channels of weights with the same inputs. ValueError if their formats differ.
 
-    4 bits with minima and without do: -8 times a scale is a minimum.
+    4-bit weights with and without minima fit together: -8 times the scale is a minimum.
     """
     if len(parts) == 1:
         return parts[0]
-    if four := [part for part in parts if isinstance(part, Int4Weight)]:
-        if len(four) == len(parts) and len({(part.group, part.in_features) for part in four}) == 1:
-            return _concat_int4_outputs(four)
-    elif eight := [part for part in parts if isinstance(part, Int8Weight)]:
-        if len(eight) == len(parts) and len({part.is_grouped for part in eight}) == 1:
-            scales = torch.cat([part.scales for part in eight], dim=-1)
-            return Int8Weight(torch.cat([part.values for part in eight]), scales)
+    if int4_parts := [part for part in parts if isinstance(part, Int4Weight)]:
+        if len(int4_parts) == len(parts) and len({(part.group, part.in_features) for part in int4_parts}) == 1:
+            return _concat_int4_outputs(int4_parts)
+    elif int8_parts := [part for part in parts if isinstance(part, Int8Weight)]:
+        if len(int8_parts) == len(parts) and len({part.is_grouped for part in int8_parts}) == 1:
+            scales = torch.cat([part.scales for part in int8_parts], dim=-1)
+            return Int8Weight(torch.cat([part.values for part in int8_parts]), scales)
     else:
         return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
     raise ValueError("weights in different forms cannot be stacked")
@@ -175,7 +173,7 @@ def _concat_int4_outputs(parts: Sequence[Int4Weight]) -> Int4Weight:
 
 
 def select_outputs(weight: LinearWeight, rows: torch.Tensor) -> LinearWeight:
-    """The weight [n, K] of those outputs [n] only, in that order and in the same form."""
+    """Returns the weight [n, K] of the output channels `rows` [n], in that order and in the same format."""
     if isinstance(weight, torch.Tensor):
         return weight[rows]
     if isinstance(weight, Int8Weight):

@@ -1,7 +1,6 @@
-"""What a step's sampling needs on the device: parameters per row, masks, bias rows and penalty counts.
+"""The inputs of a step's sampling on the device: parameters per row, masks, bias rows and penalty counts.
 
-Everything is a tensor whose place never changes, so that a captured CUDA graph reads new values at each replay.
-Knows: shapes and dtypes. Must not know: requests, what a parameter is for.
+A captured CUDA graph reads these tensors at fixed addresses, with new values at each replay.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 
-NO_TOKEN = -1  # the mask and the logits leave no token
-NOT_FINITE = -2  # the logits hold NaN or +inf
+NO_TOKEN = -1  # status of a row whose mask and logits allow no token
+NOT_FINITE = -2  # status of a row whose logits contain NaN or +inf
 
 
 class SamplingInputs(NamedTuple):
-    """One entry per row, all [B]."""
+    """Sampling parameters, one entry per row: all [B]."""
 
-    temperature: torch.Tensor  # float32; 0 takes the largest logit
+    temperature: torch.Tensor  # float32; 0: the largest logit
     top_k: torch.Tensor  # int32; 0 and below: all tokens, 1: the largest logit
     top_p: torch.Tensor  # float32; 1 and above: all tokens
     min_p: torch.Tensor  # float32; 0 and below: all tokens
@@ -26,30 +25,30 @@ class SamplingInputs(NamedTuple):
 
 
 class RowMasks(NamedTuple):
-    """Packed masks: bit i % 32 of word i // 32 set means that token i is allowed."""
+    """Packed token masks: token i is allowed if bit i % 32 of word i // 32 is set."""
 
     words: torch.Tensor  # [M, ceil(V / 32)] int32
-    rows: torch.Tensor  # [B] int32, the row's place in `words`, -1 where it has no mask
+    rows: torch.Tensor  # [B] int32, index of the row's mask in `words`, -1 without mask
 
 
 class RowBias(NamedTuple):
-    """Numbers added to the logits of some rows."""
+    """Values added to the logits of some rows."""
 
     values: torch.Tensor  # [N, V] float32
-    rows: torch.Tensor  # [B] int32, the row's place in `values`, -1 where it has none
+    rows: torch.Tensor  # [B] int32, index of the row's bias in `values`, -1 without bias
 
 
 class Penalties(NamedTuple):
-    """Takes counts * frequency + (counts > 0) * presence off the logits of some rows."""
+    """Subtracts counts * frequency + (counts > 0) * presence from the logits of some rows."""
 
     counts: torch.Tensor  # [N, V] int32, uses of each token so far
-    rows: torch.Tensor  # [B] int32, the row's place in `counts`, -1 where it has none
+    rows: torch.Tensor  # [B] int32, index of the row's counts in `counts`, -1 without penalties
     frequency: torch.Tensor  # [B] float32
     presence: torch.Tensor  # [B] float32
 
 
 class LogitAdjustments(NamedTuple):
-    """What bends a step's logits before a token is drawn, each part where there is one."""
+    """The changes to a step's logits before sampling: penalties, then bias, then the mask. None: not applied."""
 
     masks: RowMasks | None = None
     bias: RowBias | None = None

@@ -1,13 +1,12 @@
-"""Checks and times everything on a GPU in one call, the figures that matter most first.
+"""Runs the tests and benchmarks of a GPU in one call, the most important figures first.
 
     python benchmarks/gpu/all.py [--only decode,json] [--minutes 9] [--out FOLDER] [--dry]
 
-What has a goal comes first and fits into one call of ten minutes; what refines it comes behind. Parts run in processes
-of their own, so that one which fails, or breaks the GPU's context, is reported and the others go on; only the engine's
-first share one, for its start takes longer than they do: of those that did not come to their end there, each is tried
-again alone. After each process the folder (--out, or $OUT) has its log and a new gpu.json; what there was no time for
-is named, with the command that runs it. --dry runs all of this code on the CPU, at sizes that show nothing else.
-Knows: the parts' commands. Must not know: what they do.
+Parts with a goal come first and fit into one call of ten minutes; refinements follow. Each part runs in its own
+process, so that a part which fails, or breaks the GPU's context, is reported and the others continue. Only the first
+parts of the engine share a process, because its start takes longer than they do; those that do not finish there are
+run again alone. After each process the folder (--out, or $OUT) has its log and a new gpu.json. Parts that there was no
+time for are listed with the command that runs them. --dry runs all of this code on the CPU, at tiny sizes.
 """
 
 from __future__ import annotations

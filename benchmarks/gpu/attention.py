@@ -1,13 +1,11 @@
-"""How fast paged attention is on this GPU, against its own copy bandwidth and matrix rate.
+"""Measures paged attention on a GPU against its copy bandwidth and matrix rate.
 
     python benchmarks/gpu/attention.py [--more] [--sweep] [--json FILE]
 
-Every case is first held against the reference. A step is captured in a CUDA graph with a plan and four layers, each
-with a cache of its own (more than the L2 holds), and replayed; times are of one layer, medians of CUDA events. The
-head layout is Llama 3 8B's. --more takes larger pages and quantized caches instead; --sweep tries other block shapes
-for the kernels of decoding and of prompts.
-
-Knows: the attention kernels. Must not know: engines.
+Every case is first compared with the reference. A step is captured in a CUDA graph with a plan and four layers, each
+with its own cache (larger than the L2 cache together), and replayed. Times are of one layer, medians of CUDA events.
+The head layout is that of Llama 3 8B. --more measures larger pages and quantized caches instead; --sweep tries other
+tile sizes for the decode and the prefill kernel.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How fast the engine is on this GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers' own.
+"""Measures the engine on a GPU: decode, prompts, JSON beside free text, 1,000 chats, and transformers for comparison.
 
     python benchmarks/gpu/engine.py decode json shared prefill offline transformers int4 [--shape llama-3-8b]
 
-Any of these, in one process: a part that fails is reported and the next begins. Prints one JSON object a line: {"name",
-"value", "unit", "goal", ...}, and {"done": part} behind each part. Weights are random, which times do not show.
-Knows: the workbench. Must not know: kernels.
+Runs any of these parts in one process; a part that fails is reported, and the next one starts. Prints one JSON object
+per line: {"name", "value", "unit", "goal", ...}, and {"done": part} after each part. Weights are random, which does not
+change the times.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""How fast the Triton kernels other than attention are on this GPU, against what its memory and matrix units can do.
+"""Measures the Triton kernels other than attention against the GPU's copy bandwidth and matrix rate.
 
     python benchmarks/gpu/kernels.py [--only WORD] [--json FILE]
 
-Each operator is first held against its reference, then captured in a CUDA graph (which fails if it waits for the
-device) and replayed; times are medians by CUDA events, with the L2 cache overwritten in between. `share` is of this
-GPU's own copy bandwidth, or of its bfloat16 matrix rate, both measured first.
-
-Knows: the kernels and their references. Must not know: engines, models.
+Each operator is first compared with its reference, then captured in a CUDA graph (which fails if the operator waits
+for the device) and replayed. Times are medians by CUDA events, with the L2 cache overwritten in between. `share` is the
+fraction of this GPU's copy bandwidth, or of its bfloat16 matrix rate, both measured first.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import torch
 from machine import DEVICE, DRY, DTYPE
 
 from plait.kernels import quantized_weights
-from plait.kernels.reference import fused, matmul
+from plait.kernels.reference import float32_ops, matmul, ops
 from plait.kernels.reference import sampling as reference_sampling
 from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
 
@@ -68,7 +66,7 @@ def row_cases() -> Iterator[Case]:
             f"residual + RMSNorm, {rows} x {width}",
             lambda x=x, r=residual, w=weight, o=out: norm.add_rms_norm(x, r, w, 1e-5, out=o),
             # the call has already added x to the residual
-            lambda r=residual, w=weight: fused.rms_norm(r, w, 1e-5),
+            lambda r=residual, w=weight: ops.rms_norm(r, w, 1e-5),
             rows * width * 8,
             "B",
         )
@@ -77,7 +75,7 @@ def row_cases() -> Iterator[Case]:
         yield Case(
             f"SwiGLU, {rows} x {inner}",
             lambda g=gate_up, o=gated: activation.silu_and_multiply(g, o),
-            lambda g=gate_up: fused.silu_and_multiply(g),
+            lambda g=gate_up: float32_ops.silu_and_multiply(g),
             rows * inner * 6,
             "B",
         )

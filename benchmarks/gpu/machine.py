@@ -1,7 +1,7 @@
-"""The machine under a benchmark: where its tensors lie, how a call is timed, what copies and products it can do.
+"""The device of a benchmark: timing of calls, copy bandwidth and matrix rate.
 
-With --dry there is no GPU: everything runs once, on the CPU and in Triton's interpreter, at sizes that show nothing but
-that the code runs. Import it before anything that imports triton. Knows: torch. Must not know: what is measured.
+With --dry everything runs once without a GPU, on the CPU and in Triton's interpreter, at tiny sizes. Import this module
+before any that imports triton.
 """
 
 from __future__ import annotations

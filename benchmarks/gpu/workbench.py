@@ -1,7 +1,4 @@
-"""A whole engine over random weights, without files or sockets: what the engine's benchmarks step and time.
-
-Knows: how to put a scheduler together. Must not know: what is measured with it.
-"""
+"""A whole engine over random weights, without files or sockets, for the engine's benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from machine import DRY
 from plait.constrained import CompilePool, Vocabulary
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.layout import PrefixSharingCost
-from plait.kernels.operators import REFERENCE_FUSED_OPERATORS
+from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.runtime.config import engine_config
 from plait.runtime.errors import InputError
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher, make_gpu_step_launcher

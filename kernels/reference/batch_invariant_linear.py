@@ -1,11 +1,9 @@
-"""Matrix products whose rows do not depend on how many rows there are.
+"""Batch-invariant matrix products: the bits of a row do not depend on the number of rows.
 
-A BLAS picks its blocking, and so the order of its sums, by the number of rows; the same row comes out with other
-bits alone than among 256. Given the same number of rows every time, it treats each of them alike. So rows go
-through in blocks of a fixed size. The last block is filled up where it has to be, which is tried once for each shape:
-most libraries take bfloat16 blocks of any size up to 32 in one order, and filling costs a small step an eighth.
-
-Knows: one operator. Must not know: models, batches.
+A BLAS chooses its blocking, and so the order of its sums, by the number of rows; but for the same number of rows it
+treats every row alike. So rows are multiplied in blocks of a fixed size. The last block is padded only if needed,
+which is tested once per shape: most libraries sum bfloat16 blocks of up to 32 rows in one order, and padding costs a
+small step an eighth of its time.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ _needs_padding_cache: dict[tuple[object, ...], bool] = {}
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, I] times weight [O, I] transposed, plus bias [O]; a row's bits depend on that row alone."""
+    """Returns x [T, I] times weight [O, I] transposed, plus bias [O]; a row's bits depend on that row alone."""
     if len(x) <= BLOCK_ROWS:
         return _block(x, weight, bias)
     return torch.cat([_block(block, weight, bias) for block in torch.split(x, BLOCK_ROWS)])
 
 
 def _block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear` of at most ROWS rows."""
+    """`linear` of at most BLOCK_ROWS rows."""
     rows = len(x)
     if rows == BLOCK_ROWS or not _needs_padding(weight, bias):
         return torch_linear(x, weight, bias)
@@ -35,26 +33,27 @@ def _block(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def _needs_padding(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether some number of rows below ROWS gives other bits than ROWS do, for products of this shape and type.
+    """Whether some block of fewer than BLOCK_ROWS rows gives other bits than a full one, for this shape and dtype.
 
-    A library chooses by these, the instructions and the threads, never by the numbers. So sums of numbers tell that
-    cancel out: what is left is the rounding of each addition, which shows the order in every result, where bfloat16
-    would hide it in most.
+    A library chooses by shape, dtype, instruction set and threads, never by the values. The test therefore uses values
+    whose sums cancel: only the rounding errors of the additions remain, which reveal their order in every result,
+    where bfloat16 would hide it in most.
     """
     key = (*weight.shape, weight.dtype, weight.device, bias is None, torch.get_num_threads())
-    found = _needs_padding_cache.get(key)
-    if found is None:
+    needs_padding = _needs_padding_cache.get(key)
+    if needs_padding is None:
         generator = torch.Generator().manual_seed(0)
-        x, numbers = (_mirrored(rows, weight.shape[1], generator).to(weight) for rows in (BLOCK_ROWS, len(weight)))
+        x, values = (_mirrored(rows, weight.shape[1], generator).to(weight) for rows in (BLOCK_ROWS, len(weight)))
         x[:, weight.shape[1] // 2 :] *= -1
-        none = None if bias is None else torch.zeros_like(bias)
-        whole = torch_linear(x, numbers, none)
-        parts = (torch_linear(x[:rows], numbers, none) for rows in range(1, BLOCK_ROWS))
-        found = _needs_padding_cache[key] = not all(torch.equal(part, whole[: len(part)]) for part in parts)
-    return found
+        zero_bias = None if bias is None else torch.zeros_like(bias)
+        full = torch_linear(x, values, zero_bias)
+        parts = (torch_linear(x[:rows], values, zero_bias) for rows in range(1, BLOCK_ROWS))
+        needs_padding = not all(torch.equal(part, full[: len(part)]) for part in parts)
+        _needs_padding_cache[key] = needs_padding
+    return needs_padding
 
 
 def _mirrored(rows: int, inputs: int, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers [rows, inputs], the second half those of the first from its end on."""
+    """Random values [rows, inputs] whose second half is the first in reverse order."""
     half = torch.randn(rows, inputs // 2, generator=generator)
     return torch.cat([half, half.new_ones(rows, inputs % 2), half.flip(1)], dim=1)

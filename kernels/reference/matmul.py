@@ -1,18 +1,15 @@
-"""Matrix products in plain torch that torch itself does not have: weight-only quantized, and grouped by expert.
+"""Reference matrix products that torch does not have: weight-only quantized, and grouped by expert.
 
-Products are summed in float32 and rounded once to the input's dtype. A quantized weight takes part as the dtype of
-x would hold it, so the result is that of the dequantized model in that dtype.
-Knows: torch. Must not know: models.
+Products are summed in float32 and rounded once to the input's dtype. Quantized weights are rounded to x's dtype before
+the product, so the result is that of the dequantized model in that dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional
 
+from plait.kernels.operators import DenseLinearOp, ExpertRouting, LinearOp, max_num_blocks
 from plait.kernels.quantized_weights import (
     Int4Weight,
     Int8Weight,
@@ -21,9 +18,6 @@ from plait.kernels.quantized_weights import (
     dequantize_int8,
     select_outputs,
 )
-from plait.kernels.reference.ops import DenseLinearOp
-
-LinearOp = Callable[[torch.Tensor, LinearWeight, torch.Tensor | None], torch.Tensor]
 
 
 def int4_matmul(
@@ -36,7 +30,7 @@ def int4_matmul(
 def int8_matmul(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `int4_matmul`; where an output channel has one scale, it multiplies the whole sum."""
+    """As `int4_matmul`; with one scale per output channel, the scale multiplies the sum."""
     if weight.is_grouped:
         return _finish(x.float() @ dequantize_int8(weight).to(x.dtype).float().T, bias, x.dtype, out)
     return _finish((x.float() @ weight.values.float().T) * weight.scales, bias, x.dtype, out)
@@ -50,7 +44,7 @@ def _finish(
 
 
 def make_linear(dense: DenseLinearOp = functional.linear) -> LinearOp:
-    """A linear layer over a weight in any form: `dense` where it is a tensor, else the above."""
+    """Returns a linear layer for weights in any format: `dense` for tensors, else the products above."""
 
     def product(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(weight, torch.Tensor):
@@ -61,56 +55,41 @@ def make_linear(dense: DenseLinearOp = functional.linear) -> LinearOp:
 
 
 def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The outputs `rows` [n] of a weight [N, K] as plain numbers [n, K], in `dtype` unless it holds such already."""
+    """Returns the output channels `rows` [n] of a weight [N, K], dequantized to `dtype`: [n, K].
+
+    A weight that is a tensor keeps its dtype.
+    """
     if isinstance(weight, torch.Tensor):
         return weight[rows]
-    taken = select_outputs(weight, rows)
-    if isinstance(taken, Int4Weight):
-        taken = dequantize_int4(taken)
-    return (dequantize_int8(taken) if isinstance(taken, Int8Weight) else taken).to(dtype)
-
-
-class ExpertRouting(NamedTuple):
-    """Which rows each block of a grouped product multiplies. A slot is token * top_k + choice.
-
-    Each expert's slots, in rising order, fill whole blocks; the rest of its last block is `num_slots`. Blocks
-    that nobody needs have expert -1, and their slots mean nothing.
-    """
-
-    slots: torch.Tensor  # [blocks * block] int32
-    block_experts: torch.Tensor  # [blocks] int32
-    block: int
-    num_slots: int  # tokens * top_k
-
-
-def max_num_blocks(num_slots: int, num_experts: int, block: int) -> int:
-    """No routing of `num_slots` slots needs more blocks than that."""
-    return max(1, min(num_slots, (num_slots + min(num_slots, num_experts) * (block - 1)) // block))
+    selected = select_outputs(weight, rows)
+    if isinstance(selected, Int4Weight):
+        selected = dequantize_int4(selected)
+    return (dequantize_int8(selected) if isinstance(selected, Int8Weight) else selected).to(dtype)
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:
-    """Sorts the slots of expert_ids [T, top_k] int32 by expert; negative ids go nowhere."""
+    """Sorts the slots of expert_ids [T, top_k] int32 by expert; slots with negative ids are left out."""
     flat = expert_ids.flatten().tolist()
     slots: list[int] = []
     experts: list[int] = []
     for expert in range(num_experts):
-        mine = [slot for slot, chosen in enumerate(flat) if chosen == expert]
-        slots += mine + [len(flat)] * (-len(mine) % block)
-        experts += [expert] * -(-len(mine) // block)
+        expert_slots = [slot for slot, expert_id in enumerate(flat) if expert_id == expert]
+        slots += expert_slots + [len(flat)] * (-len(expert_slots) % block)
+        experts += [expert] * -(-len(expert_slots) // block)
     unused = max_num_blocks(len(flat), num_experts, block) - len(experts)
     slots += [len(flat)] * (unused * block)
     experts += [-1] * unused
-    made = [torch.tensor(values, dtype=torch.int32, device=expert_ids.device) for values in (slots, experts)]
-    return ExpertRouting(made[0], made[1], block, len(flat))
+    tensors = [torch.tensor(values, dtype=torch.int32, device=expert_ids.device) for values in (slots, experts)]
+    return ExpertRouting(tensors[0], tensors[1], block, len(flat))
 
 
 def grouped_matmul(
     x: torch.Tensor, weights: torch.Tensor, routing: ExpertRouting, slots_per_row: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """out[slot] = x[slot // slots_per_row] times weights[expert of slot] transposed, [num_slots, N] in x's dtype.
+    """Computes out[slot] = x[slot // slots_per_row] times weights[expert of slot] transposed.
 
-    x [num_slots / slots_per_row, K], weights [E, N, K]. `slots_per_row`: top_k where x has one row per token, 1 where it has
-    one per slot. Rows of slots that go to no expert are left as they were.
+    x [num_slots / slots_per_row, K], weights [E, N, K]; returns [num_slots, N] in x's dtype. `slots_per_row`: top_k if
+    x has one row per token, 1 if it has one per slot. Rows of slots without an expert are not written.
     """
     if out is None:
         out = torch.empty((routing.num_slots, weights.shape[1]), dtype=x.dtype, device=x.device)
@@ -124,12 +103,12 @@ def grouped_matmul(
 def combine_experts(
     results: torch.Tensor, routing_weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The sum over each token's experts of share times result: results [T * top_k, N], shares [T, top_k] float32.
+    """Sums each token's results [T * top_k, N], weighted by routing_weights [T, top_k] float32.
 
-    Choices whose expert id [T, top_k] is negative are left out. Returns [T, N] in the results' dtype.
+    Choices with a negative expert id [T, top_k] are left out. Returns [T, N] in the results' dtype.
     """
     tokens, top_k = routing_weights.shape
-    there = (expert_ids >= 0)[..., None]
-    wide = torch.where(there, results.view(tokens, top_k, -1).float() * routing_weights[..., None], 0.0)
-    total = wide.sum(1).to(results.dtype)
+    is_chosen = (expert_ids >= 0)[..., None]
+    weighted = torch.where(is_chosen, results.view(tokens, top_k, -1).float() * routing_weights[..., None], 0.0)
+    total = weighted.sum(1).to(results.dtype)
     return total if out is None else out.copy_(total)

@@ -1,13 +1,14 @@
-"""Masks, sampling and logprobs in plain torch and Python integers: what the Triton kernels are held against.
+"""Reference of the Triton sampling kernels: masks, sampling and logprobs in plain torch and Python integers.
 
-A row's distribution is over whole numbers. Token i weighs floor(2^40 * 2^((x_i - max x) * log2(e) / temperature)),
-the power taken in float32. Sums of integers have no order, so no split of the work can change a token. The
-draw is the 64-bit product of (seed, step)'s hash with the kept weight, and picks the token at which the running
-sum, in falling order of logits (ties by id) or in order of ids where nothing is filtered, first exceeds it.
-This is runtime.sampler's rule with 40-bit weights in place of float64 probabilities: the two differ where a draw
-or a nucleus' edge falls within a relative 1e-6 of a border, and tokens less likely than 2^-40 of the likeliest
-are never drawn.
-Knows: torch. Must not know: requests.
+Probabilities are integer weights: token i has floor(2^40 * 2^((x_i - max x) * log2(e) / temperature)), with the power
+taken in float32. Sums of integers do not depend on their order, so no split of the work changes a token. A draw
+multiplies the hash of (seed, step), as a 64-bit fraction, by the weight that the filters keep. It selects the token at
+which the running sum first exceeds that target; tokens are in falling order of logits (ties by id) if a filter is
+set, else in order of ids.
+
+This is the rule of runtime/sampling/sampler.py with 40-bit weights instead of float64 probabilities. The two differ
+where a draw or the edge of a nucleus is within a relative 1e-6 of a border, and tokens with less than 2^-40 of the
+largest probability are never sampled.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ HASH_RANGE = 2**64
 def adjust_logits(
     logits: torch.Tensor, adjusted: torch.Tensor, status: torch.Tensor, adjustments: LogitAdjustments = NO_ADJUSTMENTS
 ) -> None:
-    """Writes logits [B, V], bent as `adjustments` says, to shaped [B, V] float32, and each row's state to status [B].
+    """Writes logits [B, V] with penalties, bias and mask (-inf) applied, in this order, to adjusted [B, V] float32.
 
-    Penalties, then bias, then the mask (not allowed: -inf). status int32: 0, NO_TOKEN where every logit ends up
-    -inf, NOT_FINITE where a logit was NaN or +inf before anything bent it. `adjusted` may be `logits`.
+    Writes to status [B] int32 NOT_FINITE if an original logit is NaN or +inf, NO_TOKEN if every adjusted logit is
+    -inf, else 0. `adjusted` may be `logits`.
     """
     wide = logits.float()
-    broken = (wide.isnan() | (wide == float("inf"))).any(-1)
+    not_finite = (wide.isnan() | (wide == float("inf"))).any(-1)
     masks, bias, penalties = adjustments
     result = torch.where(wide == 0, 0.0, wide)  # no negative zero
     if penalties is not None:
         counts = penalties.counts[penalties.rows.long().clamp(min=0)] * (penalties.rows >= 0)[:, None]
         result = result - (counts * penalties.frequency[:, None] + (counts > 0) * penalties.presence[:, None])
     if bias is not None:
-        has = (bias.rows >= 0)[:, None]
-        result = torch.where(has, result + bias.values[bias.rows.long().clamp(min=0)], result)
+        has_bias = (bias.rows >= 0)[:, None]
+        result = torch.where(has_bias, result + bias.values[bias.rows.long().clamp(min=0)], result)
     if masks is not None:
         tokens = torch.arange(logits.shape[1], device=logits.device)
         words = masks.words[masks.rows.long().clamp(min=0)][:, tokens // 32]  # [B, V]
         allowed = ((words >> (tokens % 32)) & 1).bool() | (masks.rows < 0)[:, None]
         result = torch.where(allowed, result, float("-inf"))
     empty = (result == float("-inf")).all(-1)
-    status.copy_(torch.where(broken, NOT_FINITE, torch.where(empty, NO_TOKEN, 0)))
+    status.copy_(torch.where(not_finite, NOT_FINITE, torch.where(empty, NO_TOKEN, 0)))
     adjusted.copy_(result)
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Adds one to counts[rows[b], tokens[b]] int32 for each b, except where either is negative. In place."""
+    """Adds one to counts[rows[b], tokens[b]] int32 for each b where neither is negative. In place."""
     real = (rows >= 0) & (tokens >= 0)
     ones = torch.ones(int(real.sum()), dtype=counts.dtype, device=counts.device)
     counts.index_put_((rows[real].long(), tokens[real].long()), ones, accumulate=True)
 
 
 def hash_seed_step(seed: int, step: int) -> int:
-    """64 bits out of (seed, step): two rounds of splitmix64's mixer (Steele et al. 2014), the lowest 11 cleared."""
+    """Hashes (seed, step) to 64 bits by two rounds of splitmix64 (Steele et al. 2014); clears the lowest 11 bits."""
     word = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % HASH_RANGE
     for _ in range(2):
         word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) % HASH_RANGE
@@ -72,10 +73,10 @@ def sample(
     adjustments: LogitAdjustments = NO_ADJUSTMENTS,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Token ids [B] int32 drawn from logits [B, V], or NO_TOKEN or NOT_FINITE; see the file's header.
+    """Samples token ids [B] int32 from logits [B, V], NO_TOKEN or NOT_FINITE included; see the file's header.
 
-    Top-k keeps the k largest, top-p the most likely of those until they hold its share of their weight, min-p
-    those at least that fraction of the likeliest.
+    Top-k keeps the k largest logits, top-p the largest of those that together reach its share of their weight, min-p
+    those with at least that fraction of the largest probability.
     """
     adjusted = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     status = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
@@ -85,12 +86,12 @@ def sample(
         status_here or _sample_row(row, *(column[i] for column in columns))
         for i, (row, status_here) in enumerate(zip(adjusted, status.tolist(), strict=True))
     ]
-    found = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
-    return found if out is None else out.copy_(found)
+    token_ids = torch.tensor(tokens, dtype=torch.int32, device=logits.device)
+    return token_ids if out is None else out.copy_(token_ids)
 
 
 def integer_weights(row: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Integer weights [V] int64 of one row of finite or -inf logits [V] float32; see the file's header."""
+    """Returns the integer weights [V] int64 of one row of finite or -inf logits [V] float32."""
     inverse = (LOG2E / torch.tensor(temperature, dtype=torch.float32)).clamp(max=1e38)
     return (torch.exp2((row - row.max()) * inverse) * 2.0**WEIGHT_BITS).long()
 
@@ -117,21 +118,21 @@ def _sample_row(
 
 
 def _first_above(running: torch.Tensor, target: int) -> int:
-    """The first place where the running sum [V] exceeds target."""
+    """Returns the first index at which the running sum [V] exceeds the target."""
     return int((running <= target).sum())
 
 
 def gather_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """log_softmax(logits [B, V])[rows[i], tokens[i]], float32 [N]; NaN where a row or a token is negative."""
+    """Returns log_softmax(logits [B, V])[rows[i], tokens[i]], float32 [N]; NaN for a negative row or token."""
     real = (rows >= 0) & (tokens >= 0)
     logprobs = torch.log_softmax(logits.float(), -1)[rows.clamp(min=0).long(), tokens.clamp(min=0).long()]
     return torch.where(real, logprobs, float("nan"))
 
 
 def top_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest of log_softmax(logits [B, V]), falling, ties by id: float32 and int32 ids, [B, count].
+    """Returns the `count` largest of log_softmax(logits [B, V]), falling, ties by id: float32 and int32 ids [B, count].
 
-    Where there are fewer tokens than `count`, -inf and id -1 follow.
+    Missing tokens, if V < count, are -inf with id -1.
     """
     order = torch.sort(logits.float(), dim=-1, descending=True, stable=True).indices[:, :count]
     values = torch.log_softmax(logits.float(), -1).gather(1, order)

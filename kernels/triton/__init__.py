@@ -1,5 +1,4 @@
-"""The operators as Triton kernels, one file per family, each with the signature of its plain torch reference.
+"""The operators as Triton kernels, each with the signature of its reference in `kernels/reference`.
 
-Knows: numbers in arrays. Must not know: models, batches, requests. Nothing here waits for the device or reads a
-value back from it, so every operator can stand inside a captured CUDA graph.
+No operator waits for the device or reads a value back from it, so each can be captured in a CUDA graph.
 """

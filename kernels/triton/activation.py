@@ -1,7 +1,6 @@
-"""Gated activations: one half of each row passes through SiLU or GELU and multiplies the other.
+"""Gated activations: SiLU or GELU of one half of each row, times the other half.
 
-Bound by memory: 16 bytes per thread and load, one pass, float32 inside.
-Knows: numbers in arrays. Must not know: models.
+Bound by memory: one pass with loads of 16 bytes per thread; computed in float32.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def _gated(
 
 
 def silu_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As `reference_fused.silu_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous."""
+    """As `float32_ops.silu_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous; else ValueError."""
     return _launch(gate_up, out, False)
 
 
 def gelu_tanh_and_multiply(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """As `reference_fused.gelu_tanh_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous."""
+    """As `float32_ops.gelu_tanh_and_multiply`, for gate_up [T, 2 C] with the last axis contiguous; else ValueError."""
     return _launch(gate_up, out, True)
 
 

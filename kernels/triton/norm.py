@@ -1,8 +1,7 @@
-"""RMSNorm of rows or of heads, alone or fused with the addition of the residual.
+"""RMSNorm of rows or heads, alone or fused with the residual addition before it.
 
-A program holds whole rows in registers, so memory is read once and written once: with the residual 8 bytes per
-bfloat16 element against 12 for an addition and a norm apart. Short rows (heads) share a program.
-Knows: numbers in arrays. Must not know: models.
+A program keeps whole rows in registers, so memory is read and written once: with the residual 8 bytes per bfloat16
+element, against 12 for a separate addition and norm. Short rows (heads) share a program.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ MAX_CHANNELS = 16384
 
 
 class NormConfig(NamedTuple):
-    """How rows are spread over programs."""
+    """How rows are distributed over programs."""
 
     block: int  # channels a program holds per row, a power of two
     rows: int  # rows per program
@@ -25,7 +24,7 @@ class NormConfig(NamedTuple):
 
 
 def norm_config(channels: int) -> NormConfig:
-    """About 2,048 elements per program, at most 32 per thread. Raises ValueError beyond MAX_CHANNELS."""
+    """Returns about 2,048 elements per program, at most 32 per thread. ValueError beyond MAX_CHANNELS."""
     if not 1 <= channels <= MAX_CHANNELS:
         raise ValueError(f"RMSNorm takes 1 to {MAX_CHANNELS} channels, not {channels}")
     block = max(16, 1 << (channels - 1).bit_length())
@@ -48,7 +47,6 @@ def _rms_norm(
     out_token_stride,
     out_head_stride,
     eps,
-    UNIT_OFFSET: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,34 +58,32 @@ def _rms_norm(
     raw = tl.load(x_ptr + token * x_token_stride + head * x_head_stride + channel, mask=inside, other=0.0)
     dtype = raw.dtype
     if ADD:
-        at = residual_ptr + row * residual_stride + channel
-        total = raw.to(tl.float32) + tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        residual_at = residual_ptr + row * residual_stride + channel
+        total = raw.to(tl.float32) + tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
         raw = total.to(dtype)
-        tl.store(at, raw, mask=inside)
+        tl.store(residual_at, raw, mask=inside)
     wide = raw.to(tl.float32)
     mean = tl.sum(wide * wide, axis=1, keep_dims=True) / channels
     scaled = wide * (1.0 / tl.sqrt_rn(mean + eps))
     weight = tl.load(weight_ptr + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    if UNIT_OFFSET:
-        result = scaled * (1.0 + weight)
-    elif weight_ptr.dtype.element_ty == tl.float32:
-        result = scaled * weight
-    else:
-        result = scaled.to(dtype).to(tl.float32) * weight
-    to = out_ptr + token * out_token_stride + head * out_head_stride + channel
-    tl.store(to, result.to(dtype), mask=inside)
+    # A float32 weight multiplies before the only rounding (Gemma), others after a rounding to x's dtype (Llama).
+    rounded = scaled if weight_ptr.dtype.element_ty == tl.float32 else scaled.to(dtype).to(tl.float32)
+    result = rounded * weight
+    out_at = out_ptr + token * out_token_stride + head * out_head_stride + channel
+    tl.store(out_at, result.to(dtype), mask=inside)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """As `reference_fused.rms_norm`, for x [T, C] or [T, H, C] with C contiguous; `out` may be x."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """As `reference.ops.rms_norm`, for x [T, C], or [T, H, C] for every head, C contiguous; `out` may be x.
+
+    Raises ValueError for shapes or strides that do not fit.
+    """
     if x.dim() not in (2, 3):
         raise ValueError(f"RMSNorm takes [T, C] or [T, H, C], not {tuple(x.shape)}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _check(x, out, weight=weight)
     heads = x.shape[1] if x.dim() == 3 else 1
-    _launch(x, None, weight, out, eps, unit_offset, heads)
+    _launch(x, None, weight, out, eps, heads)
     return out
 
 
@@ -97,21 +93,23 @@ def add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     *,
-    unit_offset: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference_fused.add_rms_norm`, for x and residual [T, C] with C contiguous; `out` may be x."""
+    """As `reference.float32_ops.add_rms_norm`, for x and residual [T, C] with C contiguous; `out` may be x.
+
+    Raises ValueError for shapes or strides that do not fit.
+    """
     if x.dim() != 2:
         raise ValueError(f"the fused norm takes [T, C], not {tuple(x.shape)}")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     _check(x, out, residual, weight=weight)
-    _launch(x, residual, weight, out, eps, unit_offset, 1)
+    _launch(x, residual, weight, out, eps, 1)
     return out
 
 
 def _check(x: torch.Tensor, *others: torch.Tensor, weight: torch.Tensor) -> None:
-    for each in (x, *others):
-        if each.shape != x.shape or each.dtype != x.dtype or each.stride(-1) != 1:
+    for tensor in (x, *others):
+        if tensor.shape != x.shape or tensor.dtype != x.dtype or tensor.stride(-1) != 1:
             raise ValueError(f"expected {tuple(x.shape)} of {x.dtype} with the last axis contiguous")
     if weight.shape != x.shape[-1:] or not weight.is_contiguous():
         raise ValueError(f"the norm's weight is {tuple(weight.shape)}, not ({x.shape[-1]},) and contiguous")
@@ -123,7 +121,6 @@ def _launch(
     weight: torch.Tensor,
     out: torch.Tensor,
     eps: float,
-    unit_offset: bool,
     heads: int,
 ) -> None:
     channels = x.shape[-1]
@@ -145,7 +142,6 @@ def _launch(
         out.stride(0),
         out.stride(1) if heads > 1 else 0,
         eps,
-        UNIT_OFFSET=unit_offset,
         ADD=residual is not None,
         ROWS=config.rows,
         BLOCK=config.block,

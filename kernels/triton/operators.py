@@ -1,7 +1,6 @@
-"""The Triton kernels in the form in which a model calls its operators.
+"""Assembles the Triton kernels into the operator table that a model calls.
 
-They run on a GPU; with TRITON_INTERPRET=1 set before triton is imported also on CPU tensors, for tests.
-Knows: the kernels' signatures. Must not know: models, which device was chosen.
+They run on a GPU; for tests also on CPU tensors, if TRITON_INTERPRET=1 is set before triton is imported.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from plait.kernels.kernel_selection import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout, AttentionShape
-from plait.kernels.operators import FusedOperators, SampleOp, qk_norm_weights
+from plait.kernels.operators import FusedOperators, Kernels, SampleOp, qk_norm_weights
 from plait.kernels.reference import ops
 from plait.kernels.triton.activation import gelu_tanh_and_multiply, silu_and_multiply
 from plait.kernels.triton.attention.paged import paged_attention, with_plans
@@ -25,11 +23,11 @@ from plait.kernels.triton.norm import add_rms_norm, rms_norm
 from plait.kernels.triton.rope_kv_write import apply_rope_and_write_kv
 from plait.kernels.triton.sampling import sampler
 
-MAX_DECODE_Q_LEN = 64  # a batch whose rows all bring more new tokens needs no plan
+MAX_DECODE_Q_LEN = 64  # a batch whose rows all have more new tokens needs no plan
 
 
 def triton_kernels(dtype: torch.dtype) -> Kernels:
-    """All operators for weights of that dtype: bfloat16 or float16 (float32 for tests: experts are plain torch)."""
+    """Returns the operators for weights in bfloat16 or float16. For tests also float32, with experts in plain torch."""
     is_16_bit = dtype in (torch.bfloat16, torch.float16)
     return Kernels(
         linear=linear,
@@ -72,7 +70,7 @@ def attend(
     head_norm: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """See `fused.Attend`."""
+    """Implements `FusedAttentionOp`."""
     q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
     q = apply_rope_and_write_kv(
         qkv,
@@ -90,12 +88,12 @@ def attend(
 
 
 def with_plans_for_decode(layout: AttentionLayout, shapes: tuple[AttentionShape, ...]) -> AttentionLayout:
-    """The layout with a plan for each kind of layer, where some row is narrow enough for one."""
+    """Returns the layout with a plan for each kind of layer, if some row may be short enough for the decode kernel."""
     return layout if layout.min_q_len > MAX_DECODE_Q_LEN else with_plans(layout, *shapes)
 
 
 def make_sampler(rows: int, vocab: int, device: torch.device) -> SampleOp:
-    """`sampler.sample` with its own memory for up to that many rows."""
+    """Returns `sampler.sample` with a workspace for up to `rows` rows."""
     workspace = sampler.SamplingWorkspace.allocate(rows, vocab, device)
     return partial(sampler.sample, workspace=workspace)
 
@@ -103,7 +101,7 @@ def make_sampler(rows: int, vocab: int, device: torch.device) -> SampleOp:
 def experts(
     x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `ops.experts`, by two grouped products; no expert computes a token that did not choose it."""
+    """As `ops.experts`, by two grouped matrix products; no expert computes a token that did not choose it."""
     ids = expert_ids.to(torch.int32).contiguous()  # [T, K]
     routing = grouped.sort_by_expert(ids, len(down), grouped.routing_block_size(ids.numel(), len(down)))
     inner = silu_and_multiply(grouped.grouped_matmul(x, gate_up, routing, ids.shape[1]))  # [T K, F]

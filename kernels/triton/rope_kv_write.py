@@ -1,9 +1,7 @@
-"""One pass between the QKV projection and attention: norm of heads, rotary embedding, quantizing, and the KV write.
+"""One kernel between the QKV projection and attention: head norm, rotary embedding, quantization and KV write.
 
-A program takes one token and a block of its heads (queries, then keys, then values), so each number of the projection
-is read once and written once. Norm and rotation are in float32 and rounded once.
-
-Knows: one layer's numbers and where they go. Must not know: what attention does with them.
+A program takes one token and a block of its heads (queries, then keys, then values), so each value of the projection
+is read once and written once. Norm and rotation are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -21,24 +19,24 @@ HEADS_PER_PROGRAM = 8
 
 @triton.jit
 def _to_e4m3(x):
-    """float32 to the bits of float8_e4m3fn, to nearest, ties to even, cut off at 448 (OCP OFP8, 2023).
+    """Converts float32 to the bits of float8_e4m3fn: to nearest, ties to even, clamped to 448 (OCP OFP8, 2023).
 
-    By integers, so that chips without the conversion, and the interpreter, give the same bits.
+    Uses integers, so that GPUs without the conversion, and the interpreter, give the same bits.
     """
     bits = x.to(tl.uint32, bitcast=True)
     size = tl.minimum(tl.abs(x), 448.0)
     size_bits = size.to(tl.uint32, bitcast=True)
     normal = ((size_bits + 0x7FFFF + ((size_bits >> 20) & 1)) >> 20) - 960  # 960: exponent bias 127 - 7, times 8
-    small = (size + 16384.0).to(tl.uint32, bitcast=True) & 0xF  # in steps of 2^-9, the smallest number there is
+    small = (size + 16384.0).to(tl.uint32, bitcast=True) & 0xF  # subnormals, in steps of 2^-9
     code = tl.where(size < 0.015625, small, normal)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
 @triton.jit
 def _encode(x, factor, CACHE: tl.constexpr, dtype: tl.constexpr):
-    """x as the cache holds it; factor [HEADS, 1] multiplies it first."""
+    """Converts x, times factor [HEADS, 1] if quantized, to the cache's format."""
     if CACHE == "int8":
-        y = (x * factor + 12582912.0) - 12582912.0  # to the nearest whole number, ties to even
+        y = (x * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23: rounds to the nearest integer, ties to even
         encoded = y.to(tl.int8)
     elif CACHE == "plain":
         encoded = x.to(dtype)
@@ -57,7 +55,7 @@ def _abs_max(a, b, c, HAS_REST: tl.constexpr):
 
 @triton.jit
 def _store_head(pointers, mask, first, second, rest, d, HALF: tl.constexpr, D: tl.constexpr):
-    """Stores the two turned halves, and the channels that do not turn."""
+    """Stores the two rotated halves, and the channels that are not rotated."""
     tl.store(pointers + d[0], first, mask=mask & (d[0] < HALF))
     tl.store(pointers + HALF + d[0], second, mask=mask & (d[0] < HALF))
     if 2 * HALF < D:
@@ -90,7 +88,7 @@ def _rope_write_kv_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     D: tl.constexpr,
-    HALF: tl.constexpr,  # channels that turn, by two
+    HALF: tl.constexpr,  # half of the rotated channels
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -149,7 +147,7 @@ def _rope_write_kv_kernel(
 
 @triton.jit
 def _norm_weights(q_norm, k_norm, i, inside, is_q, is_v):
-    """[HEADS, channels]: the norm's weights of queries or keys, 1 for values."""
+    """Returns [HEADS, channels]: the norm weights of queries and keys, 1 for values."""
     of_q = tl.load(q_norm + i, mask=inside, other=0).to(tl.float32)
     of_k = tl.load(k_norm + i, mask=inside, other=0).to(tl.float32)
     return tl.where(is_v, 1.0, tl.where(is_q, of_q, of_k))
@@ -170,9 +168,9 @@ def apply_rope_and_write_kv(
     v_scale: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.apply_rope_and_write_kv`; the queries go to `out` [T, H, D], contiguous, if it is given.
+    """As `reference.ops.apply_rope_and_write_kv`; writes the queries to `out` [T, H, D], contiguous, if given.
 
-    ValueError for what does not fit together.
+    Raises ValueError for shapes and strides that do not fit together.
     """
     k, v = slots_view(k_cache), slots_view(v_cache)
     tokens, heads, dim = qkv.shape

@@ -1,7 +1,4 @@
-"""Whether Triton's operators can serve a model on a GPU, and why not where they cannot.
-
-Knows: what the kernels take. Must not know: models beyond the shape of their heads.
-"""
+"""The limits of the Triton operators, and whether a model is within them. Does not import triton at the top."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ MAX_QUERY_HEADS_PER_KV_HEAD, MAX_HEAD_DIM = 16, 256
 
 
 class HeadShape(NamedTuple):
-    """What of a model decides whether attention has a kernel for it."""
+    """The part of a model's shape that decides whether the attention kernels support it."""
 
     num_heads: int
     num_kv_heads: int
@@ -22,13 +19,16 @@ class HeadShape(NamedTuple):
 
 
 def triton_unsupported_reason(dtype: torch.dtype, heads: HeadShape | None) -> str | None:
-    """Why a model in that dtype, with such heads, cannot run on the Triton kernels; None where it can."""
+    """Returns why a model with this dtype and these heads cannot run on the Triton kernels; None if it can."""
     if dtype not in (torch.bfloat16, torch.float16):
         return f"Triton's operators are for bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if heads is not None:
         group, rest = divmod(heads.num_heads, heads.num_kv_heads)
         if rest or group > MAX_QUERY_HEADS_PER_KV_HEAD:
-            return f"{heads.num_heads} query heads over {heads.num_kv_heads} KV heads: at most {MAX_QUERY_HEADS_PER_KV_HEAD} for each"
+            return (
+                f"{heads.num_heads} query heads over {heads.num_kv_heads} KV heads: "
+                f"at most {MAX_QUERY_HEADS_PER_KV_HEAD} for each"
+            )
         if heads.head_dim > MAX_HEAD_DIM or heads.head_dim % 2:
             return f"heads of {heads.head_dim} channels: even, and at most {MAX_HEAD_DIM}"
     try:

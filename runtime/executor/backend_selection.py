@@ -1,7 +1,4 @@
-"""Whether a model goes to the packed kernels of a CPU, settled before torch is loaded wherever that can be.
-
-Knows: settings, the machine, a model's header. Must not know: how anything is computed.
-"""
+"""Chooses the packed CPU or the torch backend for a model, without importing torch where possible."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ from plait.runtime.weights.checkpoint import open_checkpoint
 
 
 def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpoint | None:
-    """The model's checkpoint if its weights are to be packed, None if torch is to run it. Raises as `choose_weight_format`."""
+    """Returns the checkpoint if the packed CPU backend runs the model, None if torch does.
+
+    Raises as `open_checkpoint` and `choose_weight_format` do.
+    """
     if config.weights == "bf16":
         return None
     checkpoint = open_checkpoint(model_path)
@@ -23,37 +23,41 @@ def checkpoint_for_packed_cpu(config: EngineConfig, model_path: Path) -> Checkpo
 
 
 def resolve_weight_format(config: EngineConfig, checkpoint: Checkpoint) -> FormatChoice:
-    """What `config.weights` comes to with this model on this machine. InputError as `choose_weight_format` raises it."""
+    """Resolves `config.weights` for this model on this machine. Raises InputError as `choose_weight_format` does."""
     device = resolve_device_type(config.device)
     dtype = resolve_dtype_name(config.dtype, device)
-    if config.dtype == "auto" and device == "cpu" and dtype != "bfloat16":  # torch's choice; packed weights have theirs
+    if config.dtype == "auto" and device == "cpu" and dtype != "bfloat16":  # packed weights need no native bfloat16
         chosen = choose_weight_format(checkpoint, "bfloat16", device, config.weights)
         return chosen if chosen.packed else chosen._replace(reason=chosen.reason.replace("bfloat16", dtype, 1))
     return choose_weight_format(checkpoint, dtype, device, config.weights)
 
 
 def torch_weight_format(config: EngineConfig, checkpoint: Checkpoint, device: str) -> WeightFormat:
-    """In which form a model holds its weights that torch runs on that kind of device. InputError as `choose_weight_format`.
+    """Returns the weight format of a model that torch runs on `device` ("cpu", "cuda", ...).
 
-    What the packed kernels were to have and could not take is widened.
+    Weights chosen for the packed CPU backend that it could not pack are dequantized ("bf16"). Raises InputError as
+    `choose_weight_format` does.
     """
     chosen = choose_weight_format(checkpoint, resolve_dtype_name(config.dtype, device), device, config.weights)
     return "bf16" if chosen.packed else chosen.weight_format
 
 
 def resolve_device_type(name: str) -> str:
-    """ "cpu", "cuda", ... of a device's name. Torch is asked about "auto" only where there may be a GPU."""
+    """Returns the device type ("cpu", "cuda", ...) of a device name.
+
+    Imports torch only for other names than "cpu", and for "auto" only if there may be a GPU. Raises InputError.
+    """
     if name == "auto" and not may_have_gpu():
         return "cpu"
     if name == "cpu":
         return name
-    from plait.runtime.executor.torch_runner import choose_device
+    from plait.runtime.executor.torch_device import choose_device
 
     return str(choose_device(name).type)
 
 
 def resolve_dtype_name(name: str, device: str) -> str:
-    """ "auto" is bfloat16 on GPUs and on CPUs that compute it natively, else float32."""
+    """Returns `name`, or for "auto" bfloat16 on GPUs and on CPUs that multiply it natively, else float32."""
     if name != "auto":
         return name
     return "bfloat16" if device != "cpu" or _cpu_has_bfloat16() else "float32"
@@ -62,8 +66,8 @@ def resolve_dtype_name(name: str, device: str) -> str:
 def _cpu_has_bfloat16() -> bool:
     try:
         from plait.kernels.cpu.decoder import has_bfloat16
-    except ImportError:  # no numba: torch knows
-        from plait.runtime.executor.torch_runner import cpu_has_bfloat16
+    except ImportError:  # without numba, ask torch
+        from plait.runtime.executor.torch_device import cpu_has_bfloat16
 
         return cpu_has_bfloat16()
     return has_bfloat16()

@@ -1,7 +1,4 @@
-"""A batch as arrays: its tokens, where each row begins, in which pages its keys and values lie.
-
-Knows: batches and their rows. Must not know: devices, models.
-"""
+"""Converts a batch to the index arrays that a model's forward pass reads."""
 
 from __future__ import annotations
 
@@ -14,14 +11,10 @@ from plait.runtime.kv_cache.page_pool import IntArray
 
 
 class BatchArrays(NamedTuple):
-    """All int32, R rows, T new tokens; `layout.AttentionLayout` explains the last five.
+    """All int32; R rows, T new tokens. `AttentionLayout` explains the last five."""
 
-    `token_ids` that are not known yet are negative, see ScheduledRequest; `output_indices` are the places where hidden states are, for
-    logits or for themselves.
-    """
-
-    token_ids: IntArray  # [T]
-    output_indices: IntArray  # [batch.num_logits + batch.num_states]
+    token_ids: IntArray  # [T]; negative ids are placeholders for tokens not sampled yet, see ScheduledRequest
+    output_indices: IntArray  # [batch.num_logits + batch.num_states] the new tokens whose hidden states are needed
     q_starts: IntArray  # [R + 1]
     kv_starts: IntArray  # [R + 1]
     kv_pages: IntArray
@@ -30,33 +23,33 @@ class BatchArrays(NamedTuple):
 
 
 def batch_arrays(batch: Batch) -> BatchArrays:
-    """The batch's rows, one after the other."""
+    """Returns the arrays of the batch's rows, one row after the other."""
     rows = batch.rows
     if batch.num_tokens == len(rows) == batch.num_logits + batch.num_states:
         return _decode_arrays(batch)
-    output_indices = [(each.count, each.start, each.num_logits + each.num_states) for each in rows]
-    numbers = np.array(output_indices, dtype=np.int32)
-    counts, start_positions, num_outputs = numbers[:, 0], numbers[:, 1], numbers[:, 2]
+    row_lengths = [(row.count, row.start, row.num_logits + row.num_states) for row in rows]
+    counts, start_positions, num_outputs = np.array(row_lengths, dtype=np.int32).T
     q_starts, kv_starts = starts(counts), starts(counts + start_positions)
-    kv_pages = np.concatenate([each.pages() for each in rows])
-    each_token = np.arange(q_starts[-1], dtype=np.int32)
-    positions = each_token + np.repeat(start_positions - q_starts[:-1], counts)
+    kv_pages = np.concatenate([row.pages() for row in rows])
+    token_indices = np.arange(q_starts[-1], dtype=np.int32)
+    positions = token_indices + np.repeat(start_positions - q_starts[:-1], counts)
     write_slots = kv_pages[positions + np.repeat(kv_starts[:-1], counts)]
-    is_output = each_token >= np.repeat(q_starts[1:] - num_outputs, counts)
-    return BatchArrays(batch.token_ids(), each_token[is_output], q_starts, kv_starts, kv_pages, positions, write_slots)
+    is_output = token_indices >= np.repeat(q_starts[1:] - num_outputs, counts)
+    output_indices = token_indices[is_output]
+    return BatchArrays(batch.token_ids(), output_indices, q_starts, kv_starts, kv_pages, positions, write_slots)
 
 
 def _decode_arrays(batch: Batch) -> BatchArrays:
-    """Where every row decodes: the same in a third of the time."""
-    ends = np.array([each.start + 1 for each in batch.rows], dtype=np.int32)
-    kv_starts, kv_pages = starts(ends), np.concatenate([each.pages() for each in batch.rows])
+    """`batch_arrays` of a batch whose rows all decode one token, in a third of the time."""
+    ends = np.array([row.start + 1 for row in batch.rows], dtype=np.int32)
+    kv_starts, kv_pages = starts(ends), np.concatenate([row.pages() for row in batch.rows])
     q_starts = np.arange(len(ends) + 1, dtype=np.int32)
     write_slots = kv_pages[kv_starts[1:] - 1]
     return BatchArrays(batch.token_ids(), q_starts[:-1], q_starts, kv_starts, kv_pages, ends - 1, write_slots)
 
 
 def starts(lengths: list[int] | IntArray) -> IntArray:
-    """Where each of ranges of these lengths begins, one behind the other, and the end of the last: [n + 1]."""
-    found = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=found[1:])
-    return found
+    """Returns [n + 1]: the start of each of n consecutive ranges of these lengths, and the end of the last."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -1,7 +1,4 @@
-"""What this machine is, told without torch: whether it may have a GPU, its threads, its memory.
-
-Knows: what the system says. Must not know: models, torch, which device is taken.
-"""
+"""Queries the host without importing torch: possible GPUs, threads, memory."""
 
 from __future__ import annotations
 
@@ -11,30 +8,29 @@ import os
 import platform
 from pathlib import Path
 
-# Without one of these Linux has no GPU that torch would call "cuda": NVIDIA's, Jetson's, AMD's, Windows' own below WSL.
+# Device nodes without which Linux has no GPU that torch calls "cuda": NVIDIA, Jetson, AMD, Windows below WSL.
 GPU_DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 
 
 def may_have_gpu() -> bool:
-    """False where there surely is none; else torch has to be asked."""
+    """False if this machine certainly has no GPU; otherwise only torch can tell."""
     if platform.system() == "Linux":
         return any(Path(node).exists() for node in GPU_DEVICE_NODES)
     return True
 
 
 def num_threads() -> int:
-    """Threads for one computation: OMP_NUM_THREADS, else one for each core that this process may use."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    """Threads for one computation: OMP_NUM_THREADS, else one per physical core that this process may use."""
+    omp_num_threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if omp_num_threads.isdigit() and int(omp_num_threads) > 0:
+        return int(omp_num_threads)
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    allowed = os.sched_getaffinity(0)
-    return len({_physical_core(processor) for processor in allowed})
+    return len({_physical_core(processor) for processor in os.sched_getaffinity(0)})
 
 
 def _physical_core(processor: int) -> str:
-    """What names the core that a processor is a thread of; the processor itself where the system does not tell."""
+    """A name of the core that runs this logical processor; the processor's number if the system does not tell."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -42,12 +38,12 @@ def _physical_core(processor: int) -> str:
 
 
 def host_kv_cache_budget() -> int:
-    """Bytes a KV cache may take in the computer's memory when nothing was said: an eighth of it, 1 GiB at most."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(total // 8, 1 << 30)
+    """Default KV cache size in bytes: an eighth of the host's memory, at most 1 GiB."""
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(total_bytes // 8, 1 << 30)
 
 
 def trim_heap() -> None:
-    """Returns freed memory to the system, after something large was built: glibc keeps what lies below a live piece."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library keeps less
+    """Returns freed memory to the system; glibc by itself keeps what lies below a live allocation."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # C libraries without malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

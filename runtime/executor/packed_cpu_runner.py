@@ -1,7 +1,4 @@
-"""Owns a model whose weights are packed for a CPU and its KV cache, and turns a batch into one ragged forward.
-
-Knows: arrays, memory. Must not know: torch, which it does without; sessions, sampling, the wire.
-"""
+"""The packed CPU model runner: owns a packed model and its KV cache, and runs it without torch."""
 
 from __future__ import annotations
 
@@ -25,6 +22,7 @@ from plait.runtime.executor.runner import (
     Float64Array,
     StartupProgress,
     choose_num_pages,
+    fill_logits,
     warm_up,
 )
 from plait.runtime.models.checkpoint_interface import Checkpoint
@@ -34,9 +32,11 @@ BFLOAT16_BYTES = 2
 
 
 class PackedCpuRunner:
-    """A `running.Runner`. With `deterministic` a row's bits depend on its own tokens alone; see `CpuDecoder`.
+    """Implements `Runner` with the packed CPU kernels.
 
-    Raises `models.packed.NotPackable` where "as-stored" cannot be had, which its header does not always tell.
+    With `deterministic`, a row's bits depend on its own tokens alone; see `CpuDecoder`. Raises InputError for a
+    `kv_dtype` or a KV budget that cannot be served, and `cpu_weights.NotPackable` for weights that cannot be packed
+    "as-stored", which their headers do not always show.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class PackedCpuRunner:
             )
         model_context_length = checkpoint.config.context_length
         self.context_length = min(config.context_length or model_context_length, model_context_length)
-        # LongRoPE has one set of frequencies for short contexts and one for long ones.
+        # LongRoPE chooses its frequencies by the context length.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
         self.model = load_packed_decoder(
             model,
@@ -68,7 +68,7 @@ class PackedCpuRunner:
         compile_missing(lambda doing: progress(0.9, doing))
         warm_up(self)
 
-    num_spared_tokens = 0  # each row reads its own pages
+    num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share
 
     @property
     def page_bytes(self) -> int:
@@ -76,7 +76,7 @@ class PackedCpuRunner:
         return self.config.num_layers * 2 * self.config.num_kv_heads * self.config.head_dim * BFLOAT16_BYTES
 
     def forward(self, batch: Batch) -> Float32Array:
-        """As `Runner` has it; valid until the next call."""
+        """As in `Runner`; valid until the next call."""
         arrays = batch_arrays(batch)
         layout = NumpyAttentionLayout(
             arrays.q_starts, arrays.kv_starts, arrays.kv_pages, arrays.positions, arrays.write_slots
@@ -84,32 +84,28 @@ class PackedCpuRunner:
         hidden = self.model.forward(arrays.token_ids, layout, self.kv_cache)
         return hidden if len(arrays.output_indices) == len(hidden) else hidden[arrays.output_indices]
 
-    def hidden_states_at(self, hidden: Float32Array, places: list[int]) -> Float32Array:
-        """As `Runner` has it."""
-        return hidden[places]
+    def hidden_states_at(self, hidden: Float32Array, indices: list[int]) -> Float32Array:
+        """As in `Runner`."""
+        return hidden[indices]
 
     def sum_hidden_states(self, hidden: Float32Array) -> Float64Array:
-        """As `Runner` has it."""
-        found: Float64Array = np.rint(hidden * np.float32(1 / SUM_QUANTUM)).sum(axis=0, dtype=np.float64) * SUM_QUANTUM
-        return found
+        """As in `Runner`."""
+        quanta: Float64Array = np.rint(hidden * np.float32(1 / SUM_QUANTUM)).sum(axis=0, dtype=np.float64)
+        return quanta * SUM_QUANTUM
 
     def argmax_tokens(self, hidden: Float32Array) -> tuple[list[float], list[int]]:
-        """As `Runner` has it."""
+        """As in `Runner`."""
         if not len(hidden):
             return [], []
-        found = self.model.argmax_tokens(hidden)
-        return found[:, 0].tolist(), found[:, 1].astype(np.int64).tolist()
+        max_and_token = self.model.argmax_tokens(hidden)
+        return max_and_token[:, 0].tolist(), max_and_token[:, 1].astype(np.int64).tolist()
 
     def logits(self, hidden: Float32Array, allowed_ids: AllowedIds) -> Float32Array:
-        """As `Runner` has it; valid until the next call, and may be changed."""
+        """As in `Runner`; valid until the next call, and the caller may change it."""
         if not len(hidden):
             return np.empty((0, self.config.vocab_size), np.float32)
         if not allowed_ids:
             return self.model.logits(hidden)
         out = np.full((len(hidden), self.config.vocab_size), -np.inf, np.float32)
-        wide = [i for i in range(len(hidden)) if i not in allowed_ids]
-        if wide:
-            out[wide] = self.model.logits(hidden[wide])
-        for i, ids in allowed_ids.items():
-            out[i, ids] = self.model.logits(hidden[i : i + 1], ids)[0]
+        fill_logits(out, hidden, allowed_ids, self.model.logits)
         return out

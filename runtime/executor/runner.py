@@ -1,7 +1,4 @@
-"""What every runner of a model is to the scheduler, and what all of them do alike: count pages, warm up.
-
-Knows: batches, budgets. Must not know: tensors, devices.
-"""
+"""The model runner's interface to the scheduler, and what all runners share: KV cache size, partial logits, warm-up."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from plait.runtime.models.config import ModelConfig
 
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
-StartupProgress = Callable[[float, str], None]  # share done, from 0 to 1, and what is being done
+StartupProgress = Callable[[float, str], None]  # (fraction done, 0 to 1; current activity)
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
-SUM_QUANTUM = 2.0**-26
-AllowedIds = Mapping[int, npt.NDArray[np.int64]]
+SUM_QUANTUM = 2.0**-26  # see Runner.sum_hidden_states
+AllowedIds = Mapping[int, npt.NDArray[np.int64]]  # row -> the only token ids that it may take
 
 
 class Runner(Protocol):
-    """One model on one device, with `num_pages` pages, each holding one token's KV in every layer.
+    """One model on one device, with a KV cache of `num_pages` pages; a page holds one token's KV in every layer.
 
-    Hidden states and logits are arrays or tensors, on the device where the sampler computes.
+    Hidden states and logits are arrays or tensors on the device where the sampler runs.
     """
 
     num_pages: int
@@ -36,39 +33,49 @@ class Runner(Protocol):
 
     @property
     def num_spared_tokens(self) -> int:
-        """Cached tokens that attention read once for several rows, each counted once for every row but the first."""
+        """Token reads that attention over shared prefixes saved: a token read once for n rows counts n - 1."""
 
     def forward(self, batch: Batch) -> Any:
-        """Hidden states [batch.num_logits + batch.num_states, C], after the last norm, at the positions the rows want
-        logits or states at, in row order."""
+        """Returns hidden states [batch.num_logits + batch.num_states, C] after the last norm, in row order.
 
-    def hidden_states_at(self, hidden: Any, places: list[int]) -> Float32Array:
-        """Those of hidden states [n, C] that stand at `places`, [len(places), C] float32 on the host, a copy."""
+        They are those at the positions where the rows need logits or states.
+        """
+
+    def hidden_states_at(self, hidden: Any, indices: list[int]) -> Float32Array:
+        """Copies hidden[indices] of hidden states [n, C] to the host, [len(indices), C] float32."""
 
     def sum_hidden_states(self, hidden: Any) -> Float64Array:
-        """The sum of hidden states [n, C], [C] float64, each number rounded to a multiple of `SUM_QUANTUM`: then no sum is
-        rounded (below 2^27), and the same comes out however a text was cut into chunks."""
+        """Returns the sum [C] of hidden states [n, C], each value rounded to a multiple of `SUM_QUANTUM` first.
+
+        Such sums are exact (below 2^27), so the result does not depend on how a text was cut into chunks.
+        """
 
     def argmax_tokens(self, hidden: Any) -> tuple[list[float], list[int]]:
-        """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""
+        """Returns for each of hidden states [n, C] its largest logit and the first token that has it.
+
+        The logit is NaN if any logit of the row is NaN.
+        """
 
     def logits(self, hidden: Any, allowed_ids: AllowedIds) -> Any:
-        """Logits [n, V] float32 of hidden states [n, C].
+        """Returns logits [n, V] float32 of hidden states [n, C].
 
-        `allowed_ids[i]` are the only token ids that row i can take: only those columns of the output head are computed,
-        the others are -inf. The head is a third of a small model's step.
+        Of rows in `allowed_ids`, only the columns of those token ids are computed; the others are -inf. The output
+        head takes a third of a small model's step.
         """
 
 
 class LoadedRunner(Runner, Protocol):
-    """A runner as `build` makes it."""
+    """A runner as `make_runner` returns it."""
 
     config: ModelConfig
     max_session_tokens: int
 
 
 def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:
-    """How many pages of that size the budget holds, `max_pages` at most unless that is 0. InputError for too few."""
+    """Returns how many pages of `page_bytes` the budget (bytes) holds, at most `max_pages` unless that is 0.
+
+    Raises InputError if they are fewer than MIN_PAGES.
+    """
     pages = budget // page_bytes
     if max_pages:
         pages = min(pages, max_pages)
@@ -80,12 +87,24 @@ def choose_num_pages(budget: int, page_bytes: int, max_pages: int) -> int:
     return pages
 
 
+def fill_logits(out: Any, hidden: Any, allowed_ids: Mapping[int, Any], compute: Callable[..., Any]) -> None:
+    """Fills out [n, V], which holds -inf, with the logits of hidden states [n, C] as `Runner.logits` describes.
+
+    `compute(hidden, ids)` returns logits of all tokens, or [n, len(ids)] of the given ones.
+    """
+    unrestricted = [row for row in range(len(hidden)) if row not in allowed_ids]
+    if unrestricted:
+        out[unrestricted] = compute(hidden[unrestricted])
+    for row, ids in allowed_ids.items():
+        out[row, ids] = compute(hidden[row : row + 1], ids)[0]
+
+
 def warm_up(runner: LoadedRunner, token_counts: tuple[int, ...] = (2,)) -> None:
-    """A forward of each number of tokens, so that kernels are compiled and loaded before the first request."""
-    for count in token_counts:
-        count = min(count, runner.max_session_tokens)
-        seq = Sequence(("", ""), [0] * count)
-        seq.pages.extend(list(range(count)))
-        batch = Batch(count)
-        batch.add(Request(None, seq, 0, count - 1), 0, count)
+    """Runs a forward pass of each number of tokens, which compiles and loads the kernels before the first request."""
+    for num_tokens in token_counts:
+        num_tokens = min(num_tokens, runner.max_session_tokens)
+        seq = Sequence(("", ""), [0] * num_tokens)
+        seq.pages.extend(list(range(num_tokens)))
+        batch = Batch(num_tokens)
+        batch.add(Request(None, seq, 0, num_tokens - 1), 0, num_tokens)
         runner.logits(runner.forward(batch), {})

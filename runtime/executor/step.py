@@ -1,11 +1,11 @@
-"""A step under way: launched, given its masks, collected. On the CPU each of these is done when it returns.
+"""One model step, split so that the host can work while the device computes.
 
-    flight = launcher.launch(batch)   the forward has begun
-    flight.sample(mask)               and the sampler behind it
-    flight.collect()                  waits for the tokens
+    step = executor.launch(batch)     starts the forward pass
+    step.sample(mask)                 starts sampling behind it
+    step.collect()                    waits for the tokens
 
-Between these the host is free. `launcher.launch_overlapped(batch)` launches behind a step whose tokens are not collected yet; the
-device takes them from there. Knows: the order. Must not know: sessions, how a device computes.
+`executor.launch_overlapped(batch)` launches a step behind one whose tokens are not collected yet; the device takes
+those tokens from the step before. Without such a device, each call does its work before it returns.
 """
 
 from __future__ import annotations
@@ -18,51 +18,55 @@ from plait.runtime.batch.request import Batch
 from plait.runtime.executor.runner import Float32Array, Float64Array, Runner
 from plait.runtime.sampling.sampler import Sampler, SamplerOutput, TokenMask, argmax_output
 
+PooledStates = dict[PoolingRequest, Float32Array | Float64Array]
+
 
 class InFlightStep(Protocol):
-    """See the file's header."""
+    """A launched step; see the file's header."""
 
     def sample(self, mask: TokenMask | None) -> None:
-        """Masks of the sampled rows; what they do not name is free. Once."""
+        """Starts sampling. Call once. Rows that `mask` does not contain are unconstrained."""
 
     @property
     def is_done(self) -> bool:
-        """Whether `collect` would not wait."""
+        """Whether `collect` returns without waiting."""
 
     @property
     def can_overlap(self) -> bool:
-        """Whether its tokens stay on the device, for a step launched behind it."""
+        """Whether the tokens stay on the device, so that the next step can be launched before they are collected."""
 
     def collect(self) -> SamplerOutput:
-        """What the step gave. Once, after `sample`."""
+        """Waits for the step's output. Call once, after `sample`."""
 
 
 class AsyncStepLauncher(Protocol):
-    """Steps that the device does on its own."""
+    """Launches steps that a device runs, sampling included, without the host."""
 
     def launch(self, batch: Batch, *, overlapped: bool) -> InFlightStep | None:
-        """None for a batch that asks for what the device alone does not have. `overlapped`: a step is under way; None then
-        too where that would have to be settled first."""
+        """Starts a step; None if the device cannot sample some row of the batch by itself.
+
+        With `overlapped`, another step is in flight; None also where that one has to be collected first.
+        """
 
 
 class SyncStep:
-    """The runner's forward, then the sampler, which reads the logits back."""
+    """Runs the forward pass at once, then the sampler on the host's side of the logits."""
 
     def __init__(self, runner: Runner, sampler: Sampler, batch: Batch) -> None:
         self._runner, self._sampler, self._batch = runner, sampler, batch
         self._hidden = runner.forward(batch)
-        self._states: dict[PoolingRequest, Float32Array | Float64Array] = {}
+        self._states: PooledStates = {}
         if batch.num_states:
             self._hidden, self._states = split_hidden_states(runner, self._hidden, batch)
-        self._sampled = SamplerOutput()
+        self._output = SamplerOutput()
 
     def sample(self, mask: TokenMask | None) -> None:
         if mask is None and self._batch.needs_only_argmax:
-            self._sampled = argmax_output(*self._runner.argmax_tokens(self._hidden), self._batch)
+            self._output = argmax_output(*self._runner.argmax_tokens(self._hidden), self._batch)
         else:
             logits = self._runner.logits(self._hidden, mask.allowed_ids if mask else {})
-            self._sampled = self._sampler.sample(logits, self._batch, mask)
-        self._sampled.states = self._states
+            self._output = self._sampler.sample(logits, self._batch, mask)
+        self._output.states = self._states
 
     @property
     def is_done(self) -> bool:
@@ -73,41 +77,42 @@ class SyncStep:
         return False
 
     def collect(self) -> SamplerOutput:
-        return self._sampled
+        return self._output
 
 
-def split_hidden_states(
-    runner: Runner, hidden: Any, batch: Batch
-) -> tuple[Any, dict[PoolingRequest, Float32Array | Float64Array]]:
-    """Of hidden states [num_logits + num_states, C]: those that logits are wanted of, in order, and what each
-    embedding takes of its own."""
-    ends = itertools.accumulate((each.num_logits + each.num_states for each in batch.rows), initial=0)
-    spans = list(zip(batch.rows, itertools.pairwise(ends), strict=True))
-    pooled: dict[PoolingRequest, Float32Array | Float64Array] = {}
-    lasts: list[tuple[PoolingRequest, int]] = []
-    for each, (start, end) in spans:
-        if not isinstance(each.request, PoolingRequest) or start == end:
+def split_hidden_states(runner: Runner, hidden: Any, batch: Batch) -> tuple[Any, PooledStates]:
+    """Splits hidden states [num_logits + num_states, C] into those for logits, in row order, and the pooled ones.
+
+    A mean-pooling request gets the sum of its states, a last-token request the state of its last token.
+    """
+    ends = itertools.accumulate((row.num_logits + row.num_states for row in batch.rows), initial=0)
+    row_spans = list(zip(batch.rows, itertools.pairwise(ends), strict=True))
+    pooled: PooledStates = {}
+    last_tokens: list[tuple[PoolingRequest, int]] = []
+    for row, (start, end) in row_spans:
+        if not isinstance(row.request, PoolingRequest) or start == end:
             continue
-        if each.request.is_mean:
-            pooled[each.request] = runner.sum_hidden_states(hidden[start:end])
+        if row.request.is_mean:
+            pooled[row.request] = runner.sum_hidden_states(hidden[start:end])
         else:
-            lasts.append((each.request, end - 1))
-    if lasts:
-        pooled |= zip((row for row, _ in lasts), runner.hidden_states_at(hidden, [at for _, at in lasts]), strict=True)
-    return hidden[[at for each, span in spans if each.num_logits for at in range(*span)]], pooled
+            last_tokens.append((row.request, end - 1))
+    if last_tokens:
+        requests, indices = [request for request, _ in last_tokens], [index for _, index in last_tokens]
+        pooled |= zip(requests, runner.hidden_states_at(hidden, indices), strict=True)
+    return hidden[[index for row, span in row_spans if row.num_logits for index in range(*span)]], pooled
 
 
 class StepExecutor:
-    """Chooses how a batch is computed: by the device alone where there is one that can, else step by step."""
+    """Runs steps by the asynchronous launcher where there is one that takes the batch, else synchronously."""
 
     def __init__(self, runner: Runner, sampler: Sampler, async_launcher: AsyncStepLauncher | None = None) -> None:
         self._runner, self._sampler, self._async_launcher = runner, sampler, async_launcher
 
     def launch(self, batch: Batch) -> InFlightStep:
-        """Nothing is under way."""
+        """Launches a step while none is in flight."""
         step = self._async_launcher.launch(batch, overlapped=False) if self._async_launcher is not None else None
         return step or SyncStep(self._runner, self._sampler, batch)
 
     def launch_overlapped(self, batch: Batch) -> InFlightStep | None:
-        """None where the batch needs the host, which has to know the tokens of the step before first."""
+        """Launches a step behind the one in flight; None if the host needs that step's tokens first."""
         return self._async_launcher.launch(batch, overlapped=True) if self._async_launcher is not None else None

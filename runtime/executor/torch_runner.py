@@ -1,65 +1,60 @@
-"""Owns a model that torch runs and its KV cache, and turns a batch of rows into one ragged forward.
-
-Knows: tensors, devices, memory. Must not know: sessions, sampling, the wire.
-"""
+"""The torch model runner: owns the model and its KV cache, and runs one ragged forward pass per batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from plait.kernels.kernel_selection import Kernels, select_kernels
+from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.kv_cache import allocate_caches, cache_dtype, kv_slot_bytes
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
+from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
 from plait.runtime.batch.request import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
-from plait.runtime.executor.batch_arrays import batch_arrays, starts
-from plait.runtime.executor.host_machine import host_kv_cache_budget
+from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
     SUM_QUANTUM,
+    AllowedIds,
     Float32Array,
     Float64Array,
     StartupProgress,
     choose_num_pages,
+    fill_logits,
     warm_up,
 )
-from plait.runtime.kv_cache.page_pool import IntArray
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget, upload
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.registry import decoder_class
 from plait.runtime.sampling.numpy_ops import row_argmax
 from plait.runtime.weights.checkpoint import open_checkpoint
 
 DEFAULT_GPU_BATCH_TOKENS = 8192
-UPLOAD_ALIGN = 4  # numbers of 4 bytes: 16 bytes
-LARGE_TILE_TOKENS = 64  # more of them in a row, and attention takes its larger tiles
-QUANTIZED_WARM_UP_COUNTS = (24, 48, 640)
+LARGE_TILE_TOKENS = 64  # attention uses larger tiles for rows with more new tokens
+QUANTIZED_WARM_UP_COUNTS = (24, 48, 640)  # one batch size for each kernel configuration of quantized products
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ForwardInputs(NamedTuple):
-    """Token ids [T], the places among them where hidden states are wanted, and the layout; all int32."""
+    """One batch on the device, all int32."""
 
-    token_ids: torch.Tensor
-    output_indices: torch.Tensor
+    token_ids: torch.Tensor  # [T]; negative ids are placeholders, see ScheduledRequest
+    output_indices: torch.Tensor  # the tokens whose hidden states are returned
     layout: AttentionLayout
 
 
 class TorchRunner:
-    """One model on one device. `num_pages` pages, each holding one token's KV in every layer.
+    """Implements `Runner` with torch. Raises InputError for settings that the device or the model cannot serve.
 
-    `kernels`: other operators than those the device would get (tests run a GPU's on the CPU so).
+    `kernels` replaces the operators chosen for the device; tests run the GPU's operators on the CPU this way.
     """
 
     def __init__(
@@ -79,7 +74,7 @@ class TorchRunner:
         )
         model_context_length = checkpoint.config.context_length
         self.context_length = min(config.context_length or model_context_length, model_context_length)
-        # LongRoPE has one set of frequencies for short contexts and one for long ones.
+        # LongRoPE chooses its frequencies by the context length.
         self.config = replace(checkpoint.config, context_length=self.context_length)
         self.model = decoder_class(self.config)(
             self.config,
@@ -123,10 +118,10 @@ class TorchRunner:
             raise InputError(str(error)) from None
 
     def _warm_up_counts(self) -> tuple[int, ...]:
-        """Numbers of tokens whose steps take kernels of their own."""
+        """Token counts of the warm-up steps: one for each set of kernels that a step can launch."""
         if self.device.type != "cuda":
             return (2,)
-        # short rows, short prompts and longer ones; narrow weights have a product for each of some ranges
+        # decode, short prompts, long prompts
         return (2, 9, 2 * LARGE_TILE_TOKENS) + (QUANTIZED_WARM_UP_COUNTS if self.weight_format != "bf16" else ())
 
     def _check_kv_dtype(self, kind: str) -> str:
@@ -138,7 +133,7 @@ class TorchRunner:
 
     @property
     def num_spared_tokens(self) -> int:
-        """See PrefixSharing.num_spared."""
+        """As in `Runner`."""
         return 0 if self.prefix_sharing is None else self.prefix_sharing.num_spared
 
     @property
@@ -149,12 +144,12 @@ class TorchRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """As `Runner` has it."""
+        """As in `Runner`."""
         return self.run_forward(self.prepare_inputs(batch))
 
     @torch.inference_mode()
     def run_forward(self, inputs: ForwardInputs) -> torch.Tensor:
-        """`forward` of what `inputs` gave. Reads nothing of the batch: its rows may have changed since."""
+        """Runs `forward` on prepared inputs, without access to the batch, whose rows may have changed since."""
         token_ids, output_indices, layout = inputs
         if self.kernels.fused is not None:
             layout = self.kernels.fused.with_plans(layout, self.attention_shapes)
@@ -162,55 +157,47 @@ class TorchRunner:
         return hidden if len(output_indices) == len(hidden) else hidden[output_indices]
 
     @torch.inference_mode()
-    def hidden_states_at(self, hidden: torch.Tensor, places: list[int]) -> Float32Array:
-        """As `Runner` has it."""
-        found: Float32Array = hidden[places].float().cpu().numpy()
-        return found
+    def hidden_states_at(self, hidden: torch.Tensor, indices: list[int]) -> Float32Array:
+        """As in `Runner`."""
+        states: Float32Array = hidden[indices].float().cpu().numpy()
+        return states
 
     @torch.inference_mode()
     def sum_hidden_states(self, hidden: torch.Tensor) -> Float64Array:
-        """As `Runner` has it."""
-        hidden = hidden if hidden.is_cuda else hidden.cpu()  # not every device has float64
-        found: Float64Array = (hidden.float() / SUM_QUANTUM).round_().sum(dim=0, dtype=torch.float64).cpu().numpy()
-        return found * SUM_QUANTUM
+        """As in `Runner`."""
+        hidden = hidden if hidden.is_cuda else hidden.cpu()  # some devices, as MPS, have no float64
+        quanta: Float64Array = (hidden.float() / SUM_QUANTUM).round_().sum(dim=0, dtype=torch.float64).cpu().numpy()
+        return quanta * SUM_QUANTUM
 
     def argmax_tokens(self, hidden: torch.Tensor) -> tuple[list[float], list[int]]:
-        """The largest logit of each of hidden states [n, C], NaN where one is that, and the first token that has it."""
+        """As in `Runner`."""
         logits = self.logits(hidden, {})
         if self.device.type == "cpu":
             return row_argmax(logits.numpy())
-        highest, places = logits.max(dim=-1)
-        return highest.tolist(), places.tolist()
+        max_logits, token_ids = logits.max(dim=-1)
+        return max_logits.tolist(), token_ids.tolist()
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, allowed_ids: Mapping[int, npt.NDArray[np.int64]]) -> torch.Tensor:
-        """Logits [n, V] float32 of hidden states [n, C].
-
-        `allowed_ids[i]` are the only token ids that row i can take: only those columns of the output head are computed,
-        the others are -inf. The head is a third of a small model's step.
-        """
+    def logits(self, hidden: torch.Tensor, allowed_ids: AllowedIds) -> torch.Tensor:
+        """As in `Runner`."""
         if not len(hidden):
             return torch.empty((0, self.config.vocab_size), device=self.device)
         if not allowed_ids:
             return self.model.logits(hidden)
+        columns = {row: torch.from_numpy(ids).to(self.device) for row, ids in allowed_ids.items()}
         out = torch.full((len(hidden), self.config.vocab_size), float("-inf"), device=self.device)
-        wide = [i for i in range(len(hidden)) if i not in allowed_ids]
-        if wide:
-            out[wide] = self.model.logits(hidden[wide])
-        for i, ids in allowed_ids.items():
-            columns = torch.from_numpy(ids).to(self.device)
-            out[i, columns] = self.model.logits(hidden[i : i + 1], columns)[0]
+        fill_logits(out, hidden, columns, self.model.logits)
         return out
 
     def prepare_inputs(self, batch: Batch) -> ForwardInputs:
-        """The batch, on its way to the device. Token ids that are not known yet are negative, see ScheduledRequest."""
-        counts = [each.count for each in batch.rows]
+        """Starts copying the batch's arrays to the device."""
+        counts = [request.count for request in batch.rows]
         groups = self.prefix_sharing.groups(batch.rows, max(counts)) if self.prefix_sharing is not None else []
         if self.prefix_sharing is not None and groups:
             self.prefix_sharing.count(groups)
-        parts = [*batch_arrays(batch), *(shared_prefix_arrays(groups, counts) if groups else ())]
+        arrays = [*batch_arrays(batch), *(shared_prefix_arrays(groups, counts) if groups else ())]
         token_ids, output_indices, q_starts, kv_starts, kv_pages, positions, write_slots, *shared = upload(
-            parts, self.device
+            arrays, self.device
         )
         layout = AttentionLayout(
             q_starts,
@@ -225,47 +212,6 @@ class TorchRunner:
         return ForwardInputs(token_ids, output_indices, layout)
 
 
-def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on the device, by one copy that the host does not wait for.
-
-    Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for every mixture of those that do and do not.
-    """
-    places = starts([-(-len(each) // UPLOAD_ALIGN) * UPLOAD_ALIGN for each in arrays])
-    whole = torch.empty(int(places[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
-    host = whole.numpy()
-    for at, each in zip(places, arrays, strict=False):
-        host[at : at + len(each)] = each
-    sent = whole.to(device, non_blocking=True)
-    return [sent[at : at + len(each)] for at, each in zip(places.tolist(), arrays, strict=False)]
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device of that name; "auto" takes CUDA where there is one, else the CPU. InputError if it is absent."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0][:120]
-        raise InputError(f"device {name!r} cannot be used here ({first}); `plait check` shows what can") from None
-    return device
-
-
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of that name; "auto" as `placing.resolve_dtype_name` has it."""
+    """Returns the torch dtype `name`; "auto" is resolved by `backend_selection.resolve_dtype_name`."""
     return TORCH_DTYPES[resolve_dtype_name(name, device.type)]
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether torch multiplies bfloat16 natively on this CPU."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def device_kv_cache_budget(device: torch.device) -> int:
-    """Bytes a KV cache may take when nothing was said: 85% of a GPU's free memory, an eighth of a computer's."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading left behind is free too
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * 0.85)
-    return host_kv_cache_budget()

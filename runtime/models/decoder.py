@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from plait.kernels.kernel_selection import Kernels
+from plait.kernels.operators import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
 from plait.kernels.quantized_weights import LinearWeight

@@ -1,7 +1,4 @@
-"""Puts a scheduler together from a configuration: model, tokenizer, sampler, grammar compiler, link.
-
-Knows: what is needed and in which order. Must not know: how any of it works.
-"""
+"""Builds the engine loop of a runtime process: model runner, tokenizer, grammar compiler, scheduler, transport."""
 
 from __future__ import annotations
 
@@ -10,13 +7,11 @@ from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu
 from plait.runtime.executor.host_machine import trim_heap
-from plait.runtime.executor.runner import LoadedRunner, StartupProgress
-from plait.runtime.executor.step import AsyncStepLauncher
+from plait.runtime.executor.runner import StartupProgress
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
-from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.scheduler.engine_loop import EngineLoop, ServerTransport
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
@@ -27,8 +22,8 @@ def build_engine_loop(
     transport: ServerTransport,
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
-    """A scheduler that is ready to step. Raises ModelError or InputError before anything is started."""
-    runner, sampler, steps = make_runner(config, model_path, progress)
+    """Returns an engine loop that is ready to step. Raises ModelError or InputError before it starts any process."""
+    runner, sampler, launcher = make_runner(config, model_path, progress)
     progress(1.0, "ready")
     vocabulary = load_tokenizer(model_path, vocab_size=runner.config.vocab_size).vocabulary
     compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s, start_eagerly=False)
@@ -47,29 +42,4 @@ def build_engine_loop(
         no_embeddings_reason=pooling.reason if isinstance(pooling, UnsupportedPooling) else "",
         can_generate=runner.config.has_lm_head,
     )
-    return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, steps)
-
-
-def make_runner(
-    config: EngineConfig, model_path: Path, progress: StartupProgress = lambda fraction, doing: None
-) -> tuple[LoadedRunner, Sampler, AsyncStepLauncher | None]:
-    """The model on its device, and what samples there. Packed weights go without torch, which is then never loaded."""
-    checkpoint = checkpoint_for_packed_cpu(config, model_path)
-    if checkpoint is not None:
-        from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
-        from plait.runtime.models.loading.cpu_weights import NotPackable
-
-        try:
-            return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
-        except NotPackable:
-            pass  # "as-stored" alone raises it: a block whose minimum float16 cannot hold, which no header tells
-    from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
-    from plait.runtime.executor.torch_runner import TorchRunner
-    from plait.runtime.sampling.torch_ops import TorchLogitOperations
-
-    runner = TorchRunner(config, model_path, progress)
-    steps = make_gpu_step_launcher(
-        config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
-    )
-    on_gpu = runner.device.type == "cuda"
-    return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), steps
+    return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)

@@ -1,7 +1,4 @@
-"""What this machine has and what plait would choose on it: the lines of `plait check`.
-
-Knows: versions, devices, the selection functions. Must not know: how they are printed.
-"""
+"""Collects what `plait check` prints: versions, the device, and the kernels chosen for it."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ import torch
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.runtime.config import EngineConfig
-from plait.runtime.executor.torch_runner import choose_device, choose_dtype, device_kv_cache_budget
+from plait.runtime.executor.torch_device import choose_device, device_kv_cache_budget
+from plait.runtime.executor.torch_runner import choose_dtype
 
 PACKAGES = (
     "plait",
@@ -29,7 +27,7 @@ PACKAGES = (
 
 
 def report() -> dict[str, str]:
-    """One line per fact, in order.
+    """Returns name -> value of each line, in order.
 
     >>> report()["device"]                                                   # doctest: +SKIP
     'cpu (2 threads)'

@@ -1,9 +1,4 @@
-"""What the sampler does to logits on a GPU, in torch: `sampler.LogitOperations`.
-
-Of use where the device's own sampler, `device_sampling`, does not have what a row asks for.
-
-Knows: tensors, sampling parameters. Must not know: rows of a batch.
-"""
+"""The sampler's logit operations in torch, for batches on a GPU that `GpuSampler` cannot sample."""
 
 from __future__ import annotations
 
@@ -24,15 +19,17 @@ from plait.runtime.sampling.sampler import (
     hash_uniform,
 )
 
-TOP_P_FIRST_PASS = 1024  # top-p looks this far down the sorted tokens before it sorts them all
+TOP_P_FIRST_PASS = (
+    1024  # top-p sorts only this many of the largest logits first, and all of them if they do not suffice
+)
 
 
 class TorchLogitOperations:
-    """See `LogitOperations`, which says what each does; logits are tensors on `device`."""
+    """Implements `sampler.LogitOperations` on tensors on `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # bias of the 8 tokens behind each possible mask byte: a table look-up costs the same at any density
+        # The bias (0 or -inf) of 8 tokens for each value of a mask byte; a table lookup costs the same at any density.
         allowed = (torch.arange(256)[:, None] >> torch.arange(8)) & 1  # [256, 8]
         self._mask_byte_bias = torch.where(allowed.bool(), 0.0, float("-inf")).to(device)
 
@@ -44,8 +41,8 @@ class TorchLogitOperations:
         return torch.log_softmax(logits, dim=-1)
 
     def values(self, row: torch.Tensor, ids: Sequence[int]) -> list[float]:
-        found: list[float] = row[list(ids)].tolist()
-        return found
+        values: list[float] = row[list(ids)].tolist()
+        return values
 
     def topk(self, row: torch.Tensor, count: int) -> TopLogprobs:
         values, ids = torch.topk(row, min(count, len(row)))
@@ -74,24 +71,24 @@ class TorchLogitOperations:
 
     @torch.inference_mode()
     def draw_tokens(self, logits: torch.Tensor, generations: Sequence[GenerationRequest | DrawState]) -> list[int]:
-        found, at = logits.max(dim=-1)
-        peaks, tokens = found.tolist(), at.tolist()
-        drawn = [i for i, gen in enumerate(generations) if math.isfinite(peaks[i]) and not gen.params.is_greedy]
-        plain = [i for i in drawn if not has_filters(generations[i])]
-        if plain:
-            highest = _column_tensor(logits, [peaks[i] for i in plain])
-            scaled = logits[plain].double() - highest  # the peak at 0, so that no temperature overflows
-            probs = torch.softmax(
-                scaled / _column_tensor(scaled, [generations[i].params.temperature for i in plain]), dim=-1
-            )
-            for i, token in zip(plain, _inverse_transform_sample(probs, [generations[i] for i in plain]), strict=True):
+        max_values, argmax = logits.max(dim=-1)
+        max_logits, tokens = max_values.tolist(), argmax.tolist()
+        sampled = [i for i, gen in enumerate(generations) if math.isfinite(max_logits[i]) and not gen.params.is_greedy]
+        unfiltered = [i for i in sampled if not has_filters(generations[i])]
+        if unfiltered:
+            # The largest logit becomes 0, so that no temperature overflows.
+            scaled = logits[unfiltered].double() - _column_tensor(logits, [max_logits[i] for i in unfiltered])
+            temperatures = _column_tensor(scaled, [generations[i].params.temperature for i in unfiltered])
+            probs = torch.softmax(scaled / temperatures, dim=-1)
+            drawn = _inverse_transform_sample(probs, [generations[i] for i in unfiltered])
+            for i, token in zip(unfiltered, drawn, strict=True):
                 tokens[i] = token
-        for i in drawn:
+        for i in sampled:
             if has_filters(generations[i]):
                 tokens[i] = _sample_filtered(logits[i], generations[i])
-        for i, peak in enumerate(peaks):
-            if not math.isfinite(peak):
-                tokens[i] = NO_TOKEN if peak == -math.inf else NOT_FINITE
+        for i, max_logit in enumerate(max_logits):
+            if not math.isfinite(max_logit):
+                tokens[i] = NO_TOKEN if max_logit == -math.inf else NOT_FINITE
         return tokens
 
 
@@ -100,18 +97,18 @@ def _column_tensor(like: torch.Tensor, values: list[float]) -> torch.Tensor:
 
 
 def _inverse_transform_sample(probs: torch.Tensor, generations: Sequence[GenerationRequest | DrawState]) -> list[int]:
-    """Inverse transform sampling along the last axis of probs [B, N] float64 (not necessarily normalized)."""
+    """Samples an index per row of probs [B, N] float64, which need not be normalized, by inverse transform sampling."""
     cumulative = probs.cumsum(dim=-1)
     draws = torch.tensor(
         [hash_uniform(g.seed, g.num_sampled) for g in generations], dtype=probs.dtype, device=probs.device
     )
-    wanted = draws[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, wanted, right=True)[:, 0]
-    return [min(int(i), probs.shape[1] - 1) for i in found.tolist()]
+    targets = draws[:, None] * cumulative[:, -1:]
+    indices = torch.searchsorted(cumulative, targets, right=True)[:, 0]
+    return [min(int(i), probs.shape[1] - 1) for i in indices.tolist()]
 
 
 def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -> int:
-    """Draws from one row [V] under top-k, then top-p of what is left, then min-p; ties in order of token id."""
+    """Samples a token of one row [V] after top-k, then top-p of the rest, then min-p; ties in order of token id."""
     params = gen.params
     probs = torch.softmax((logits.double() - logits.max()) / params.temperature, dim=-1)
     count = min(len(probs), TOP_P_FIRST_PASS if params.top_k < 0 else max(params.top_k, 1))
@@ -119,8 +116,8 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
     if params.top_k < 0 and count < len(probs) and float(values.sum()) < params.top_p:
         values, ids = _stable_topk(probs, len(probs))
     total = values.sum() if params.top_k > 0 else torch.ones((), dtype=values.dtype, device=values.device)
-    before = values.cumsum(dim=-1) - values  # the mass of the more likely tokens
-    keep = (before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
+    mass_before = values.cumsum(dim=-1) - values  # of the more likely tokens
+    keep = (mass_before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
     if not bool(keep.any()):
         return int(ids[0])
     kept = torch.where(keep, values, torch.zeros_like(values))
@@ -128,13 +125,13 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
 
 
 def _stable_topk(probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` largest of probs [V] in falling order, equal ones by token id, with their ids."""
+    """Returns the `count` largest of probs [V] in falling order, equal ones by token id, with their ids."""
     if count == len(probs):
         return torch.sort(probs, descending=True, stable=True)
     values, ids = torch.topk(probs, count)
-    floor = values[-1]
-    above = torch.nonzero(probs > floor).flatten()
-    level = torch.nonzero(probs == floor).flatten()[: count - len(above)]
-    ids = torch.cat([above, level])
+    smallest = values[-1]
+    above = torch.nonzero(probs > smallest).flatten()
+    ties = torch.nonzero(probs == smallest).flatten()[: count - len(above)]
+    ids = torch.cat([above, ties])
     values, order = torch.sort(probs[ids], descending=True, stable=True)
     return values, ids[order]

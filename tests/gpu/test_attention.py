@@ -1,6 +1,6 @@
 """The attention kernels on a GPU: sizes that the interpreter is too slow for, and capture in a CUDA graph.
 
-What tests/kernels checks in the interpreter runs on the GPU by itself where there is one.
+On a machine with a GPU, tests/kernels/triton runs there too, instead of in the interpreter.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Attention over prefixes that several rows share: their pages are read once for the whole group.
+"""Attention over prefixes that several rows share, whose pages are read once for the whole group.
 
-All new tokens of a group see its whole prefix, so they are packed into tiles as if they were one row's, and the
-prefix is cut into pieces that fill the chip. What comes out is merged with each row's own rest by log-sum-exp in
-attention_decode (Hydragen, Juravsky et al. 2024; cascade inference, Ye et al. 2024).
-
-Knows: shared prefixes, caches. Must not know: the radix tree that they come from.
+All new tokens of a group see the whole prefix, so they are packed into tiles as if they belonged to one row, and the
+prefix is split to fill the GPU. `decode` merges the partial results with those of each row's own keys by log-sum-exp
+(Hydragen, Juravsky et al. 2024; cascade inference, Ye et al. 2024).
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from plait.kernels.triton.attention.tile_config import gpu_spec, group_size, pad
 @triton.jit(do_not_specialize=["num_groups", "num_shared_tokens", "window"])
 def _shared_prefix_kernel(
     q,
-    prefix_out,  # [pieces, S, H, D]
-    prefix_lse,  # [pieces, S, H]
+    prefix_out,  # [splits, S, H, D]
+    prefix_lse,  # [splits, S, H]
     k_cache,
     v_cache,
     k_scales,
@@ -57,7 +55,7 @@ def _shared_prefix_kernel(
     ALIGN: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of one piece run side by side
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)  # tiles of one split run side by side
     group_index = find_row(shared_starts, num_groups, tile, BLOCK_Q)
     start = tl.load(shared_starts + group_index)
     count = tl.load(shared_starts + group_index + 1) - start
@@ -75,7 +73,7 @@ def _shared_prefix_kernel(
     real = (m < BLOCK_Q * GROUP) & (member < count)
     token = tl.load(shared_tokens + start + member, mask=real, other=0)
     at_position = tl.load(positions + token, mask=real, other=0)
-    if WINDOW:  # what lies behind the window of the tile's first token is seen by none; all may, and nothing is left
+    if WINDOW:  # keys before the window of the tile's first token are visible to no token; this may leave no keys
         lowest = tl.min(tl.where(real, at_position, 2147483647), 0)
         kv_begin = tl.maximum(kv_begin, (lowest - window + 1) // BLOCK_N * BLOCK_N)
     d = tl.arange(0, BLOCK_D)
@@ -104,12 +102,12 @@ def _shared_prefix_kernel(
         BLOCK_N,
         PAGE_SIZE,
         CACHE,
-        WINDOW,  # without a window nothing of a prefix is hidden, and pieces are whole blocks
+        WINDOW,  # MASKED: without a window every key is visible, and splits are whole blocks
         WINDOW,
         SOFTCAP,
     )
     acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
-    # Read again, so that no addresses are kept in registers through the loop.
+    # Loaded again, so that no addresses stay in registers during the loop.
     start = tl.load(shared_starts + group_index, volatile=True)
     slot = (split * num_shared_tokens + start + member) * HEADS + heads
     at = slot.to(tl.int64)[:, None] * D + d[None, :]
@@ -124,12 +122,12 @@ def _shared_prefix_kernel(
 def attend_shared_prefixes(
     inputs: AttentionInputs, layout: AttentionLayout, shared: SharedPrefixes, plan: SplitKVPlan
 ) -> None:
-    """Fills the plan's prefix_out and prefix_lse for the members of the groups."""
+    """Fills the plan's prefix_out and prefix_lse for the members of the groups. ValueError if they do not fit."""
     shape, num_shared_tokens = plan.shape, len(shared.tokens)
     group = group_size(shape)
     blocks = shared_prefix_tile_config(gpu_spec(inputs.q.device), shape, num_shared_tokens)
     if plan.prefix_out is None or plan.prefix_out.shape[1] != num_shared_tokens:
-        raise ValueError(f"the plan has no room for the shared prefixes of {num_shared_tokens} tokens")
+        raise ValueError(f"the plan was not allocated for shared prefixes of {num_shared_tokens} tokens")
     num_groups = len(shared.leader_rows)
     tiles = num_shared_tokens // (blocks.rows // group) + num_groups
     _shared_prefix_kernel[(tiles, shape.num_kv_heads, len(plan.prefix_out))](

@@ -1,10 +1,8 @@
-"""Attention of narrow rows (one new token, or a short draft) over paged KV: pieces along the keys, then their merge.
+"""Attention of decode rows (one new token, or a short draft) over paged KV: split along the keys, then merged.
 
-First pass: a program per planned piece and KV head reads its keys once for all query heads of the group. A row in
-one piece writes its result; else the pieces leave normalized sums and their log-sum-exp, which the second pass
-joins, together with what the shared prefix gave (flash-decoding; Ye et al. 2024 for the cascade).
-
-Knows: plans, caches. Must not know: how a plan comes about.
+First pass: one program per work item of the plan and KV head reads its keys once for all query heads of the group. An
+unsplit row writes its result; otherwise each split writes normalized sums and their log-sum-exp, which the second
+pass merges, together with those of the shared prefix (flash-decoding, Dao et al. 2023; cascade, Ye et al. 2024).
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ def _decode_kernel(
         SOFTCAP,
     )
     acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
-    # Read again, so that no addresses are kept in registers through the loop.
+    # Loaded again, so that no addresses stay in registers during the loop.
     token_at = (tl.load(item + 1, volatile=True) + token).to(tl.int64)
     if is_unsplit:
         at = (token_at * out_token_stride + heads * out_head_stride)[:, None] + d[None, :]
@@ -178,7 +176,7 @@ def _merge_kernel(
 
 @triton.jit
 def _merge_partials(acc, running_max, running_sum, sums, lse):
-    """Adds pieces (sums [PIECES, BLOCK_D], lse [PIECES]) to what was joined so far."""
+    """Merges splits (sums [SPLITS, BLOCK_D], lse [SPLITS]) into the accumulated result."""
     new_max = tl.maximum(running_max, tl.max(lse, 0))
     weights = tl.exp2(lse - new_max)
     rescale = tl.exp2(running_max - new_max)
@@ -186,7 +184,7 @@ def _merge_partials(acc, running_max, running_sum, sums, lse):
 
 
 def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
-    """Fills `out` [T, H, D] for the rows that the plan covers, the prefix pass of shared rows having run before."""
+    """Fills `out` [T, H, D] for the rows in the plan. `attend_shared_prefixes` must have run for shared prefixes."""
     shape, gpu = plan.shape, gpu_spec(out.device)
     group, dim = group_size(shape), padded_dim(shape.head_dim)
     blocks = decode_tile_config(gpu, shape, plan.block_rows)
@@ -223,8 +221,8 @@ def attend_decode(inputs: AttentionInputs, layout: AttentionLayout, plan: SplitK
 def _launch_merge(layout: AttentionLayout, plan: SplitKVPlan, out: torch.Tensor) -> None:
     shape, shared = plan.shape, layout.shared
     group = group_size(shape)
-    most = layout.max_q_len if layout.max_q_len is not None else len(out) - layout.num_rows + 1
-    max_decode_q_len = max(1, min(plan.block_rows // group, most))
+    max_q_len = layout.max_q_len if layout.max_q_len is not None else len(out) - layout.num_rows + 1
+    max_decode_q_len = max(1, min(plan.block_rows // group, max_q_len))
     dim = padded_dim(shape.head_dim)
     _merge_kernel[(shape.num_heads, layout.num_rows, max_decode_q_len)](
         out,

@@ -1,7 +1,4 @@
-"""What all attention kernels are handed, checked once: queries, caches in the form that they read, scale factors.
-
-Knows: dtypes and strides. Must not know: batches.
-"""
+"""Checks the tensors that attention kernels take, and converts them to the form that the kernels read."""
 
 from __future__ import annotations
 
@@ -12,26 +9,27 @@ import torch
 
 from plait.kernels.layout import AttentionShape
 from plait.kernels.triton.attention.tile_config import GpuSpec, gpu_spec, group_size
+from plait.kernels.triton.support import MAX_HEAD_DIM
 
 FP8 = torch.float8_e4m3fn
-HEAD_DIMS = range(1, 257)
+HEAD_DIMS = range(1, MAX_HEAD_DIM + 1)
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """`caches` are keys, values and their scales; `score_scales` inner and outer (see attention_blocks.attend)."""
+    """Checked arguments of an attention kernel."""
 
     q: torch.Tensor
-    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # keys, values and their scales
     cache_strides: tuple[int, int, int]  # of slots, of heads, of the scales' slots
-    kind: str
-    score_scales: tuple[float, float]
+    kind: str  # CACHE in kv_loop
+    score_scales: tuple[float, float]  # inner and outer scale, see kv_loop.attend_kv_range
     softcap: bool
 
 
 def cache_kind(dtype: torch.dtype, gpu: GpuSpec) -> str:
-    """How a cache of that dtype is read; see attention_blocks. TypeError for one that cannot be."""
+    """Returns the kind of cache for kv_loop's CACHE. TypeError for an unsupported dtype."""
     if dtype == FP8:
         return "fp8" if gpu.capability >= 89 else "fp8bits"
     if dtype == torch.int8:
@@ -42,12 +40,12 @@ def cache_kind(dtype: torch.dtype, gpu: GpuSpec) -> str:
 
 
 def flatten_pages(cache: torch.Tensor) -> torch.Tensor:
-    """A cache or its scales as [P * page_size, G, ...], from that or from [P, page_size, G, ...]. Copies nothing."""
+    """Views a cache or its scales [P, page_size, G, ...] as [P * page_size, G, ...]."""
     return cache.view(-1, *cache.shape[2:])
 
 
 def slots_view(cache: torch.Tensor) -> torch.Tensor:
-    """[P * page_size, G, D] of a cache, fp8 as its bytes. ValueError if channels are not side by side."""
+    """Views a cache as [P * page_size, G, D], fp8 as bytes. ValueError if D is not contiguous."""
     flat = flatten_pages(cache) if cache.dim() == 4 else cache
     if flat.dim() != 3 or flat.stride(-1) != 1:
         raise ValueError(f"a KV cache is [slots, G, D] or [P, page_size, G, D] with D contiguous, not {cache.shape}")
@@ -55,9 +53,9 @@ def slots_view(cache: torch.Tensor) -> torch.Tensor:
 
 
 def scales_view(scales: torch.Tensor | None, cache: torch.Tensor) -> torch.Tensor:
-    """The scales of a cache [slots, G, D]: [slots, G] float32 for int8, one float32 number for fp8.
+    """Returns the scales of a cache [slots, G, D]: [slots, G] float32 for int8, [1] float32 for fp8.
 
-    A cache without scales gets itself, which no kernel reads. ValueError if they do not fit.
+    For a cache without scales returns the cache, which no kernel then reads. ValueError for scales that do not fit.
     """
     if cache.dtype not in (torch.int8, torch.uint8):
         if scales is not None:
@@ -84,7 +82,7 @@ def attention_inputs(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> AttentionInputs:
-    """Checks shapes and dtypes (ValueError, TypeError) and folds log2(e) and the soft cap into the scale."""
+    """Checks shapes and dtypes (ValueError, TypeError), and folds log2(e) and the soft cap into the scales."""
     kind = cache_kind(k_cache.dtype, gpu_spec(q.device))
     k, v = slots_view(k_cache), slots_view(v_cache)
     if q.dtype not in FLOAT_DTYPES or q.dim() != 3 or q.stride(2) != 1:
@@ -111,7 +109,7 @@ def attention_inputs(
 
 
 def attention_shape_of(q: torch.Tensor, k_cache: torch.Tensor, window: int | None) -> AttentionShape:
-    """The layer's shape. ValueError if its heads do not divide into groups, or the window holds no token."""
+    """Returns the layer's shape. ValueError if the heads do not divide into groups, or the window is empty."""
     if window is not None and window < 1:
         raise ValueError(f"a window holds at least the token itself, not {window}")
     shape = AttentionShape(q.shape[1], k_cache.shape[-2], q.shape[2], k_cache.dtype, window)

@@ -1,11 +1,11 @@
-"""What every attention kernel does inside: finding slots, reading tiles of the cache, online softmax over key blocks.
+"""The inner loop of all attention kernels: finding slots, loading KV tiles, online softmax over blocks of keys.
 
-A tile packs tokens and the query heads of one KV head into the rows of one matrix product, so a key is read once
-for the whole group (grouped-query packing, arXiv 2511.11581). Softmax is taken in base 2, log2(e) folded into the
-scale (Milakov and Gimelshein 2018; Dao 2023).
+A tile packs tokens and the query heads of one KV head into the rows of one matrix product, so a key is read once for
+the whole group (grouped-query packing, arXiv 2511.11581). Softmax uses base 2, with log2(e) folded into the scale
+(Milakov and Gimelshein 2018; Dao 2023).
 
-Cache kinds: "plain" (the query's dtype or another float), "int8", "fp8" (e4m3, converted by the chip, 8.9 and
-newer), "fp8bits" (e4m3 by shifts, for older chips and the interpreter).
+CACHE is one of "plain" (float16, bfloat16 or float32), "int8", "fp8" (e4m3 converted by hardware, compute capability
+8.9 and newer) and "fp8bits" (e4m3 converted by shifts, for older GPUs and the interpreter).
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The interpreter holds bfloat16 as integers, multiplies those in tl.dot, and turns integers into them bit by bit.
+# Triton's interpreter stores bfloat16 as integers; tl.dot and casts from integers then need a detour over float32.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
 def find_row(starts, num_rows, tile, PER_TILE: tl.constexpr):
-    """The row (of `starts`, num_rows + 1 sums) that tile number `tile` belongs to, if it belongs to any.
+    """Returns the row of `starts` [num_rows + 1] (prefix sums) that contains tile number `tile`.
 
-    Row r's tiles begin at starts[r] // PER_TILE + r, which leaves room for every row's last, partial tile.
+    Row r's tiles begin at starts[r] // PER_TILE + r, which leaves room for the last, partial tile of every row. The
+    caller checks whether the tile lies within the row.
     """
-    found = 0
+    num_started = 0
     for base in range(0, num_rows, 128):
         r = base + tl.arange(0, 128)
         begins = tl.load(starts + r, mask=r < num_rows, other=0) // PER_TILE + r
-        found += tl.sum(((r < num_rows) & (begins <= tile)).to(tl.int32), 0)
-    return found - 1
+        num_started += tl.sum(((r < num_rows) & (begins <= tile)).to(tl.int32), 0)
+    return num_started - 1
 
 
 @triton.jit
 def find_slots(pages, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Slots of positions start .. start + BLOCK_N: one number if they lie in one page, else [BLOCK_N]."""
+    """Returns the slots of positions start .. start + BLOCK_N: the first one if they share a page, else [BLOCK_N]."""
     if PAGE_SIZE >= BLOCK_N:
         page = tl.load(pages + start // PAGE_SIZE, mask=start < end, other=0)
         slots = page * PAGE_SIZE + start % PAGE_SIZE
@@ -46,7 +47,7 @@ def find_slots(pages, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 
 @triton.jit
 def slot_offsets(slots, stride, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Offsets [BLOCK_N] of the slots' rows in a cache, 64 bits wide."""
+    """Returns the int64 element offsets [BLOCK_N] of the slots in a cache."""
     if PAGE_SIZE >= BLOCK_N:
         offsets = slots.to(tl.int64) * stride + tl.arange(0, BLOCK_N) * stride
     else:
@@ -62,11 +63,11 @@ def load_tile(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def dequantize_tile(tile, dtype: tl.constexpr, CACHE: tl.constexpr):
-    """A tile of the cache as `dtype`. "fp8bits" gives the value over 256 (see `cache_scale`)."""
+    """Converts a tile of the cache to `dtype`. "fp8bits" values come out divided by 256, see `cache_scale`."""
     if CACHE == "fp8":
         floats = tile.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif CACHE == "fp8bits":
-        wide = tile.to(tl.uint16)  # sign, 4 bits of exponent, 3 of mantissa: float16's with the exponent 8 too low
+        wide = tile.to(tl.uint16)  # sign, 4 bits of exponent, 3 of mantissa: a float16 whose exponent is 8 too low
         floats = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True).to(dtype)
     elif INTERPRETED:
         floats = tile.to(tl.float32).to(dtype)
@@ -77,7 +78,7 @@ def dequantize_tile(tile, dtype: tl.constexpr, CACHE: tl.constexpr):
 
 @triton.jit
 def cache_scale(scales, CACHE: tl.constexpr):
-    """What the whole cache's numbers are multiplied by."""
+    """Returns the factor of all values of the cache."""
     if CACHE == "fp8":
         factor = tl.load(scales)
     elif CACHE == "fp8bits":
@@ -89,7 +90,7 @@ def cache_scale(scales, CACHE: tl.constexpr):
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a @ b; float32 as sums of three tf32 products, about as exact as float32's own (Ootomo and Yokota 2022)."""
+    """Returns acc + a @ b; float32 by three tf32 products, about as exact as float32 (Ootomo and Yokota 2022)."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="tf32x3")
@@ -97,7 +98,7 @@ def dot(a, b, acc):
 
 @triton.jit
 def prefix_split_len(shared, max_splits, ALIGN: tl.constexpr):
-    """Keys of one piece of a shared prefix cut into max_splits at most."""
+    """Returns the keys per split of a shared prefix of `shared` tokens in at most max_splits splits."""
     return tl.maximum(tl.cdiv(tl.cdiv(shared, max_splits), ALIGN), 1) * ALIGN
 
 
@@ -109,7 +110,7 @@ def tanh(x):
 @triton.jit
 def attend_kv_range(
     acc,  # [BLOCK_M, BLOCK_D] float32
-    running_max,  # [BLOCK_M] the highest score so far, base 2
+    running_max,  # [BLOCK_M] the largest score so far, base 2
     running_sum,  # [BLOCK_M] the sum of weights so far
     q,  # [BLOCK_M, BLOCK_D]
     positions,  # [BLOCK_M]
@@ -117,13 +118,13 @@ def attend_kv_range(
     kv_end,
     kv_len,
     pages,  # of this row
-    k_cache,  # of this head, as v_cache and the scales
+    k_cache,  # of this KV head, as v_cache and the scales
     v_cache,
     k_scales,
     v_scales,
     slot_stride,  # elements from slot to slot
     scale_stride,
-    inner_scale,  # scores are inner * q.k; with SOFTCAP tanh of that, times outer
+    inner_scale,  # scores are outer * q.k; with SOFTCAP outer * tanh(inner * q.k)
     outer_scale,
     window,
     D: tl.constexpr,
@@ -131,11 +132,11 @@ def attend_kv_range(
     BLOCK_N: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     CACHE: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some key of [lo, hi) may be hidden from some row, or lie past kv_len
+    MASKED: tl.constexpr,  # whether some key of [kv_begin, kv_end) may be invisible to some row, or past kv_len
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):
-    """Goes over the keys [lo, hi), a block at a time; the pages of the next block are looked up a block ahead."""
+    """Accumulates the keys [kv_begin, kv_end) block by block; looks up the pages of the next block ahead of time."""
     d = tl.arange(0, BLOCK_D)
     inside = (d < D)[None, :]
     slots = find_slots(pages, kv_begin, kv_len, PAGE_SIZE, BLOCK_N)

@@ -1,10 +1,10 @@
-"""Paged attention on a GPU: which rows of a ragged batch go to which kernel.
+"""Paged attention on a GPU: dispatches the rows of a ragged batch to the decode and the prefill kernels.
 
-    rows with few new tokens (decode, drafts)    plan -> [shared prefixes ->] pieces -> merge
-    rows with many (prompts)                     extend
+    rows with few new tokens (decode, drafts)    plan -> [shared prefixes ->] decode (split KV) -> merge
+    rows with many new tokens (prompts)          prefill
 
-Both run over a mixed batch, each skipping the other's rows by their lengths on the device; nothing here waits for
-the device or reads from it. Knows: the kernels. Must not know: models.
+For a mixed batch both run, and each skips the other's rows by their lengths on the device. Nothing here waits for the
+device or reads from it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from plait.kernels.triton.attention.prefill import attend_prefill
 from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 from plait.kernels.triton.attention.tile_config import decode_tile_rows, gpu_spec, group_size, prefill_tile_config
 
-ASSUMED_PROMPT_TOKENS = 128  # what a row is taken to have where only the sum over rows is known
+ASSUMED_PROMPT_TOKENS = 128  # new tokens per row that deterministic runs choose tiles for, whatever the batch
 
 
 def max_new_tokens_per_row(layout: AttentionLayout) -> int:
-    """The most new tokens that a row can have, as far as the host knows."""
+    """Returns the most new tokens that a row can have, as far as the host knows."""
     if layout.max_q_len is not None:
         return layout.max_q_len
     return max(1, len(layout.positions) - layout.num_rows + 1)
 
 
 def with_plans(layout: AttentionLayout, *shapes: AttentionShape) -> AttentionLayout:
-    """The layout with a new, filled plan for each kind of layer, to be made once per forward.
+    """Returns the layout with a new, filled plan for each kind of layer. Call once per forward pass.
 
-    For a CUDA graph, `allocate_plan` once, and `fill_plan` and `replace(layout, plans=...)` inside the capture.
+    For a CUDA graph, call `allocate_plan` once, and `fill_plan` and `replace(layout, plans=...)` inside the capture.
     """
     plans = tuple(_new_plan(layout, shape) for shape in shapes)
     return replace(layout, plans=plans)
@@ -54,28 +54,28 @@ def paged_attention(
     deterministic: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `reference.paged_attention`; up to 16 query heads per KV head, D up to 256.
+    """As `reference.ops.paged_attention`; up to 16 query heads per KV head, D up to 256.
 
-    `deterministic`: every row by the one kernel that neither splits keys nor looks at other rows, so that a token's
-    bits depend on nothing but its own row; long rows that decode are slow then. Raises ValueError or TypeError for
-    what does not fit together.
+    With `deterministic`, all rows run on the prefill kernel, which neither splits keys nor looks at other rows: a
+    token's bits depend on its own row alone, and long rows decode slowly. Raises ValueError or TypeError for shapes
+    and dtypes that do not fit together.
     """
     shape = attention_shape_of(q, k_cache, window)
     inputs = attention_inputs(q, k_cache, v_cache, scale, softcap, k_scale, v_scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    most, gpu = max_new_tokens_per_row(layout), gpu_spec(q.device)
+    max_q_len, gpu = max_new_tokens_per_row(layout), gpu_spec(q.device)
     if deterministic:
         attend_prefill(inputs, layout, shape, prefill_tile_config(gpu, shape, ASSUMED_PROMPT_TOKENS), 0, out)
         return out
-    max_decode_q_len = decode_tile_rows(shape, most) // group_size(shape)
+    max_decode_q_len = decode_tile_rows(shape, max_q_len) // group_size(shape)
     if layout.min_q_len <= max_decode_q_len:
-        plan = next((each for each in layout.plans if each.shape == shape), None) or _new_plan(layout, shape)
+        plan = next((plan for plan in layout.plans if plan.shape == shape), None) or _new_plan(layout, shape)
         max_decode_q_len = plan.block_rows // group_size(shape)
         if layout.shared is not None:
             attend_shared_prefixes(inputs, layout, layout.shared, plan)
         attend_decode(inputs, layout, plan, out)
-    if most > max_decode_q_len:
-        attend_prefill(inputs, layout, shape, prefill_tile_config(gpu, shape, most), max_decode_q_len, out)
+    if max_q_len > max_decode_q_len:
+        attend_prefill(inputs, layout, shape, prefill_tile_config(gpu, shape, max_q_len), max_decode_q_len, out)
     return out
 
 

@@ -1,10 +1,8 @@
-"""Attention of new tokens over cached pages and each other: prompts, chunks of prompts, and batches mixed with them.
+"""Attention of prompts and prompt chunks over cached pages and each other.
 
-A program takes one KV head and a block of one row's tokens, all query heads of the group packed into one tile. Keys
-that all its tokens see are gone through without masks; only the blocks on the diagonal, and on the far edge of a
-sliding window, compare positions. The heaviest tiles, at the ends of rows, start first.
-
-Knows: layouts, caches. Must not know: which rows a plan takes off its hands, beyond how many tokens those have.
+A program takes one KV head and a block of one row's tokens, with all query heads of the group packed into one tile.
+Keys that all its tokens see need no masks; only the blocks on the diagonal, and at the far edge of a sliding window,
+compare positions. The heaviest tiles, at the ends of rows, start first.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ def _prefill_kernel(
     kv_starts,
     page_starts,
     num_rows,
-    max_decode_q_len,  # rows with so many tokens, or fewer, are not for this kernel
+    max_decode_q_len,  # rows with at most so many new tokens are left to the decode kernel
     inner_scale,
     outer_scale,
     window,
@@ -76,11 +74,11 @@ def _prefill_kernel(
     highest = kv_len - q_len + tl.minimum(first + BLOCK_Q, q_len) - 1
     positions = lowest + m // GROUP
     kv_begin, left = 0, 0
-    if WINDOW:  # keys from lo on are seen by some token of the tile, from left on by all of them that stand before it
+    if WINDOW:  # keys before kv_begin are visible to no token of the tile; the window of all starts at or before left
         kv_begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
         left = tl.maximum(highest - window + 1 + BLOCK_N - 1, 0) // BLOCK_N * BLOCK_N
         left = tl.minimum(left, tl.cdiv(highest + 1, BLOCK_N) * BLOCK_N)
-    right = tl.maximum((lowest + 1) // BLOCK_N * BLOCK_N, left)  # all see the keys before it
+    right = tl.maximum((lowest + 1) // BLOCK_N * BLOCK_N, left)  # keys before it precede all tokens of the tile
     k_head, v_head = k_cache + head.to(tl.int64) * head_stride, v_cache + head.to(tl.int64) * head_stride
     inner_scale = inner_scale * cache_scale(k_scales, CACHE) if SOFTCAP else inner_scale
     outer_scale = outer_scale if SOFTCAP else outer_scale * cache_scale(k_scales, CACHE)
@@ -119,7 +117,7 @@ def _prefill_kernel(
             SOFTCAP,
         )
     acc = acc * (cache_scale(v_scales, CACHE) / tl.where(running_sum > 0, running_sum, 1.0))[:, None]
-    # Read again, so that no addresses are kept in registers through the loops.
+    # Loaded again, so that no addresses stay in registers during the loops.
     q_start = tl.load(q_starts + row, volatile=True)
     token = (tile - (q_start // BLOCK_Q + row)) * BLOCK_Q + m // GROUP
     stored = ((m < BLOCK_Q * GROUP) & (token < q_len))[:, None] & (d < D)[None, :]

@@ -1,15 +1,17 @@
-"""How narrow rows (a decode step, a short draft) are cut along their keys, decided on the device.
+"""Plans on the device how decode rows (one new token, or a short draft) are split along their keys.
 
-The number of programs is fixed by the greatest number of rows, so a step can stand in a CUDA graph; what each does
-comes from the lengths of the moment:
+The number of work items is fixed by the number of rows, so a step can be captured in a CUDA graph; what each item
+does depends on the lengths of the current step:
 
-    budget   W = R + spare pieces (spare: what fills the chip)
-    piece    = all keys of narrow rows / spare, in whole blocks, 2 blocks or more
-    row      gets max(1, round(its keys / piece)) equal pieces; the sum never exceeds W
+    work items   W = R + extra items (extra: enough to fill the GPU)
+    split        = all keys of decode rows / extra, in whole blocks, at least 2 blocks
+    row          gets max(1, round(its keys / split)) equal splits; their sum never exceeds W
 
-So one long row among short ones, or alone, is spread over the whole chip, and rows of a full batch stay whole and
-pay no second pass (flash-decoding, Dao et al. 2023; the device-side plan is ours). One small program does it, once per
-forward, for all layers of a kind.
+So one long row, alone or among short ones, is spread over the whole GPU, and rows of a full batch are not split and
+need no merge (flash-decoding, Dao et al. 2023; the plan on the device is ours). One small program plans once per
+forward pass for all layers of a kind.
+
+Columns of a work item: row, q_start, q_len, kv_len, start in kv_pages, first key, end of keys, 1 if the row is unsplit.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from plait.kernels.triton.attention.tile_config import (
 )
 
 MAX_ROWS = 4096
-MIN_PLAN_BLOCK = 64  # of the planning program: below, each power of two would be one more to compile
+WORK_ITEM_COLUMNS = 8
+MIN_PLAN_BLOCK = 64  # rows; smaller powers of two would each compile one more kernel
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_extra_items", "max_decode_q_len", "window"])
@@ -38,7 +41,7 @@ def _plan_kernel(
     kv_starts,
     page_starts,
     shared_lens,
-    work_items,  # [W, 8]: row, q_start, q_len, kv_len, first page, first key, end of keys, whether it is the whole row
+    work_items,  # [W, 8], columns as in the file's header
     row_item_starts,
     num_rows,
     num_extra_items,
@@ -97,10 +100,10 @@ def allocate_plan(
     max_q_len: int = 1,
     shared_tokens: int = 0,
 ) -> SplitKVPlan:
-    """Room for batches of exactly `num_rows` rows (pad with empty ones), to be filled by `fill_plan`.
+    """Allocates a plan for batches of exactly `num_rows` rows (pad with empty ones), to be filled by `fill_plan`.
 
-    `max_q_len`: the most new tokens of a row. `shared_tokens`: how many new tokens of rows that share prefixes there
-    is room for (the length of SharedPrefixes.tokens); 0 if none do. ValueError beyond MAX_ROWS rows.
+    `max_q_len` is the most new tokens of a row, `shared_tokens` the length of SharedPrefixes.tokens, 0 without shared
+    prefixes. ValueError beyond MAX_ROWS rows.
     """
     if not 1 <= num_rows <= MAX_ROWS:
         raise ValueError(f"a batch has 1 to {MAX_ROWS} rows, not {num_rows}")
@@ -115,7 +118,7 @@ def allocate_plan(
     return SplitKVPlan(
         shape=shape,
         block_rows=rows,
-        work_items=torch.empty((num_items, 8), dtype=torch.int32, device=device),
+        work_items=torch.empty((num_items, WORK_ITEM_COLUMNS), dtype=torch.int32, device=device),
         row_item_starts=torch.empty(num_rows + 1, dtype=torch.int32, device=device),
         partial_out=torch.empty((num_items, groups, rows, shape.head_dim), dtype=torch.float32, device=device),
         partial_lse=torch.empty((num_items, groups, rows), dtype=torch.float32, device=device),
@@ -125,11 +128,11 @@ def allocate_plan(
 
 
 def fill_plan(plan: SplitKVPlan, layout: AttentionLayout) -> None:
-    """Plans this batch: one launch, no waiting. ValueError if the plan was allocated for another number of rows."""
+    """Plans this batch by one launch. ValueError if the plan was allocated for another number of rows."""
     if len(plan.row_item_starts) != layout.num_rows + 1:
         raise ValueError(f"a plan for {len(plan.row_item_starts) - 1} rows cannot hold {layout.num_rows}")
     if layout.shared is not None and plan.prefix_out is None:
-        raise ValueError("the batch has shared prefixes, and the plan no room for them")
+        raise ValueError("the batch has shared prefixes, but the plan was allocated without")
     shape, gpu = plan.shape, gpu_spec(plan.work_items.device)
     _plan_kernel[(1,)](
         layout.q_starts,

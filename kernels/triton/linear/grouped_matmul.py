@@ -1,9 +1,8 @@
-"""Matrix products for mixtures of experts: sort tokens by expert, multiply each block by its expert, sum up.
+"""Matrix products for mixtures of experts: sort tokens by expert, multiply each block by its expert, combine.
 
-Nothing is read back: the grid holds as many blocks as any routing could need, and a block that nobody needs ends at
-once. Every result has one writer and a fixed order of sums, so a token's output does not depend on the others'
-choices. The tile is turned as in quantized_matmul: output channels are the tensor core's rows.
-Knows: numbers in arrays. Must not know: models, routers.
+Nothing is read back from the device: the grid has as many blocks as any routing could need, and unused blocks return
+at once. Every result has one writer and a fixed order of sums, so a token's output does not depend on the experts of
+other tokens. The tile is transposed as in quantized_matmul: output channels are the tensor core's rows.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from plait.kernels.reference.matmul import ExpertRouting, max_num_blocks
+from plait.kernels.operators import ExpertRouting, max_num_blocks
 
-SCAN = 1024  # slots that one step of the sort looks at
+SCAN = 1024  # slots that the sort reads at a time
 
 
 class GroupedMatmulConfig(NamedTuple):
@@ -29,13 +28,13 @@ class GroupedMatmulConfig(NamedTuple):
 
 
 def routing_block_size(num_slots: int, num_experts: int) -> int:
-    """Rows per block: what an expert gets if all get the same, 16 at least (a tensor core's tile), 128 at most."""
+    """Returns the slots per block: an expert's mean, at least 16 (a tensor core's tile), at most 128."""
     mean = triton.cdiv(num_slots, num_experts)
     return max(16, min(128, int(triton.next_power_of_2(mean))))
 
 
 def grouped_matmul_config(block_m: int) -> GroupedMatmulConfig:
-    """Few rows: memory decides, so deep pipelines of the weights. Many: two warp groups on a large tile."""
+    """Returns deep pipelines for few rows, which are bound by memory, and two warp groups on a large tile for many."""
     if block_m <= 32:
         return GroupedMatmulConfig(64, 128, 4, 4)
     return GroupedMatmulConfig(128, 64, 4 if block_m <= 64 else 8, 4 if block_m <= 64 else 3)
@@ -64,18 +63,18 @@ def _place_slots(
     EXPERTS: tl.constexpr,
     SCAN: tl.constexpr,
 ):
-    """One program per expert; one more marks the blocks that nobody needs."""
+    """One program per expert writes its slots and blocks; one more marks the unused blocks."""
     expert = tl.program_id(0)
-    each = tl.arange(0, EXPERTS)
-    blocks = (tl.load(counts_ptr + each, mask=each < num_experts, other=0) + (BLOCK - 1)) // BLOCK
-    first = tl.sum(tl.where(each < expert, blocks, 0), axis=0)
-    mine = tl.sum(tl.where(each == expert, blocks, 0), axis=0)
-    last = tl.where(expert < num_experts, first + mine, num_blocks)
+    experts = tl.arange(0, EXPERTS)
+    blocks = (tl.load(counts_ptr + experts, mask=experts < num_experts, other=0) + (BLOCK - 1)) // BLOCK
+    first = tl.sum(tl.where(experts < expert, blocks, 0), axis=0)
+    own_blocks = tl.sum(tl.where(experts == expert, blocks, 0), axis=0)
+    last = tl.where(expert < num_experts, first + own_blocks, num_blocks)
     owner = tl.where(expert < num_experts, expert, -1)
     for start in range(first, last, SCAN):
         block = start + tl.arange(0, SCAN)
         tl.store(block_experts_ptr + block, tl.zeros((SCAN,), tl.int32) + owner, mask=block < last)
-    if mine > 0:
+    if own_blocks > 0:
         seen = first * BLOCK
         for start in range(0, num_slots, SCAN):
             slot = start + tl.arange(0, SCAN)
@@ -140,7 +139,7 @@ def _combine(
 
 
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> ExpertRouting:
-    """As `reference_matmul.sort_by_expert`, for contiguous expert_ids; `block` from `routing_block_size`."""
+    """As `reference.matmul.sort_by_expert`, for contiguous expert_ids; `block` is from `routing_block_size`."""
     if expert_ids.dtype != torch.int32 or not expert_ids.is_contiguous():
         raise ValueError("expert ids must be int32 and contiguous")
     num_slots = expert_ids.numel()
@@ -159,7 +158,7 @@ def sort_by_expert(expert_ids: torch.Tensor, num_experts: int, block: int) -> Ex
 def grouped_matmul(
     x: torch.Tensor, weights: torch.Tensor, routing: ExpertRouting, slots_per_row: int, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference_matmul.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
+    """As `reference.matmul.grouped_matmul`, for bfloat16 or float16, weights contiguous, x with K contiguous."""
     _, outs, channels = weights.shape
     if x.dim() != 2 or x.shape != (routing.num_slots // slots_per_row, channels) or x.stride(1) != 1:
         raise ValueError(f"expected x [{routing.num_slots // slots_per_row}, {channels}], not {tuple(x.shape)}")
@@ -183,12 +182,12 @@ def grouped_matmul(
 def combine_experts(
     results: torch.Tensor, routing_weights: torch.Tensor, expert_ids: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference_matmul.combine_experts`; shares and expert_ids contiguous."""
+    """As `reference.matmul.combine_experts`; routing_weights and expert_ids must be contiguous."""
     tokens, top_k = routing_weights.shape
     if results.shape[0] != tokens * top_k or expert_ids.shape != routing_weights.shape or results.stride(1) != 1:
-        raise ValueError(f"results {tuple(results.shape)} do not fit shares {tuple(routing_weights.shape)}")
+        raise ValueError(f"results {tuple(results.shape)} do not fit routing weights {tuple(routing_weights.shape)}")
     if not (routing_weights.is_contiguous() and expert_ids.is_contiguous()):
-        raise ValueError("shares and expert ids must be contiguous")
+        raise ValueError("routing weights and expert ids must be contiguous")
     outs = results.shape[1]
     out = torch.empty((tokens, outs), dtype=results.dtype, device=results.device) if out is None else out
     if tokens:

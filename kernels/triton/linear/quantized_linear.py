@@ -1,9 +1,8 @@
-"""Linear layers over weights of any form: which product they take by the number of rows, and weights made wide.
+"""Linear layers for weights in any format: chooses the matrix product by the number of rows, and dequantizes.
 
-Up to MAX_FUSED_DEQUANT_ROWS tokens a narrow weight is widened inside the product, where reading it is most of the work. Above
-that every tile of tokens would widen it again, while one that is written out once (a few bytes for each number, against
-2 * rows operations) can go to the dense product, which is the faster one: so it is, some outputs at a time.
-Knows: numbers in arrays. Must not know: models.
+Up to MAX_FUSED_DEQUANT_ROWS tokens, a quantized weight is dequantized inside the product, where reading it is most of
+the work. With more tokens, every tile of tokens would dequantize it again; then it is dequantized once to memory (a
+few bytes per value, against 2 * rows operations), some outputs at a time, for the faster dense product.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from plait.kernels.quantized_weights import Int4Weight, Int8Weight, LinearWeight
 from plait.kernels.triton.linear.quantized_matmul import int4_matmul, int8_matmul
 
 MAX_FUSED_DEQUANT_ROWS = 512
-DEQUANT_CHUNK_ELEMENTS = 1 << 25  # of a weight that are wide at the same time: 64 MB
+DEQUANT_CHUNK_ELEMENTS = 1 << 25  # elements of a weight dequantized at a time: 64 MB
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [M, K] times weight [N, K] transposed, plus bias [N]; [M, N] in x's dtype."""
+    """Returns x [M, K] times weight [N, K] transposed, plus bias [N]; [M, N] in x's dtype."""
     if isinstance(weight, torch.Tensor):
         return functional.linear(x, weight, bias)
     if len(x) > MAX_FUSED_DEQUANT_ROWS:
@@ -30,7 +29,7 @@ def linear(x: torch.Tensor, weight: LinearWeight, bias: torch.Tensor | None = No
 
 
 def dequantize_rows(weight: LinearWeight, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As `reference_matmul.dequantize_rows`; a narrow weight's `rows` [n] are int32 or int64 and contiguous."""
+    """As `reference.matmul.dequantize_rows`; for a quantized weight, `rows` [n] are contiguous int32 or int64."""
     return weight[rows] if isinstance(weight, torch.Tensor) else _dequantize(weight, rows, 0, len(rows), dtype)
 
 
@@ -54,7 +53,7 @@ def _num_outputs(weight: Int4Weight | Int8Weight) -> int:
 def _dequantize(
     weight: Int4Weight | Int8Weight, rows: torch.Tensor | None, first: int, count: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Outputs `rows`, or `count` of them from `first` on, as [count, K]."""
+    """Dequantizes the output channels `rows`, or `count` of them from `first` on: [count, K]."""
     channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     out = torch.empty((count, channels), dtype=dtype, device=weight.scales.device)
     grid = (triton.cdiv(count, 64), triton.cdiv(channels, 64))

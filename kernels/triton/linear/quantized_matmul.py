@@ -1,10 +1,9 @@
-"""Products with 4-bit and 8-bit weights: the weights are widened in registers, on their way into the tensor cores.
+"""Matrix products with 4-bit and 8-bit weights, which are dequantized in registers on their way to the tensor cores.
 
-The tile is turned: output channels are the tensor core's rows (64 at least on Hopper) and tokens its columns, so that
-one token wastes no more than it must and the widened weights need not pass through shared memory. For few tokens
-the input channels are split over programs, whose sums are joined in a fixed order by a second kernel. Neither the
-split nor the order of a sum depends on the tokens, as long as the number of rows is in the same class of the plan.
-Knows: numbers in arrays. Must not know: models.
+The tile is transposed: output channels are the tensor core's rows (at least 64 on Hopper) and tokens its columns, so
+that one token wastes little and dequantized weights do not pass through shared memory. For few tokens, the input
+channels are split over programs, and a second kernel adds their sums in a fixed order. Split and order depend only on
+the configuration that `quantized_matmul_config` chooses for the number of rows, not on the tokens.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import triton.language as tl
 
 from plait.kernels.quantized_weights import INT4_SPAN, Int4Weight, Int8Weight
 
-TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads under way to fill its memory
+TARGET_PROGRAMS = 528  # four per multiprocessor of an H100 or H200: enough reads in flight for its bandwidth
 
 
 class QuantizedMatmulConfig(NamedTuple):
-    """The tile of a program and how many programs share one sum."""
+    """The tile of a program, and how many programs share one sum."""
 
     block_m: int  # tokens
     block_n: int  # output channels
@@ -31,7 +30,7 @@ class QuantizedMatmulConfig(NamedTuple):
 
 
 def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> QuantizedMatmulConfig:
-    """`pairs`: steps of 128 input channels. Up to 16 rows memory decides, above that the tensor cores do."""
+    """Returns the tile for `pairs` steps of 128 input channels. Up to 16 rows the product is bound by memory."""
     if rows <= 16:
         tiles = triton.cdiv(out_features, 64)
         splits = max(1, min(TARGET_PROGRAMS // tiles, pairs // 2, 16))
@@ -45,7 +44,7 @@ def quantized_matmul_config(rows: int, out_features: int, pairs: int) -> Quantiz
 
 @triton.jit
 def _finish(acc, out_ptr, bias_ptr, m, n, rows, outs, out_stride, split, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr):
-    """Stores the turned tile acc [BN, BM]: as the result, or as one split's float32 part."""
+    """Stores the transposed tile acc [BN, BM]: the result, or one split's partial sums in float32."""
     inside = (n < outs)[:, None] & (m < rows)[None, :]
     to = out_ptr + m[None, :].to(tl.int64) * out_stride + n[:, None]
     if SPLITS > 1:
@@ -94,7 +93,7 @@ def _int4_matmul(
                 x = tl.load(x_row + k[:, None], mask=(k < channels)[:, None] & (m < rows)[None, :], other=0.0)
                 group = (first // GROUP) * outs + n
                 scale = tl.load(scales_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
-                # 2^23 + q has q as its lowest bits: an integer becomes a float32 by one OR and one subtraction
+                # 2^23 + q has q in its lowest bits: one OR and one subtraction convert an integer to float32.
                 nibble = ((packed >> (4 * half)) & 15) | 0x4B000000
                 if HAS_MINIMA:
                     lowest = tl.load(minima_ptr + group, mask=n < outs, other=0.0).to(tl.float32)[:, None]
@@ -164,7 +163,7 @@ def _reduce_splits(parts_ptr, bias_ptr, out_ptr, rows, outs, out_stride, HAS_BIA
 def int4_matmul(
     x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference_matmul.int4_matmul`, for x bfloat16 or float16 with K contiguous."""
+    """As `reference.matmul.int4_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out = _check(x, weight.in_features, weight.out_features, bias, out)
     pairs = len(weight.packed) * INT4_SPAN // 128
     _launch(_int4_matmul, (weight.packed, weight.scales, weight.minima), x, bias, out, pairs,
@@ -175,7 +174,7 @@ def int4_matmul(
 def int8_matmul(
     x: torch.Tensor, weight: Int8Weight, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `reference_matmul.int8_matmul`, for x bfloat16 or float16 with K contiguous."""
+    """As `reference.matmul.int8_matmul`, for x in bfloat16 or float16 with K contiguous; else ValueError."""
     out_features, in_features = weight.values.shape
     out = _check(x, in_features, out_features, bias, out)
     _launch(_int8_matmul, (weight.values, weight.scales), x, bias, out, triton.cdiv(in_features, 128),
@@ -214,7 +213,7 @@ def _launch(
         return
     config = quantized_matmul_config(rows, outs, pairs)
     per_split = triton.cdiv(pairs, config.splits)
-    splits = triton.cdiv(pairs, per_split)  # none without work
+    splits = triton.cdiv(pairs, per_split)  # no split without work
     target = out if splits == 1 else torch.empty((splits, rows, outs), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(rows, config.block_m), triton.cdiv(outs, config.block_n), splits)
     kernel[grid](

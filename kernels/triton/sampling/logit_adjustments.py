@@ -1,7 +1,6 @@
-"""Bends logits before sampling: penalties, bias and the packed mask in one pass, which also finds each chunk's peak.
+"""Applies penalties, bias and the packed mask to logits in one pass, which also finds each chunk's maximum.
 
-The peak of a chunk that holds NaN or +inf is NaN, so one number says both that and where the largest logit is.
-Knows: numbers in arrays. Must not know: sampling parameters, grammars.
+The maximum of a chunk that contains NaN or +inf is stored as NaN.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def _adjust_logits_kernel(
     token = word[:, None] * 32 + tl.arange(0, 32)[None, :]  # [CHUNK / 32, 32]
     inside = token < vocab
     raw = tl.load(logits_ptr + row * logits_stride + token, mask=inside, other=NEGATIVE_INFINITY).to(tl.float32)
-    broken = tl.max(tl.max(((raw != raw) | (raw == float("inf"))).to(tl.int32), axis=1), axis=0)
-    x = tl.where(raw == 0.0, 0.0, raw)  # no negative zero: its order among ties would be another
+    not_finite = tl.max(tl.max(((raw != raw) | (raw == float("inf"))).to(tl.int32), axis=1), axis=0)
+    x = tl.where(raw == 0.0, 0.0, raw)  # no negative zero, which order_key would not treat as equal to zero
     if HAS_PENALTIES:
         place = tl.load(count_rows_ptr + row).to(tl.int64)
         if place >= 0:
@@ -66,18 +65,18 @@ def _adjust_logits_kernel(
     tl.store(adjusted_ptr + row * adjusted_stride + token, x, mask=inside)
     max_logit = tl.max(tl.max(x, axis=1), axis=0)
     chunk_argmax = tl.min(tl.min(tl.where(x == max_logit, token, 0x7FFFFFFF), axis=1), axis=0)
-    tl.store(chunk_max_ptr + row * num_chunks + chunk, tl.where(broken != 0, float("nan"), max_logit))
+    tl.store(chunk_max_ptr + row * num_chunks + chunk, tl.where(not_finite != 0, float("nan"), max_logit))
     tl.store(chunk_argmax_ptr + row * num_chunks + chunk, chunk_argmax)
 
 
 @triton.jit
 def row_max_and_status(chunk_max_ptr, num_chunks, row, CHUNKS: tl.constexpr):
-    """(peak, status) of a row from its chunks' peaks [B, S]: status 0, NO_TOKEN (-1) or NOT_FINITE (-2)."""
+    """Returns a row's maximum and status from its chunks' maxima [B, S]: 0, NO_TOKEN (-1) or NOT_FINITE (-2)."""
     chunk = tl.arange(0, CHUNKS)
     chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE_INFINITY)
-    broken = tl.max((chunk_max != chunk_max).to(tl.int32), axis=0)
+    not_finite = tl.max((chunk_max != chunk_max).to(tl.int32), axis=0)
     max_logit = tl.max(tl.where(chunk_max != chunk_max, NEGATIVE_INFINITY, chunk_max), axis=0)
-    return max_logit, tl.where(broken != 0, -2, tl.where(max_logit == NEGATIVE_INFINITY, -1, 0))
+    return max_logit, tl.where(not_finite != 0, -2, tl.where(max_logit == NEGATIVE_INFINITY, -1, 0))
 
 
 @triton.jit
@@ -101,7 +100,7 @@ def launch_adjust_logits(
     chunk_argmax: torch.Tensor,
     adjustments: LogitAdjustments,
 ) -> None:
-    """Shapes logits [B, V] into shaped [B, V] float32 with peaks and best tokens [B, S] of the chunks."""
+    """Writes adjusted logits [B, V] float32, and the chunks' maxima and argmax tokens [B, S]."""
     rows, vocab = check_logits(logits)
     masks, bias, penalties = adjustments
     if masks is not None and masks.words.shape[1] * 32 < vocab:
@@ -139,10 +138,12 @@ def launch_adjust_logits(
 def adjust_logits(
     logits: torch.Tensor, adjusted: torch.Tensor, status: torch.Tensor, adjustments: LogitAdjustments = NO_ADJUSTMENTS
 ) -> None:
-    """As `reference_sampling.adjust_logits`. `adjusted` may be `logits` if those are float32."""
+    """As `reference.sampling.adjust_logits`. `adjusted` may be `logits` if those are float32. ValueError for shapes."""
     rows, vocab = check_logits(logits)
     if adjusted.shape != logits.shape or adjusted.dtype != torch.float32 or adjusted.stride(1) != 1:
-        raise ValueError(f"shaped must be float32 {tuple(logits.shape)}, not {adjusted.dtype} {tuple(adjusted.shape)}")
+        raise ValueError(
+            f"adjusted must be float32 {tuple(logits.shape)}, not {adjusted.dtype} {tuple(adjusted.shape)}"
+        )
     if not rows:
         return
     num_chunks = triton.cdiv(vocab, chunk_size(vocab))
@@ -153,6 +154,6 @@ def adjust_logits(
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-    """As `reference_sampling.count_tokens`."""
+    """As `reference.sampling.count_tokens`."""
     if len(rows):
         _count_tokens[(len(rows),)](counts, rows, tokens, counts.stride(0), num_warps=1)

@@ -1,8 +1,7 @@
-"""Log-probabilities of given tokens and of the likeliest ones, without a log_softmax in memory.
+"""Logprobs of given tokens and of the most likely ones, without storing the log_softmax.
 
-One pass over the logits leaves each chunk's peak and sum (Milakov and Gimelshein 2018) and, where asked for, its
-largest tokens; a second kernel joins the chunks.
-Knows: numbers in arrays. Must not know: requests.
+One pass over the logits computes each chunk's maximum and sum (Milakov and Gimelshein 2018) and, for the most likely
+tokens, its largest logits; a second kernel merges the chunks.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ def _partial(logits_ptr, chunk_max_ptr, sums_ptr, vocab, num_chunks, stride, CHU
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
     max_logit = tl.max(x, axis=0)
-    shift = tl.where(max_logit == float("-inf"), 0.0, max_logit)  # a chunk with nothing allowed sums to 0
+    shift = tl.where(max_logit == float("-inf"), 0.0, max_logit)  # a chunk of -inf sums to 0
     tl.store(chunk_max_ptr + row * num_chunks + chunk, max_logit)
     tl.store(sums_ptr + row * num_chunks + chunk, tl.sum(tl.exp2((x - shift) * 1.4426950408889634), axis=0))
 
 
 @triton.jit
 def _log_sum(chunk_max_ptr, sums_ptr, num_chunks, row, CHUNKS: tl.constexpr):
-    """log(sum(exp(row))) from the chunks' peaks and sums."""
+    """Returns log(sum(exp(row))) from the chunks' maxima and sums."""
     chunk = tl.arange(0, CHUNKS)
     there = chunk < num_chunks
     chunk_max = tl.load(chunk_max_ptr + row * num_chunks + chunk, mask=there, other=float("-inf"))
@@ -54,7 +53,7 @@ def _gather(
 
 @triton.jit
 def _chunk_top(logits_ptr, packed_ptr, vocab, num_chunks, stride, count, CHUNK: tl.constexpr, SLOTS: tl.constexpr):
-    """Each chunk's `count` largest tokens as one integer each: the logit's key above, the smaller id the larger."""
+    """Packs each of a chunk's `count` largest tokens in one int64: the logit's order key, then the id, inverted."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
@@ -106,7 +105,7 @@ def _partials(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gather_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """As `reference_sampling.gather_logprobs`; rows and tokens [N] int32."""
+    """As `reference.sampling.gather_logprobs`; rows and tokens [N] int32."""
     if rows.shape != tokens.shape or rows.dim() != 1:
         raise ValueError(f"rows {tuple(rows.shape)} and tokens {tuple(tokens.shape)} must be one list of pairs")
     out = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
@@ -122,7 +121,7 @@ def gather_logprobs(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tens
 
 
 def top_logprobs(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `reference_sampling.top_logprobs`, for 1 to MAX_TOP tokens."""
+    """As `reference.sampling.top_logprobs`, for 1 to MAX_TOP tokens; else ValueError."""
     if not 1 <= count <= MAX_TOP:
         raise ValueError(f"top_logprobs gives 1 to {MAX_TOP} tokens, not {count}")
     rows, vocab = check_logits(logits)

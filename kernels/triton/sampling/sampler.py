@@ -1,14 +1,14 @@
-"""Draws one token per row: greedy, temperature, top-k, top-p, min-p, seeded, without sorting the vocabulary.
+"""Samples one token per row: greedy, temperature, top-k, top-p, min-p, seeded, without sorting the vocabulary.
 
-    shape      [chunks, rows]  bends the logits, finds the peaks                                      (mask.py)
-    weigh      [chunks, rows]  sums whole-number weights; counts tokens in 256 bins of likelihood
-    cut        [rows]          the bin below which nothing can be kept, and where each chunk's survivors go
-    collect    [chunks, rows]  writes the survivors, in order of token id
-    choose     [rows]          finds the exact edges among them and the token
+    _adjust_logits_kernel  [chunks, rows]  adjusts the logits, finds each chunk's maximum     (logit_adjustments.py)
+    _sum_weights           [chunks, rows]  sums integer weights, counts tokens in 256 bins of likelihood
+    _find_cutoff           [rows]          the last bin that can be kept, and where each chunk's candidates go
+    _gather_candidates     [chunks, rows]  writes the candidates, in order of token id
+    _pick_token            [rows]          finds the exact thresholds among the candidates, and the token
 
-Weights are integers, so sums come out the same in any order and any split: a token depends on its row alone.
-A row with more than CANDIDATES survivors (a flat nucleus) is searched where it stands, which is slower.
-Knows: numbers in arrays. Must not know: requests. The rule itself is in reference_sampling's header.
+Weights are integers, so sums do not depend on their order or split, and a token depends on its row alone. A row with
+more than CANDIDATES candidates (a flat nucleus) is searched in place, which is slower. `reference.sampling` explains
+the sampling rule.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from plait.kernels.triton.sampling.vocab_chunks import (
 CANDIDATES = 4096
 NUM_BINS = 256
 BINS_PER_OCTAVE = tl.constexpr(NUM_BINS / 40)  # bins reach down to 2^-40, the smallest weight
-BLOCK = 1024  # tokens that `choose` looks at together
-PIVOTS = 8
+BLOCK = 1024  # tokens that `_pick_token` reads at a time
+PIVOTS = 8  # thresholds that one pass of `find_threshold` tries
 
 
 @dataclass(frozen=True)
 class SamplingWorkspace:
-    """Scratch memory of `sample` for up to B rows of V tokens; S chunks. A captured graph keeps one."""
+    """Scratch memory of `sample` for up to B rows of V tokens in S chunks. A captured graph owns one."""
 
     adjusted: torch.Tensor  # [B, V] float32
     chunk_max: torch.Tensor  # [B, S] float32
@@ -54,13 +54,13 @@ class SamplingWorkspace:
     chunk_weights: torch.Tensor  # [B, S] int64
     likelihood_bins: torch.Tensor  # [B, S, BINS] int32
     candidate_starts: torch.Tensor  # [B, S] int32
-    summary: torch.Tensor  # [B, 3] int32: survivors, cut, tokens of any weight
-    values: torch.Tensor  # [B, CANDIDATES] float32
+    summary: torch.Tensor  # [B, 3] int32: candidates, last bin kept, tokens of nonzero weight
+    values: torch.Tensor  # [B, CANDIDATES] float32, adjusted logits
     ids: torch.Tensor  # [B, CANDIDATES] int32
 
     @classmethod
     def allocate(cls, rows: int, vocab: int, device: torch.device) -> SamplingWorkspace:
-        """4 V + 1,100 S + 32,768 bytes per row."""
+        """Takes about 4 V + 1,100 S + 32,768 bytes per row."""
         chunks = triton.cdiv(vocab, chunk_size(vocab))
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -150,30 +150,31 @@ def _find_cutoff(
         return
     if not _is_filtered(top_k, top_p, min_p):
         return
-    chunk, place = tl.arange(0, CHUNKS), tl.arange(0, NUM_BINS)
+    chunk, bin_index = tl.arange(0, CHUNKS), tl.arange(0, NUM_BINS)
     at = row * num_chunks + chunk
     there = chunk < num_chunks
-    counts = tl.load(
-        likelihood_bins_ptr + at[:, None] * NUM_BINS + place[None, :], mask=there[:, None], other=0
-    )  # [CHUNKS, BINS]
-    whole = tl.sum(counts, axis=0)  # [BINS]
+    counts_at = likelihood_bins_ptr + at[:, None] * NUM_BINS + bin_index[None, :]
+    counts = tl.load(counts_at, mask=there[:, None], other=0)  # [CHUNKS, BINS]
+    row_counts = tl.sum(counts, axis=0)  # [BINS]
+    num_nonzero = tl.sum(row_counts, axis=0)
+    has_top_k = (top_k > 0) & (top_k < num_nonzero)
     cut = NUM_BINS - 1
-    if top_k > 0:
-        cut = tl.minimum(cut, tl.sum((tl.cumsum(whole, axis=0) < top_k).to(tl.int32), axis=0))
-    if top_p < 1.0:
-        # A bin weighs at most its upper edge for each token; what follows the nucleus weighs (1 - top_p) of all.
+    if has_top_k:
+        cut = tl.minimum(cut, tl.sum((tl.cumsum(row_counts, axis=0) < top_k).to(tl.int32), axis=0))
+    if (top_p < 1.0) & (not has_top_k):
+        # A bin weighs at most its upper edge for each token; the tokens after the nucleus weigh (1 - top_p) of all.
         total = tl.sum(tl.load(chunk_weights_ptr + at, mask=there, other=0), axis=0).to(tl.float32) / 1099511627776.0
-        most = whole.to(tl.float32) * tl.exp2(-place.to(tl.float32) / BINS_PER_OCTAVE)
-        rest = tl.cumsum(most, axis=0, reverse=True)  # from each bin on
-        spare = (1.0 - top_p) * total * 0.9999
-        cut = tl.minimum(cut, tl.maximum(tl.sum((rest > spare).to(tl.int32), axis=0) - 1, 0))
-    if min_p > 0.0:
+        upper_bounds = row_counts.to(tl.float32) * tl.exp2(-bin_index.to(tl.float32) / BINS_PER_OCTAVE)
+        tail = tl.cumsum(upper_bounds, axis=0, reverse=True)  # from each bin on
+        excluded = (1.0 - top_p) * total * 0.9999
+        cut = tl.minimum(cut, tl.maximum(tl.sum((tail > excluded).to(tl.int32), axis=0) - 1, 0))
+    if (min_p > 0.0) & ((top_p >= 1.0) | (not has_top_k)):  # top-p is a share of all that top-k keeps
         cut = tl.minimum(cut, (-tl.log2(min_p) * BINS_PER_OCTAVE + 0.001).to(tl.int32))
-    kept = tl.sum(tl.where(place[None, :] <= cut, counts, 0), axis=1)  # [CHUNKS]
-    tl.store(candidate_starts_ptr + at, tl.cumsum(kept, axis=0) - kept, mask=there)
-    tl.store(summary_ptr + row * 3, tl.sum(kept, axis=0))
+    num_candidates = tl.sum(tl.where(bin_index[None, :] <= cut, counts, 0), axis=1)  # [CHUNKS]
+    tl.store(candidate_starts_ptr + at, tl.cumsum(num_candidates, axis=0) - num_candidates, mask=there)
+    tl.store(summary_ptr + row * 3, tl.sum(num_candidates, axis=0))
     tl.store(summary_ptr + row * 3 + 1, cut)
-    tl.store(summary_ptr + row * 3 + 2, tl.sum(whole, axis=0))
+    tl.store(summary_ptr + row * 3 + 2, num_nonzero)
 
 
 @triton.jit
@@ -259,28 +260,28 @@ def _pick_token(
             total = tl.sum(chunk_weights, axis=0)
             if _is_filtered(top_k, top_p, min_p):
                 source, count = adjusted_ptr + row * adjusted_stride, vocab
-                found = tl.load(summary_ptr + row * 3)
-                if found <= CANDIDATES:
-                    source, count = values_ptr + row * CANDIDATES, found
+                num_candidates = tl.load(summary_ptr + row * 3)
+                if num_candidates <= CANDIDATES:
+                    source, count = values_ptr + row * CANDIDATES, num_candidates
                 num_nonzero = tl.load(summary_ptr + row * 3 + 2)
                 kept = filtered_weight(
                     source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_p, BLOCK, PIVOTS
                 )
                 target = draw_target(kept, hash_bits)
                 key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)
-                wanted = (target - above) // weight_of_key(key, max_logit, inverse)  # which of the ties
+                tie_rank = (target - above) // weight_of_key(key, max_logit, inverse)  # which of equal logits
                 seen = tl.zeros((), tl.int64)
-                place = tl.zeros((), tl.int32)
+                index = tl.zeros((), tl.int32)
                 for start in range(0, count, BLOCK):
                     at = start + tl.arange(0, BLOCK)
                     x = tl.load(source + at, mask=at < count, other=float("-inf"))
                     match = ((order_key(x) == key) & (at < count)).to(tl.int64)
                     rank = seen + tl.cumsum(match, axis=0) - match
-                    place = tl.maximum(place, tl.max(tl.where((match == 1) & (rank == wanted), at, 0), axis=0))
+                    index = tl.maximum(index, tl.max(tl.where((match == 1) & (rank == tie_rank), at, 0), axis=0))
                     seen += tl.sum(match, axis=0)
-                token = place
-                if found <= CANDIDATES:
-                    token = tl.load(ids_ptr + row * CANDIDATES + place)
+                token = index
+                if num_candidates <= CANDIDATES:
+                    token = tl.load(ids_ptr + row * CANDIDATES + index)
             else:
                 target = draw_target(total, hash_bits)
                 here = tl.sum((tl.cumsum(chunk_weights, axis=0) <= target).to(tl.int32), axis=0)
@@ -304,10 +305,10 @@ def sample(
     out: torch.Tensor | None = None,
     workspace: SamplingWorkspace | None = None,
 ) -> torch.Tensor:
-    """As `reference_sampling.sample`: token ids [B] int32 from logits [B, V] of any float dtype.
+    """As `reference.sampling.sample`: token ids [B] int32 from logits [B, V] of any float dtype.
 
-    `workspace` for at least B rows of V tokens; without it one is allocated. `workspace.adjusted` holds the shaped
-    logits afterwards. Raises ValueError where shapes do not fit.
+    `workspace` is for at least B rows of V tokens; by default one is allocated. `workspace.adjusted` holds the
+    adjusted logits afterwards. Raises ValueError where shapes do not fit.
     """
     rows, vocab = check_logits(logits)
     out = torch.empty(rows, dtype=torch.int32, device=logits.device) if out is None else out
@@ -333,8 +334,8 @@ def sample(
         CHUNKS=sizes["CHUNKS"], NUM_BINS=NUM_BINS, num_warps=8,
     )  # fmt: skip
     _gather_candidates[(chunks, rows)](
-        work.adjusted, work.chunk_max, work.candidate_starts, work.summary, work.values, work.ids, *filters, vocab, chunks, stride,
-        NUM_BINS=NUM_BINS, CANDIDATES=CANDIDATES, **sizes, num_warps=16,
+        work.adjusted, work.chunk_max, work.candidate_starts, work.summary, work.values, work.ids, *filters,
+        vocab, chunks, stride, NUM_BINS=NUM_BINS, CANDIDATES=CANDIDATES, **sizes, num_warps=16,
     )  # fmt: skip
     _pick_token[(rows,)](
         work.adjusted, work.chunk_max, work.chunk_argmax, work.chunk_weights, work.summary, work.values, work.ids, out,

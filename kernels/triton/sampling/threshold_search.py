@@ -1,8 +1,7 @@
-"""Finds edges in a row of integer weights without sorting it: the k-th token, a share of the weight, a draw.
+"""Finds thresholds in a row of integer weights without sorting it: the k-th token, a share of the weight, a draw.
 
-Every edge is the smallest logit above which the weight (or the number) of the tokens does not exceed a target. The
-range of float32 keys that holds it shrinks ninefold per pass over the tokens.
-Knows: numbers in arrays. Must not know: where the tokens come from, requests.
+A threshold is the smallest logit above which the weight (or the number) of the tokens does not exceed a target. The
+search range of float32 order keys shrinks ninefold per pass over the tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from plait.kernels.triton.sampling.vocab_chunks import from_order_key, integer_w
 
 @triton.jit
 def hash_seed_step(seed, step):
-    """reference_sampling.hash_seed_step, uint64."""
+    """As `reference.sampling.hash_seed_step`, uint64."""
     hash_bits = seed.to(tl.uint64, bitcast=True) * 0x9E3779B97F4A7C15
     hash_bits += step.to(tl.uint64, bitcast=True) * 0xD1B54A32D192ED03
     hash_bits += 0x632BE59BD9B4E019
@@ -28,13 +27,13 @@ def hash_seed_step(seed, step):
 
 @triton.jit
 def draw_target(total, hash_bits):
-    """floor(total * word / 2^64), int64."""
+    """Returns floor(total * hash_bits / 2^64), int64."""
     return tl.umulhi(total.to(tl.uint64, bitcast=True), hash_bits).to(tl.int64, bitcast=True)
 
 
 @triton.jit
 def find_threshold(source, count, max_logit, inverse, target, by_count, BLOCK: tl.constexpr, PIVOTS: tl.constexpr):
-    """(key, above): the smallest key whose greater elements weigh (or number) at most target, and their weight."""
+    """Returns (key, above): the smallest key above which the weight (or count) is at most target, and that weight."""
     low = tl.full((), -2147483649, tl.int64)  # below every key
     high = order_key(max_logit).to(tl.int64)
     above = tl.full((), 0, tl.int64)
@@ -49,7 +48,7 @@ def find_threshold(source, count, max_logit, inverse, target, by_count, BLOCK: t
             weight = tl.where(by_count, tl.minimum(weight, 1), weight)
             greater = order_key(x).to(tl.int64)[None, :] > pivots[:, None]  # [PIVOTS, BLOCK]
             heavier += tl.sum(tl.where(greater, weight[None, :], 0), axis=1)
-        fits = heavier <= target  # false up to some pivot, then true
+        fits = heavier <= target  # monotonic: false up to some pivot, then true
         above = tl.maximum(tl.max(tl.where(fits & (pivots < high), heavier, -1), axis=0), above)
         low = tl.max(tl.where(fits, low, pivots), axis=0)
         high = tl.min(tl.where(fits, pivots, high), axis=0)
@@ -75,7 +74,7 @@ def filtered_weight(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """The weight of the tokens that top-k, then top-p of those, then min-p leave."""
+    """Returns the weight of the tokens that remain after top-k, then top-p of those, then min-p."""
     kept = total
     if (top_k > 0) & (top_k < num_nonzero):
         target = tl.zeros((), tl.int64) + top_k - 1

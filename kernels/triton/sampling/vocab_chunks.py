@@ -1,7 +1,4 @@
-"""How a row of logits is cut into chunks, and the arithmetic on logits that several kernels share.
-
-Knows: numbers in arrays. Must not know: parameters of requests.
-"""
+"""Chunks of the vocabulary, and the arithmetic on logits that several kernels share."""
 
 from __future__ import annotations
 
@@ -10,20 +7,20 @@ import triton
 import triton.language as tl
 
 MAX_CHUNKS = 64
-WEIGHT_SCALE = tl.constexpr(2.0**40)  # the weight of a row's likeliest token
+WEIGHT_SCALE = tl.constexpr(2.0**40)  # the weight of a row's most likely token
 NEGATIVE_INFINITY = tl.constexpr(float("-inf"))
 
 
 def chunk_size(vocab: int) -> int:
-    """Tokens per chunk, a power of two from 4,096 on: never more than MAX_CHUNKS chunks.
+    """Returns the tokens per chunk: a power of two, at least 4,096, for at most MAX_CHUNKS chunks.
 
-    It depends on nothing but the vocabulary, so that a row's float sums do not depend on its company.
+    It depends only on the vocabulary, so that a row's float sums do not depend on other rows.
     """
     return max(4096, int(triton.next_power_of_2(triton.cdiv(vocab, MAX_CHUNKS))))
 
 
 def check_logits(logits: torch.Tensor) -> tuple[int, int]:
-    """(rows, vocab) of logits [B, V]. Raises ValueError unless the last axis is contiguous and below 2^22."""
+    """Returns (rows, vocab) of logits [B, V]. ValueError unless the last axis is contiguous and at most 2^22."""
     if logits.dim() != 2 or logits.stride(1) != 1 or not 1 <= logits.shape[1] <= 1 << 22:
         raise ValueError(f"expected logits [B, V], V contiguous and at most 2^22, not {tuple(logits.shape)}")
     return logits.shape[0], logits.shape[1]
@@ -31,7 +28,7 @@ def check_logits(logits: torch.Tensor) -> tuple[int, int]:
 
 @triton.jit
 def order_key(x):
-    """A whole number (int32) that orders as the float32 x does. Its own inverse on the bits."""
+    """Returns an int32 that orders as the float32 x does. `from_order_key` is its inverse."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -44,17 +41,17 @@ def from_order_key(key):
 
 @triton.jit
 def inverse_temperature(temperature):
-    """log2(e) / temperature, finite however small that is."""
+    """Returns log2(e) / temperature, finite for any temperature."""
     return tl.minimum(1.4426950408889634 / temperature, 1e38)
 
 
 @triton.jit
 def log2_ratio_to_max(x, max_logit, inverse):
-    """log2 of a token's likelihood against the likeliest's: 0 down to -inf. `max_logit` must be finite."""
+    """Returns log2 of a token's probability over the largest one: 0 down to -inf. `max_logit` must be finite."""
     return tl.minimum((x - max_logit) * inverse, 0.0)
 
 
 @triton.jit
 def integer_weight(power):
-    """A token's whole-number weight (int64) from its relative power."""
+    """Returns a token's integer weight (int64) from its `log2_ratio_to_max`."""
     return (tl.exp2(power) * WEIGHT_SCALE).to(tl.int64)

@@ -1,1 +1,1 @@
-"""Steps on a GPU without waiting: static buffers, captured graphs, sampling on the device."""
+"""Asynchronous steps on a GPU: static buffers, CUDA graphs, sampling on the device."""

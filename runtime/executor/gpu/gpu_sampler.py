@@ -1,7 +1,4 @@
-"""Sampling that stays on the device: parameters, masks and tokens lie in buffers that never move.
-
-Knows: sampling parameters, packed masks. Must not know: logits' origin, pages.
-"""
+"""Sampling on the device: parameters, masks and sampled tokens in buffers at fixed addresses."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ SEED_RANGE = 1 << 64
 
 
 def can_sample_on_device(gen: GenerationRequest) -> bool:
-    """Whether the device's sampler has all that the generation asks for."""
+    """Whether the device's sampler supports everything that the generation asks for."""
     params = gen.params
     return not (params.logprobs or params.logit_bias or params.frequency_penalty or params.presence_penalty)
 
 
 class PendingTokens:
-    """Tokens on their way to the host."""
+    """Sampled tokens that are being copied to the host."""
 
     def __init__(self, tokens: torch.Tensor, event: Event) -> None:
         self._tokens, self._event = tokens, event
@@ -38,14 +35,18 @@ class PendingTokens:
         return self._event.is_complete
 
     def tokens(self) -> list[int]:
-        """Waits for them."""
+        """Waits for the copy and returns the token ids."""
         self._event.wait()
-        found: list[int] = self._tokens.tolist()
-        return found
+        token_ids: list[int] = self._tokens.tolist()
+        return token_ids
 
 
 class GpuSampler:
-    """For steps of up to `max_rows` sampled rows, one after the other."""
+    """Samples steps of up to `max_rows` rows, one step after the other.
+
+    Order of calls for a step: `set_params`, `set_mask`, `sample` (enqueued), `fetch`. All of them reuse the same
+    buffers, so they must follow the `tokens()` of the step before.
+    """
 
     def __init__(self, operators: FusedOperators, max_rows: int, vocab: int, stream: Stream) -> None:
         self.max_rows, self._stream, device = max_rows, stream, stream.device
@@ -54,14 +55,14 @@ class GpuSampler:
         self._params = DoubleBuffer(fields, stream)
         words = -(-vocab // 32)
         self._masks = DoubleBuffer({"rows": (torch.int32, max_rows)}, stream)
-        self._host_words = [pinned_zeros((max_rows, words), torch.int32, device) for _ in range(2)]  # in turn, too
+        self._host_words = [pinned_zeros((max_rows, words), torch.int32, device) for _ in range(2)]  # used in turn
         self._words = torch.zeros((max_rows, words), dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._tokens_host = pinned_zeros((max_rows,), torch.int32, device)
         self._sample = operators.make_sampler(max_rows, vocab, device)
 
     def set_params(self, generations: Sequence[GenerationRequest]) -> None:
-        """Parameters of the rows of the next step, on their way to the device; rows beyond them are greedy."""
+        """Starts uploading the parameters of the next step's rows. Further rows are greedy."""
         self._params.begin()
         host, count = self._params.host, len(generations)
         for name in (*FLOAT_PARAMS, "top_k"):
@@ -72,8 +73,8 @@ class GpuSampler:
         self._params.upload()
 
     def set_mask(self, mask: TokenMask | None) -> None:
-        """The next step's masks, on their way to the device."""
-        self._masks.begin()  # the words went up before the rows
+        """Starts uploading the next step's masks."""
+        self._masks.begin()  # waits for the last upload of the rows, which followed that of the words
         rows = self._masks.host["rows"]
         rows.fill(-1)
         if mask is not None:
@@ -86,21 +87,21 @@ class GpuSampler:
         self._masks.upload()
 
     def resolve_placeholders(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids [T] int32 with -1 - slot replaced by what was drawn last for that row. Can be captured.
+        """Replaces each id -1 - i in token_ids [T] int32 by the token sampled last for row i. Can be captured.
 
-        A row for which no token was left (a negative one) goes on with any token: nobody will read what follows.
+        A negative last token (no token was allowed) becomes token 0; the results of such a row are not read.
         """
         last_tokens = self._tokens.index_select(0, (-1 - token_ids).clamp_(min=0))
         return torch.where(token_ids < 0, last_tokens, token_ids).clamp_(min=0)
 
     def sample(self, logits: torch.Tensor) -> None:
-        """Draws a token for each row of logits [n, V]. Can be captured."""
+        """Samples a token for each row of logits [n, V]. Can be captured."""
         device, count = self._params.device, len(logits)
         inputs = SamplingInputs(*(device[name][:count] for name in SamplingInputs._fields))
         masks = RowMasks(self._words, self._masks.device["rows"][:count])
         self._sample(logits, inputs, LogitAdjustments(masks=masks), self._tokens[:count])
 
     def fetch(self, count: int) -> PendingTokens:
-        """The first `count` tokens, on their way to the host. They must have arrived before anything else is drawn."""
+        """Starts copying the first `count` tokens to the host. The copy must end before the next `sample` runs."""
         host = self._tokens_host[:count]
         return PendingTokens(host, self._stream.copy_to_host(self._tokens[:count], host))

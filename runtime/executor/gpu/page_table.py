@@ -1,9 +1,8 @@
-"""Which pages each row stands on, kept on the device from step to step: a step brings only what is new.
+"""The page table on the device: a step uploads only the pages that are new since the sequence's last step.
 
-    table [lanes + 1, length]   a sequence keeps a lane while it runs; the spare lane is where padding writes
+    flat [num_rows + 1, length]     a sequence keeps its table row while it runs; padding writes to the last row
 
-A lane holds pages [0, count) of its sequence as they were at `version`; other changes than growth make it void.
-Knows: sequences' pages. Must not know: tokens, kernels.
+A table row holds the pages [0, count) of its sequence as of `version`; any change other than growth invalidates it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 from plait.runtime.batch.request import ScheduledRequest
 from plait.runtime.executor.gpu.stream import Stream
-from plait.runtime.executor.torch_runner import upload
+from plait.runtime.executor.torch_device import upload
 from plait.runtime.kv_cache.sequence import Sequence
 
 
@@ -24,40 +23,42 @@ from plait.runtime.kv_cache.sequence import Sequence
 class _TableRow:
     number: int
     version: int
-    count: int = 0
+    count: int = 0  # valid pages
 
 
 class DevicePageTable:
-    """For batches of up to `num_rows` rows of up to `length` tokens."""
+    """Page table for batches of up to `num_rows` rows of up to `length` tokens."""
 
     def __init__(self, num_rows: int, length: int, stream: Stream) -> None:
         self._stream = stream
         self.length, self.padding_offset = length, num_rows * length
         self.flat = torch.zeros((num_rows + 1) * length, dtype=torch.int32, device=stream.device)
-        self._rows: OrderedDict[Sequence, _TableRow] = OrderedDict()  # the one used longest ago first
+        self._rows: OrderedDict[Sequence, _TableRow] = OrderedDict()  # least recently used first
         self._free = list(range(num_rows - 1, -1, -1))
 
     def assign_rows(self, rows: list[ScheduledRequest]) -> list[int]:
-        """Where in `flat` each row begins. The pages before the rows' new tokens are there afterwards; the step itself
-        is to write those of the new ones."""
-        for each in rows:
-            if each.request.seq in self._rows:
-                self._rows.move_to_end(each.request.seq)
-        table_rows = [self._row_of(each.request.seq) for each in rows]
-        missing = [
-            (each, table_row) for each, table_row in zip(rows, table_rows, strict=True) if table_row.count < each.start
-        ]
-        if missing:
-            places = [np.arange(x.count, each.start, dtype=np.int32) + x.number * self.length for each, x in missing]
-            pages = [each.request.seq.pages.view()[table_row.count : each.start] for each, table_row in missing]
-            where, what = upload([np.concatenate(places), np.concatenate(pages)], self.flat.device)
-            self._stream.enqueue(lambda: self._write(where, what))
-        for each, table_row in zip(rows, table_rows, strict=True):
-            table_row.count = each.start + each.count
+        """Returns each row's offset in `flat`, and enqueues the upload of missing pages before the new tokens.
+
+        The step itself writes the pages of the new tokens.
+        """
+        for row in rows:  # so that none of them is evicted for another
+            if row.request.seq in self._rows:
+                self._rows.move_to_end(row.request.seq)
+        table_rows = [self._row_of(row.request.seq) for row in rows]
+        offsets, pages = [], []
+        for row, table_row in zip(rows, table_rows, strict=True):
+            if table_row.count < row.start:
+                indices = np.arange(table_row.count, row.start, dtype=np.int32)
+                offsets.append(indices + table_row.number * self.length)
+                pages.append(row.request.seq.pages.view()[table_row.count : row.start])
+            table_row.count = row.start + row.count
+        if offsets:
+            at, values = upload([np.concatenate(offsets), np.concatenate(pages)], self.flat.device)
+            self._stream.enqueue(lambda: self._write(at, values))
         return [table_row.number * self.length for table_row in table_rows]
 
-    def _write(self, where: torch.Tensor, what: torch.Tensor) -> None:
-        self.flat[where] = what
+    def _write(self, at: torch.Tensor, values: torch.Tensor) -> None:
+        self.flat[at] = values
 
     def _row_of(self, seq: Sequence) -> _TableRow:
         table_row = self._rows.get(seq)

@@ -1,8 +1,7 @@
-"""Steps that a GPU does without the host's waiting: decode in captured graphs, mixed batches operator by operator.
+"""Launches steps that a GPU runs by itself: decode batches as CUDA graphs, mixed batches operator by operator.
 
-Both sample on the device, and only the tokens come back. What the device's sampler does not have (logprobs, scores,
-logit_bias, penalties) is left to the plain path.
-Knows: which batch goes which way. Must not know: sessions, how a graph is captured.
+Both sample on the device, and only token ids return to the host. Batches that need what the device's sampler lacks
+(logprobs, scores, logit_bias, penalties) are left to `SyncStep`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.sampling.sampler import SamplerOutput, TokenMask
 
-MAX_GRAPH_ROWS = 512  # beyond, padding and page table cost more than launching operators does
+MAX_GRAPH_ROWS = 512  # for more rows, padding and the page table cost more than launching the operators one by one
 
 
 class AsyncStep:
-    """A step whose tokens are drawn on the device. `sample` not before the step ahead of it was collected: buffers are
-    shared. Rows that have ended since the launch are drawn for, too: the batch's shape is fixed by then."""
+    """A step sampled on the device. Implements `InFlightStep`.
+
+    Call `sample` only after the step before was collected, because they share buffers. Rows that have ended since the
+    launch are sampled too: the batch's shape is fixed by then.
+    """
 
     can_overlap = True
 
@@ -46,13 +48,13 @@ class AsyncStep:
         return self._pending is None or self._pending.is_ready
 
     def collect(self) -> SamplerOutput:
-        if self._pending is None:  # chunks of prompts alone: nobody waits for them
+        if self._pending is None:  # the batch had only prompt chunks, which sample nothing
             return SamplerOutput()
         return SamplerOutput(tokens=dict(zip(self._generations, self._pending.tokens(), strict=True)))
 
 
 class GpuStepLauncher:
-    """See the file's header. `capture` False: no graphs."""
+    """Implements `AsyncStepLauncher` for `stream`. With `capture` False it uses no graphs."""
 
     def __init__(self, runner: TorchRunner, max_batch_rows: int, stream: Stream, capture: bool = True) -> None:
         assert runner.kernels.fused is not None
@@ -65,23 +67,26 @@ class GpuStepLauncher:
 
     @torch.inference_mode()
     def launch(self, batch: Batch, *, overlapped: bool) -> AsyncStep | None:
-        """The flight of a batch, its forward begun; None if some row asks for more than tokens, or if a graph is to be
-        captured, whose trial runs would draw over the tokens of the step under way."""
-        if not all(_needs_tokens_only(each) for each in batch.rows):
+        """Starts a step's forward pass; None if a row needs more than sampled tokens.
+
+        An overlapped step is refused also if its graph is not captured yet: the capture's trial runs would overwrite
+        the tokens of the step in flight.
+        """
+        if not all(_needs_tokens_only(row) for row in batch.rows):
             return None
-        size = self.graphs.graph_key(batch) if self.graphs is not None else None
-        if size is None or self.graphs is None:
+        key = self.graphs.graph_key(batch) if self.graphs is not None else None
+        if key is None or self.graphs is None:
             sample_work = self._forward(batch)
-        elif overlapped and size not in self.graphs.graphs:
+        elif overlapped and key not in self.graphs.graphs:
             return None
         else:
             self.num_graph_replays += 1
-            sample_work = self.graphs.forward(batch, size)
+            sample_work = self.graphs.forward(batch, key)
         self.num_overlapped += overlapped
         return AsyncStep(batch, self.sampling, self.stream, sample_work)
 
     def _forward(self, batch: Batch) -> DeviceWork:
-        """Starts the batch's forward operator by operator, and gives what samples from it."""
+        """Starts the forward pass operator by operator. Returns the sampling work."""
         inputs, hidden = self.runner.prepare_inputs(batch), []
 
         def forward() -> None:
@@ -92,22 +97,22 @@ class GpuStepLauncher:
         return lambda: self.sampling.sample(self.runner.model.logits(hidden[0]))
 
 
-def _needs_tokens_only(each: ScheduledRequest) -> bool:
+def _needs_tokens_only(row: ScheduledRequest) -> bool:
     return (
-        isinstance(each.request, GenerationRequest)
-        and each.num_logits == each.is_sampled
-        and can_sample_on_device(each.request)
+        isinstance(row.request, GenerationRequest)
+        and row.num_logits == row.is_sampled
+        and can_sample_on_device(row.request)
     )
 
 
 def make_gpu_step_launcher(
     config: EngineConfig, runner: TorchRunner, progress: Callable[[float], None] = lambda fraction: None
 ) -> GpuStepLauncher | None:
-    """The steps of a model on an NVIDIA GPU, decode captured; None elsewhere, or where Triton's operators are not."""
+    """Returns a launcher with captured decode graphs; None without CUDA or without Triton's operators."""
     if runner.device.type != "cuda" or runner.kernels.fused is None:
         return None
-    steps = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
-    if steps.graphs is not None:
+    launcher = GpuStepLauncher(runner, config.max_batch_rows, CudaStream(runner.device), config.cuda_graphs)
+    if launcher.graphs is not None:
         with torch.inference_mode():
-            steps.graphs.capture_decode_graphs(progress)
-    return steps
+            launcher.graphs.capture_decode_graphs(progress)
+    return launcher

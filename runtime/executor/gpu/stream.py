@@ -1,8 +1,7 @@
-"""The device's queue of work: what is put in is done in that order, while the host goes on.
+"""A device's work queue: ordered work, captured work, copies to the host, and events.
 
-Captured work, copies to the host beside the queue, and points in it that can be waited for. `ImmediateStream` is a queue whose
-work is done when it is put in; tests have others, which do it as late as they may.
-Knows: CUDA graphs, streams, events. Must not know: what the work is.
+`ImmediateStream` runs work as soon as it is enqueued, without a device. Tests also have streams that run it as late as
+they are allowed to.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from typing import Any, Protocol
 import torch
 
 DeviceWork = Callable[[], None]
+NUM_WARM_UP_RUNS = 2
 
 
 class Event(Protocol):
-    """A point in the device's queue."""
+    """A point in a stream."""
 
     @property
     def is_complete(self) -> bool: ...
@@ -25,27 +25,31 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """See the file's header."""
+    """Runs work in the order in which it is enqueued, while the host continues."""
 
     device: torch.device
 
     def enqueue(self, work: DeviceWork) -> None:
-        """Puts work, whose memory on the host stays as it is until it is done, behind the rest."""
+        """Adds work to the end of the queue. Host memory that it reads must not change before it is done."""
 
     def capture(self, work: DeviceWork) -> DeviceWork:
-        """What repeats `work`, reading and writing the same memory, when it is `enqueue`. `work` is done once or more on
-        the way, and all before it."""
+        """Returns work that repeats `work` on the same memory when enqueued.
+
+        Runs `work` at least once, after everything that was enqueued before.
+        """
 
     def record_event(self) -> Event:
-        """The end of the queue as it is now."""
+        """Returns the current end of the queue."""
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Event:
-        """Copies to the host, after all that is in the queue now, and beside what comes later: until the moment has
-        come that must not write `source`."""
+        """Copies `source` to the host behind all work enqueued so far, in parallel to later work.
+
+        Later work must not write `source` before the returned event is complete.
+        """
 
 
 class CompletedEvent:
-    """A moment that has come."""
+    """An event in the past."""
 
     is_complete = True
 
@@ -54,7 +58,7 @@ class CompletedEvent:
 
 
 class ImmediateStream:
-    """Work is done at once, and repeated by doing it again: no device, no capture."""
+    """Runs work at once; captured work is run again."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -75,7 +79,7 @@ class ImmediateStream:
 
 
 class CudaEvent:
-    """A CUDA event that was recorded."""
+    """A recorded CUDA event."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -90,20 +94,22 @@ class CudaEvent:
 
 
 class CudaStream:
-    """torch's current stream, and a second one for copies to the host. Captures (`torch.cuda.graph`) share one memory
-    pool, for they never run side by side."""
+    """Torch's current stream, and a second one for copies to the host.
+
+    CUDA graphs share one memory pool, because they never run at the same time.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._main = torch.cuda.current_stream(device)
-        self._side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copy_stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def enqueue(self, work: DeviceWork) -> None:
         work()
 
     def capture(self, work: DeviceWork) -> DeviceWork:
-        for _ in range(2):  # kernels are compiled, libraries set up
+        for _ in range(NUM_WARM_UP_RUNS):  # compiles kernels and initializes libraries, which a capture cannot do
             work()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
@@ -115,7 +121,7 @@ class CudaStream:
         return CudaEvent(self._main.record_event())
 
     def copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Event:
-        self._side.wait_event(self._main.record_event())
-        with torch.cuda.stream(self._side):
+        self._copy_stream.wait_event(self._main.record_event())
+        with torch.cuda.stream(self._copy_stream):
             target.copy_(source, non_blocking=True)
-        return CudaEvent(self._side.record_event())
+        return CudaEvent(self._copy_stream.record_event())

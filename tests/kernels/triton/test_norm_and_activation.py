@@ -1,4 +1,4 @@
-"""Norms and gated activations: each Triton kernel against its reference, on random shapes and strides."""
+"""Triton's norms and gated activations against their references, on random shapes and strides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
-from plait.kernels.reference import fused, ops
+from plait.kernels.reference import float32_ops, ops
 from plait.kernels.triton import activation, norm
 
 dtypes = st.sampled_from([torch.bfloat16, torch.float16])
@@ -19,49 +19,53 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
+def norm_weight(channels: int, dtype: torch.dtype, is_float32: bool, seed: int) -> torch.Tensor:
+    """A weight in the model's dtype (Llama), or 1 + weight in float32, as Gemma's norms keep it."""
+    weight = randn(channels, dtype=torch.float32 if is_float32 else dtype, seed=seed)
+    return 1 + weight if is_float32 else weight
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 9), st.sampled_from([1, 8, 100, 576, 1000, 4096]), dtypes, st.booleans(), seeds)
-def test_norm_with_and_without_the_residual(rows, channels, dtype, unit_offset, seed):
-    wide = randn(rows, channels + 8, dtype=dtype, seed=seed) * 3
-    x = wide[:, :channels]  # rows apart from one another
-    weight = randn(channels, dtype=dtype, seed=seed + 1)
-    found = norm.rms_norm(x, weight, 1e-5, unit_offset=unit_offset)
-    torch.testing.assert_close(found, fused.rms_norm(x, weight, 1e-5, unit_offset=unit_offset), **close_enough(dtype))
+def test_norms_with_and_without_residual_equal_the_reference(rows, channels, dtype, is_float32, seed):
+    padded = randn(rows, channels + 8, dtype=dtype, seed=seed) * 3
+    x = padded[:, :channels]  # strided rows
+    weight = norm_weight(channels, dtype, is_float32, seed + 1)
+    torch.testing.assert_close(norm.rms_norm(x, weight, 1e-5), ops.rms_norm(x, weight, 1e-5), **close_enough(dtype))
     residual = randn(rows, channels, dtype=dtype, seed=seed + 2)
-    ours, theirs = residual.clone(), residual.clone()
-    out = torch.empty_like(ours)
-    found = norm.add_rms_norm(x, ours, weight, 1e-5, unit_offset=unit_offset, out=out)
-    expected = fused.add_rms_norm(x, theirs, weight, 1e-5, unit_offset=unit_offset)
-    assert found is out
-    assert torch.equal(ours, theirs)
-    torch.testing.assert_close(found, expected, **close_enough(dtype))
+    expected_residual = residual.clone()
+    out = torch.empty_like(residual)
+    result = norm.add_rms_norm(x, residual, weight, 1e-5, out=out)
+    expected = float32_ops.add_rms_norm(x, expected_residual, weight, 1e-5)
+    assert result is out
+    assert torch.equal(residual, expected_residual)
+    torch.testing.assert_close(result, expected, **close_enough(dtype))
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 6), st.sampled_from([64, 96, 128]), dtypes, st.booleans())
-def test_norm_of_heads_in_place_within_a_wider_tensor(tokens, heads, size, dtype, unit_offset):
+def test_head_norm_in_place_changes_only_those_heads(tokens, heads, size, dtype, is_float32):
     qkv = randn(tokens, heads + 2, size, dtype=dtype, seed=tokens)
-    weight = randn(size, dtype=dtype, seed=1)
-    expected = fused.rms_norm(qkv[:, :heads], weight, 1e-6, unit_offset=unit_offset)
-    untouched = qkv[:, heads:].clone()
-    norm.rms_norm(qkv[:, :heads], weight, 1e-6, unit_offset=unit_offset, out=qkv[:, :heads])
+    weight = norm_weight(size, dtype, is_float32, 1)
+    expected = ops.rms_norm(qkv[:, :heads], weight, 1e-6)
+    other_heads = qkv[:, heads:].clone()
+    norm.rms_norm(qkv[:, :heads], weight, 1e-6, out=qkv[:, :heads])
     torch.testing.assert_close(qkv[:, :heads], expected, **close_enough(dtype))
-    assert torch.equal(qkv[:, heads:], untouched)
+    assert torch.equal(qkv[:, heads:], other_heads)
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 9), st.sampled_from([8, 100, 640]), dtypes, seeds)
-def test_a_float32_weight_multiplies_before_the_only_rounding(rows, channels, dtype, seed):
-    """As Gemma's norms do, whose weights are kept as 1 + weight."""
+def test_a_float32_weight_is_applied_before_the_only_rounding(rows, channels, dtype, seed):
     x = randn(rows, channels, dtype=dtype, seed=seed)
-    weight = 1 + randn(channels, dtype=torch.float32, seed=seed + 1)
-    found, expected = norm.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6)
-    torch.testing.assert_close(expected, fused.rms_norm(x, weight, 1e-6), atol=0, rtol=0)
-    assert found.dtype == dtype
-    assert (found != expected).float().mean() <= 0.02 + 1 / found.numel()  # a second rounding moves a quarter of them
+    weight = norm_weight(channels, dtype, True, seed + 1)
+    result, expected = norm.rms_norm(x, weight, 1e-6), ops.rms_norm(x, weight, 1e-6)
+    assert result.dtype == dtype
+    # A second rounding would change a quarter of the values.
+    assert (result != expected).float().mean() <= 0.02 + 1 / result.numel()
 
 
-def test_the_widest_norm_and_rows_that_do_not_share():
+def test_rows_of_the_widest_norm_do_not_depend_on_each_other():
     x = randn(3, norm.MAX_CHANNELS, dtype=torch.bfloat16, seed=0)
     weight = randn(norm.MAX_CHANNELS, dtype=torch.bfloat16, seed=1)
     together = norm.rms_norm(x, weight, 1e-5)
@@ -70,12 +74,12 @@ def test_the_widest_norm_and_rows_that_do_not_share():
         assert torch.equal(norm.rms_norm(x[row : row + 1], weight, 1e-5)[0], together[row])
 
 
-def test_norm_plan_holds_every_row_and_few_registers():
+def test_norm_config_holds_whole_rows_in_at_most_32_registers_per_thread():
     for channels in (1, 15, 16, 17, 64, 128, 576, 2048, 4096, 5120, 8192, 16384):
-        plan = norm.norm_config(channels)
-        assert plan.block >= channels
-        assert plan.block * plan.rows <= plan.warps * 32 * 32
-        assert plan.warps in (4, 8, 16)
+        config = norm.norm_config(channels)
+        assert config.block >= channels
+        assert config.block * config.rows <= config.warps * 32 * 32
+        assert config.warps in (4, 8, 16)
     for channels in (0, norm.MAX_CHANNELS + 1):
         with pytest.raises(ValueError, match="channels"):
             norm.norm_config(channels)
@@ -83,32 +87,29 @@ def test_norm_plan_holds_every_row_and_few_registers():
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 5), st.sampled_from([1, 7, 576, 1024, 1536]), dtypes, st.booleans(), seeds)
-def test_gated_activations(rows, channels, dtype, gelu, seed):
+def test_gated_activations_equal_the_reference(rows, channels, dtype, gelu, seed):
     name = "gelu_tanh_and_multiply" if gelu else "silu_and_multiply"
     gate_up = randn(rows, 2 * channels + 16, dtype=dtype, seed=seed)[:, : 2 * channels] * 4
-    expected = getattr(fused, name)(gate_up)
+    expected = getattr(float32_ops, name)(gate_up)
     out = torch.empty_like(expected)
-    found = getattr(activation, name)(gate_up, out)
-    assert found is out
-    torch.testing.assert_close(found, expected, **close_enough(dtype))
+    result = getattr(activation, name)(gate_up, out)
+    assert result is out
+    torch.testing.assert_close(result, expected, **close_enough(dtype))
 
 
-def test_activations_at_the_ends_of_the_range():
+def test_activations_of_very_large_and_small_gates():
     gate = torch.tensor([-1e4, -80.0, 0.0, 80.0, 1e4], device=DEVICE)
     gate_up = torch.cat([gate, torch.ones_like(gate)])[None].half()
     for name in ("gelu_tanh_and_multiply", "silu_and_multiply"):
-        found = getattr(activation, name)(gate_up)
-        torch.testing.assert_close(found, getattr(fused, name)(gate_up), atol=1e-4, rtol=1e-3)
+        result = getattr(activation, name)(gate_up)
+        torch.testing.assert_close(result, getattr(float32_ops, name)(gate_up), atol=1e-4, rtol=1e-3)
 
 
-def test_references_are_torchs_own():
+def test_references_equal_torchs_operators():
     x, weight = torch.randn(3, 8), torch.randn(8)
-    torch.testing.assert_close(fused.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (8,), weight, 1e-5))
-    torch.testing.assert_close(
-        fused.rms_norm(x, weight, 1e-5, unit_offset=True),
-        torch.nn.functional.rms_norm(x, (8,), 1 + weight, 1e-5),
-    )
-    torch.testing.assert_close(fused.silu_and_multiply(x), ops.silu_and_multiply(x))
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (8,), weight, 1e-5))
+    for name in ("gelu_tanh_and_multiply", "silu_and_multiply"):  # equal in float32, where neither rounds more often
+        torch.testing.assert_close(getattr(float32_ops, name)(x), getattr(ops, name)(x))
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,6 @@ def test_references_are_torchs_own():
         lambda: activation.silu_and_multiply(torch.zeros(2, 4), torch.zeros(2, 3)),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(call):
+def test_unfitting_shapes_raise(call):
     with pytest.raises(ValueError, match=r"expected|norm|must be|\[T, C\]"):
         call()

@@ -1,4 +1,4 @@
-"""A batch as arrays, held against loops over its rows."""
+"""`batch_arrays` against loops over the rows of random batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ decoding = st.lists(st.tuples(whole, st.just(1), st.just(0)), min_size=1, max_si
 
 @settings(max_examples=150, deadline=None)
 @given(rows_of | decoding)
-def test_arrays_are_what_the_rows_say(rows):
-    """Of each row: tokens that are there, new ones, and how many of those want no logits."""
+def test_arrays_equal_those_of_a_loop_over_rows(rows):
+    """A row is (computed tokens, new tokens, new tokens without logits)."""
     batch, expected = Batch(10_000), [[] for _ in range(7)]
     ids, wanted, q_starts, kv_starts, kv_pages, positions, write_slots = expected
     q_starts.append(0)

@@ -1,4 +1,4 @@
-"""Prefixes that rows share, read once: what reaches the kernels, and whole engines with and without."""
+"""Shared prefixes: the choice of groups, their arrays on the device, and whole engines with and without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher
 from plait.runtime.executor.prefix_sharing import PrefixSharing
-from plait.runtime.executor.torch_runner import TorchRunner, upload
+from plait.runtime.executor.torch_device import upload
+from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Close, Fork, Generate, Open
@@ -42,7 +43,7 @@ def decoding(texts):
     return rows
 
 
-def test_groups_must_spare_what_the_operators_say():
+def test_groups_must_save_the_operators_minimum():
     rows = decoding([[1] * 100 + [tail] * 5 for tail in (2, 3, 4)])
     for least, pays in ((200, True), (201, False)):
         prefix_sharing = PrefixSharing(lambda most, n=least: PrefixSharingCost(4, 0, n, most), [None, None])
@@ -52,7 +53,7 @@ def test_groups_must_spare_what_the_operators_say():
         assert prefix_sharing.num_spared == (200 if pays else 0)
 
 
-def test_a_window_leaves_less_to_spare():
+def test_a_window_limits_the_saving():
     rows = decoding([[1] * 100 + [tail] * 5 for tail in (2, 3)])
     for windows, spared in (([None], 100), ([10], 10), ([10, None], 55), ([10, 10, 10, 400], 32.5)):
         for least, pays in ((int(spared), True), (int(spared) + 1, False)):
@@ -60,7 +61,7 @@ def test_a_window_leaves_less_to_spare():
             assert bool(prefix_sharing.groups(rows, 1)) == pays, windows
 
 
-def test_how_wide_a_row_may_be_comes_from_the_operators():
+def test_rows_longer_than_the_operators_limit_take_no_part():
     rows = decoding([[1] * 50 + [tail] * 5 for tail in (2, 3, 4)])
     rows[1] = ScheduledRequest(rows[1].request, 50, 4, 1)
     prefix_sharing = PrefixSharing(lambda most: PrefixSharingCost(1, 0, 1, 4 if most > 3 else 1), [None])
@@ -107,7 +108,7 @@ def test_static_arrays_hold_the_groups_of_the_moment(data, rows):
         ]
 
 
-def test_what_goes_to_the_device_begins_where_kernels_expect_it():
+def test_uploaded_arrays_are_aligned():
     arrays = [np.arange(n, dtype=np.int32) for n in (1, 0, 4, 7, 3)]
     sent = upload(arrays, torch.device("cpu"))
     assert [each.tolist() for each in sent] == [each.tolist() for each in arrays]
@@ -157,7 +158,7 @@ def test_tokens_are_the_same_with_groups_and_without(folder, monkeypatch):
     assert {size.has_shared_prefixes for size in steps.graphs.graphs} == {False, True}
 
 
-def test_it_can_be_turned_off(folder):
+def test_prefix_groups_can_be_turned_off(folder):
     for wanted in (True, False):
         config = engine_config(device="cpu", dtype="float32", max_pages=400, prefix_groups=wanted)
         made = TorchRunner(config, folder, kernels=triton_kernels(torch.float32))

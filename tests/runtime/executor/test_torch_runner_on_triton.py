@@ -12,7 +12,7 @@ from tiny_hf_models import randomized, run, runner, text
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM
 
 from plait.kernels.kernel_selection import select_kernels
-from plait.kernels.operators import REFERENCE_FUSED_OPERATORS
+from plait.kernels.reference.fused_operators import REFERENCE_FUSED_OPERATORS
 from plait.kernels.triton.operators import triton_kernels
 from plait.kernels.triton.support import HeadShape, triton_unsupported_reason
 from plait.runtime.config import engine_config

@@ -1,7 +1,4 @@
-"""Random batches for attention kernels: ragged rows over scattered pages, caches of every kind, shared prefixes.
-
-Knows: layouts, the reference. Must not know: which kernel is tested, or on which device it runs.
-"""
+"""Random batches for attention kernels: ragged rows over scattered pages, caches of every format, shared prefixes."""
 
 from __future__ import annotations
 

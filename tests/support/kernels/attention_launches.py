@@ -1,7 +1,7 @@
 """The attention kernels' launches for sm_80 and sm_90: layers, batches and caches of real models on `meta` tensors.
 
-Each case calls the operator with the block shapes of the architecture; `triton_compile` compiles what it launches.
-Knows: the attention operators. Must not know: how their kernels are compiled.
+Each case calls the operator with the tile sizes of the architecture; `ptx_compile` compiles what it launches. For sm_80
+each kind of kernel is compiled once, see `_kind`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from plait.kernels.layout import AttentionLayout, SharedPrefixes
 from plait.kernels.triton import rope_kv_write
 from plait.kernels.triton.attention import cascade, decode, inputs, paged, split_kv_plan, tile_config
 
-CHIPS = {80: tile_config.GpuSpec(80, 108), 90: tile_config.GpuSpec(90, 132)}
-CHOOSING = (paged, split_kv_plan, decode, cascade, inputs)
+GPU_SPECS = {80: tile_config.GpuSpec(80, 108), 90: tile_config.GpuSpec(90, 132)}
+TILE_CHOOSING_MODULES = (paged, split_kv_plan, decode, cascade, inputs)
 MATRIX_KERNELS = {"_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, a batch and a cache; what of the operator they do not mention is off."""
+    """A layer, a batch and a cache. Features of the operator that are not set are off."""
 
     dim: int
     group: int
@@ -37,9 +37,8 @@ class Case:
     shared: bool = False
     kv_heads: int = 8
     rows: int = 16
-    chips: tuple[int, ...] = (
-        ARCHITECTURES  # one where its registers and shared memory are no tighter than another case's
-    )
+    # Only one where another case needs as many registers and as much shared memory on the other architecture.
+    chips: tuple[int, ...] = ARCHITECTURES
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -63,18 +62,19 @@ def layout_of(case: Case) -> AttentionLayout:
 
 
 def attend(case: Case) -> None:
-    """Calls the operator once."""
+    """Calls the attention operator once."""
     slots, layout = 65536, layout_of(case)
     q = meta(case.rows * case.q_len, case.kv_heads * case.group, case.dim, dtype=case.dtype)
     k, v = (meta(slots, case.kv_heads, case.dim, dtype=case.cache or case.dtype) for _ in range(2))
     paged.paged_attention(q, k, v, layout, case.dim**-0.5, case.window, softcap=case.softcap, **scales_of(case, slots))
 
 
-def write(case: Case, turning: int, norm: bool) -> None:
+def write(case: Case, rotary_dim: int, norm: bool) -> None:
+    """Calls the operator that applies rotary embeddings and writes KV once."""
     slots, layout = 65536, layout_of(case)
     qkv = meta(case.rows, case.kv_heads * (case.group + 2), case.dim, dtype=case.dtype)
     k, v = (meta(slots, case.kv_heads, case.dim, dtype=case.cache or case.dtype) for _ in range(2))
-    cos, sin = (meta(8192, turning // 2, dtype=torch.float32) for _ in range(2))
+    cos, sin = (meta(8192, rotary_dim // 2, dtype=torch.float32) for _ in range(2))
     weight = meta(case.dim, dtype=case.dtype) if norm else None
     rope_kv_write.apply_rope_and_write_kv(
         qkv, cos, sin, k, v, layout, q_norm=weight, k_norm=weight, **scales_of(case, slots)
@@ -82,13 +82,13 @@ def write(case: Case, turning: int, norm: bool) -> None:
 
 
 def launches_on(arch: int, call: Callable[[], None]) -> list[Launch]:
-    """What `call` launches on that architecture."""
-    for module in CHOOSING:
-        module.gpu_spec = lambda device: CHIPS[arch]
+    """Returns what `call` launches on that architecture."""
+    for module in TILE_CHOOSING_MODULES:
+        module.gpu_spec = lambda device: GPU_SPECS[arch]
     try:
         return record_launches(call)
     finally:
-        for module in CHOOSING:
+        for module in TILE_CHOOSING_MODULES:
             module.gpu_spec = tile_config.gpu_spec
 
 
@@ -100,12 +100,11 @@ CASES = {
     "Llama 3, short prompts": Case(128, 4, q_len=12, chips=(80,)),
     "Llama 3, drafts": Case(128, 4, q_len=5, page_size=16, chips=(90,)),
     "big pages, prompts": Case(128, 8, page_size=64, q_len=4096, chips=(90,)),
-    "fp8": Case(128, 4, cache=FP8, page_size=16, chips=(80,)),
     "fp8, shared": Case(128, 4, cache=FP8, shared=True),
     "int8": Case(128, 8, F16, cache=INT8, chips=(80,)),
     "int8, prompts": Case(128, 8, cache=INT8, page_size=32, q_len=4096, chips=(90,)),
     "int8, shared": Case(128, 8, cache=INT8, page_size=64, shared=True, chips=(90,)),
-    "Gemma 2": Case(256, 2, window=4096, softcap=50.0),
+    "Gemma 2": Case(256, 2, window=4096, softcap=50.0, chips=(90,)),
     "Gemma 2, prompts": Case(256, 2, window=4096, softcap=50.0, q_len=4096),
     "Gemma 2, shared": Case(256, 2, window=4096, softcap=50.0, shared=True, kv_heads=4, chips=(90,)),
     "Gemma 3, fp8": Case(256, 4, cache=FP8, window=512, page_size=64, kv_heads=1),
@@ -114,12 +113,12 @@ CASES = {
     "SmolLM2, prompts": Case(64, 3, F16, kv_heads=3, q_len=1024, chips=(80,)),
     "Phi-2's heads, prompts": Case(80, 1, kv_heads=32, q_len=4096, page_size=2, chips=(90,)),
     "96 channels": Case(96, 16, F16, kv_heads=2, chips=(90,)),
-    "float32": Case(64, 2, F32),
-    "float32, prompts": Case(128, 2, F32, q_len=100),
+    "float32": Case(64, 2, F32, chips=(90,)),
+    "float32, prompts": Case(128, 2, F32, q_len=100, chips=(90,)),
 }
-# Rows of other batches, which must run the same kernels; up to 16 rows share a prefix in smaller tiles
-SIZES = {"Llama 3": (1, 3), "Llama 3, prompts": (1, 3), "Llama 3, shared": (17, 48)}
-OTHER_SIZES, SPILLING_CASE = "other sizes", "spoilt"
+# Batch sizes that must run the kernels of their case; up to 16 rows share a prefix in smaller tiles.
+SAME_KERNEL_SIZES = {"Llama 3": (1, 3), "Llama 3, prompts": (1, 3), "Llama 3, shared": (17, 48)}
+OTHER_SIZES, FAULTY_CASE = "other sizes", "faulty"
 WRITES = {
     "write": (Case(128, 4), 128, False),
     "write, Qwen 3": (Case(128, 4), 128, True),
@@ -129,35 +128,37 @@ WRITES = {
 
 
 def jobs() -> list[Job]:
-    """Every kernel that differs, once."""
+    """Every kernel that differs for sm_90, and every kind of kernel for sm_80, once."""
     calls = [(name, case, partial(attend, case)) for name, case in CASES.items()]
-    calls += [(name, case, partial(write, case, turning, norm)) for name, (case, turning, norm) in WRITES.items()]
-    found: dict[tuple[int, str], Job] = {}
+    calls += [(name, case, partial(write, case, rotary_dim, norm)) for name, (case, rotary_dim, norm) in WRITES.items()]
+    compiled: dict[tuple[int, str], Job] = {}
     for name, case, call in calls:
         for arch in case.chips:
             for launch in launches_on(arch, call):
-                found.setdefault((arch, launch.key()), job(name, launch, arch))
-    for name, sizes in SIZES.items():
+                key = launch.key() if arch == 90 else _kind(launch)
+                compiled.setdefault((arch, key), job(name, launch, arch))
+    for name, sizes in SAME_KERNEL_SIZES.items():
         for rows in sizes:
             for launch in launches_on(90, partial(attend, replace(CASES[name], rows=rows))):
                 if launch.kernel.__name__ != "_plan_kernel":
-                    found.setdefault((90, launch.key()), job(f"{OTHER_SIZES} of {name}", launch, 90))
-    return [*found.values(), spoilt()]
+                    compiled.setdefault((90, launch.key()), job(f"{OTHER_SIZES} of {name}", launch, 90))
+    return [*compiled.values(), faulty_job()]
+
+
+def _kind(launch: Launch) -> str:
+    """The kernel and the options that add or remove code; of kernels with matrix products also the tile's rows."""
+    names = ("CACHE", "WINDOW", "SOFTCAP", "SHARED", "NORM")
+    if launch.kernel.__name__ in MATRIX_KERNELS:
+        names += ("GROUP", "BLOCK_M")
+    return repr((launch.kernel.__name__, {name: launch.constants.get(name) for name in names}))
 
 
 def job(name: str, launch: Launch, arch: int) -> Job:
     return Job(name, launch, arch, launch.kernel.__name__ in MATRIX_KERNELS)
 
 
-def spoilt() -> Job:
-    """Prompts in tiles that two warps cannot hold, six stages deep."""
-    blocks, paged.prefill_tile_config = (
-        paged.prefill_tile_config,
-        lambda chip, shape, most: tile_config.TileConfig(64, 32, warps=2, stages=6),
-    )
-    try:
-        launches = launches_on(80, partial(attend, Case(256, 4, q_len=4096)))
-    finally:
-        paged.prefill_tile_config = blocks
-    [launch] = [each for each in launches if each.kernel.__name__ == "_prefill_kernel"]
-    return job(SPILLING_CASE, launch, 80)
+def faulty_job() -> Job:
+    """A decode kernel with too few registers and too many stages for the shared memory."""
+    launches = launches_on(80, partial(attend, CASES["Llama 3"]))
+    [launch] = [launch for launch in launches if launch.kernel.__name__ == "_decode_kernel"]
+    return job(FAULTY_CASE, replace(launch, options={**launch.options, "num_stages": 8, "maxnreg": 64}), 80)

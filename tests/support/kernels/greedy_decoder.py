@@ -16,9 +16,9 @@ from plait.kernels.cpu.decoder import instruction_set
 from plait.runtime.batch.request import Batch, Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.process.builder import make_runner
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 PROMPT = """The moon is the Earth's only natural satellite. It goes around the Earth once in about 27 days, and the same

@@ -1,8 +1,7 @@
-"""Calls on `meta` tensors whose launches `triton_compile` compiles: the shapes of real models, each dtype once.
+"""Operator calls on `meta` tensors, whose launches `ptx_compile` compiles: shapes of real models, each dtype once.
 
-A size is left out where another's registers and shared memory are as tight on both chips, of the same kernel.
-
-Knows: the Triton operators other than attention. Must not know: how they are compiled.
+Sizes are left out whose kernels need no more registers and shared memory than another size's. All cases are compiled
+for sm_90; for sm_80 each kernel once, and matrix products in each tile that differs in kind.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from plait.kernels.triton.sampling import logit_adjustments, logprobs, sampler
 
 @dataclass(frozen=True)
 class Case:
-    """`tensor_core`: its matrix kernels must use the tensor cores. Names of kernels that need not are in `plain`."""
+    """A call of an operator."""
 
     call: Callable[[], object]
-    tensor_core: bool = False
+    tensor_core: bool = False  # whether its kernels, except those in `plain`, must use tensor cores
     plain: tuple[str, ...] = ()
+    chips: tuple[int, ...] = (90,)
 
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -71,7 +71,7 @@ def int8(out_features: int, in_features: int, is_grouped: bool = False) -> Int8W
 
 
 def linears(rows: int, weight: Int4Weight | Int8Weight) -> None:
-    """A linear layer and a look-up, as an engine calls them."""
+    """A linear layer and an embedding lookup, as an engine calls them."""
     channels = weight.in_features if isinstance(weight, Int4Weight) else weight.values.shape[1]
     quantized_linear.linear(empty(rows, channels), weight, None)
     quantized_linear.dequantize_rows(weight, i32(rows), BF16)
@@ -90,31 +90,32 @@ def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, 
     grouped_matmul.combine_experts(results, empty(tokens, top_k, dtype=F32), ids)
 
 
-WIDENED = ("_reduce_splits", "_dequantize_int4", "_dequantize_int8")
+NO_PRODUCT = ("_reduce_splits", "_dequantize_int4", "_dequantize_int8")
 ROUTING = ("_count_slots", "_place_slots", "_combine", "_gated")
 
 CASES = {
     "norm of rows": Case(lambda: norm.rms_norm(empty(64, 4096), empty(4096), 1e-6)),
     "norm of heads": Case(lambda: norm.rms_norm(empty(64, 48, 128)[:, :32], empty(128), 1e-6)),
-    "Gemma's norm of odd rows": Case(
-        lambda: norm.rms_norm(empty(7, 2305, dtype=F16), empty(2305, dtype=F16), 1e-6, unit_offset=True)
-    ),
+    "Gemma's norm of odd rows": Case(lambda: norm.rms_norm(empty(7, 2305, dtype=F16), empty(2305, dtype=F32), 1e-6)),
     "fused norm": Case(lambda: norm.add_rms_norm(empty(64, 4096), empty(64, 4096), empty(4096), 1e-5)),
     "fused norm, widest": Case(
-        lambda: norm.add_rms_norm(empty(8, 16384), empty(8, 16384), empty(16384), 1e-5, unit_offset=True)
+        lambda: norm.add_rms_norm(empty(8, 16384), empty(8, 16384), empty(16384, dtype=F32), 1e-5), chips=ARCHITECTURES
     ),
     "SwiGLU": Case(lambda: activation.silu_and_multiply(empty(64, 2 * 14336))),
-    "GELU": Case(lambda: activation.gelu_tanh_and_multiply(empty(64, 2 * 9216, dtype=F16))),
+    "GELU": Case(lambda: activation.gelu_tanh_and_multiply(empty(64, 2 * 9216, dtype=F16)), chips=ARCHITECTURES),
     "sampling of Llama 3's tokens": Case(lambda: sample(64, 128_256, BF16, True)),
-    "sampling of Gemma 3's tokens": Case(lambda: sample(64, 262_144, BF16, False)),
+    "sampling of Gemma 3's tokens": Case(lambda: sample(64, 262_144, BF16, False), chips=ARCHITECTURES),
     "mask in place": Case(
         lambda: logit_adjustments.adjust_logits(
             empty(64, 151_936, dtype=F32), empty(64, 151_936, dtype=F32), i32(64), adjustments(64, 151_936)
-        )
+        ),
+        chips=ARCHITECTURES,
     ),
-    "counts": Case(lambda: logit_adjustments.count_tokens(i32(64, 128_256), i32(64), i32(64))),
-    "logprobs of pairs": Case(lambda: logprobs.gather_logprobs(empty(64, 128_256), i32(200), i32(200))),
-    "likeliest tokens": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20)),
+    "counts": Case(lambda: logit_adjustments.count_tokens(i32(64, 128_256), i32(64), i32(64)), chips=ARCHITECTURES),
+    "logprobs of pairs": Case(
+        lambda: logprobs.gather_logprobs(empty(64, 128_256), i32(200), i32(200)), chips=ARCHITECTURES
+    ),
+    "top logprobs": Case(lambda: logprobs.top_logprobs(empty(64, 262_144), 20), chips=ARCHITECTURES),
     "int4 with minima and bias, 16 rows": Case(
         lambda: quantized_matmul.int4_matmul(
             empty(16, 2048, dtype=F16), int4(6144, 2048, 128, True), empty(6144, dtype=F16)
@@ -123,35 +124,40 @@ CASES = {
         ("_reduce_splits",),
     ),
     "int4, 48 rows of odd width": Case(
-        lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True
+        lambda: quantized_matmul.int4_matmul(empty(48, 576), int4(49152, 576, 32)), True, chips=ARCHITECTURES
     ),
     "int8, one row": Case(
-        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",)
+        lambda: quantized_matmul.int8_matmul(empty(1, 4096), int8(4096, 4096)), True, ("_reduce_splits",), ARCHITECTURES
     ),
     "int8, many rows": Case(
-        lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True
+        lambda: quantized_matmul.int8_matmul(empty(4096, 4096, dtype=F16), int8(28672, 4096)), True, chips=ARCHITECTURES
     ),
-    # what int4 comes to, in spans of 32 with minima, for one row and for each tile of more; the head has 8 bits
-    "int4 of an engine, one row": Case(lambda: linears(1, int4(6144, 4096, 32, True)), True, WIDENED),
-    "int4 of an engine, 24 rows": Case(lambda: linears(24, int4(28672, 4096, 32, True)), True, WIDENED),
-    "int4 of an engine, 64 rows": Case(lambda: linears(64, int4(4096, 14336, 32, True)), True, WIDENED),
-    "int4 of an engine, 256 rows": Case(lambda: linears(256, int4(28672, 4096, 32, True)), True, WIDENED),
-    "int4 of an engine, a prompt": Case(lambda: linears(4096, int4(28672, 4096, 32, True)), True, WIDENED),
-    "int8 of an engine, the head": Case(lambda: linears(64, int8(128_256, 4096)), True, WIDENED),
-    "Q8_0, one row": Case(lambda: linears(1, int8(49152, 576, True)), True, WIDENED),
-    "Q8_0, 256 rows": Case(lambda: linears(256, int8(4096, 4096, True)), True, WIDENED),
-    "Q8_0, a prompt": Case(lambda: linears(4096, int8(4096, 4096, True)), True, WIDENED),
+    # What `weights=int4` runs: groups of 32 with minima, one row and each larger tile; the output head has 8 bits.
+    "int4 of an engine, one row": Case(lambda: linears(1, int4(6144, 4096, 32, True)), True, NO_PRODUCT),
+    "int4 of an engine, 24 rows": Case(lambda: linears(24, int4(28672, 4096, 32, True)), True, NO_PRODUCT),
+    "int4 of an engine, 64 rows": Case(lambda: linears(64, int4(4096, 14336, 32, True)), True, NO_PRODUCT),
+    "int4 of an engine, 256 rows": Case(
+        lambda: linears(256, int4(28672, 4096, 32, True)), True, NO_PRODUCT, ARCHITECTURES
+    ),
+    "int4 of an engine, a prompt": Case(
+        lambda: linears(4096, int4(28672, 4096, 32, True)), True, NO_PRODUCT, ARCHITECTURES
+    ),
+    "int8 of an engine, the head": Case(lambda: linears(64, int8(128_256, 4096)), True, NO_PRODUCT),
+    "Q8_0, one row": Case(lambda: linears(1, int8(49152, 576, True)), True, NO_PRODUCT),
+    "Q8_0, 256 rows": Case(lambda: linears(256, int8(4096, 4096, True)), True, NO_PRODUCT, ARCHITECTURES),
+    "Q8_0, a prompt": Case(lambda: linears(4096, int8(4096, 4096, True)), True, NO_PRODUCT),
     "experts, decode": Case(lambda: experts(64, 8, 128, 2048, 768, BF16), True, ROUTING),
-    "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING),
+    "experts, mixed": Case(lambda: experts(512, 4, 32, 2880, 2880, BF16), True, ROUTING, ARCHITECTURES),
     "experts, prefill": Case(lambda: experts(4096, 2, 8, 4096, 14336, F16), True, ROUTING),
 }
 
 
 def jobs() -> list[Job]:
-    """Every kernel that differs, once for each architecture."""
-    found: dict[str, list[Job]] = {}
+    """Every kernel that differs, once for each architecture of its cases."""
+    compiled: dict[tuple[int, str], Job] = {}
     for name, case in CASES.items():
         for launch in record_launches(case.call):
-            wants = case.tensor_core and launch.kernel.__name__ not in case.plain
-            found.setdefault(launch.key(), [Job(name, launch, arch, wants) for arch in ARCHITECTURES])
-    return [job for each in found.values() for job in each]
+            wants_tensor_core = case.tensor_core and launch.kernel.__name__ not in case.plain
+            for arch in case.chips:
+                compiled.setdefault((arch, launch.key()), Job(name, launch, arch, wants_tensor_core))
+    return list(compiled.values())

@@ -1,13 +1,10 @@
-"""Compiles for real, with no GPU, every kernel that an operator launches.
+"""Compiles the kernels that operators launch for real GPUs, without a GPU.
 
-A file of cases has `jobs()`: launches that were caught as operators made them on `meta` tensors, each for one
-architecture. What is compiled is what the operator would launch, and an operator that read a value back from the device
-would fail here. Runs in a child process, because the tests' own process has Triton's interpreter on; in one, because
-the tests themselves run side by side.
+A file of cases has `jobs()`: launches recorded as operators made them on `meta` tensors, each for one architecture. So
+exactly what an operator launches is compiled, and an operator that reads a value back from the device fails here.
+The compilation runs in one child process, because the tests' own process has Triton's interpreter enabled.
 
     reports = compile_file("tests/support/kernels/operator_launches.py")
-
-Knows: Triton's compiler and its launcher. Must not know: which operators there are.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 ARCHITECTURES = (80, 90)
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes a block may have, CUDA C++ Programming Guide, table of limits
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes per thread block, CUDA C++ Programming Guide
 
 
 @dataclass
 class Launch:
-    """One caught launch, ready to be compiled."""
+    """One recorded launch, ready to be compiled."""
 
     kernel: Any
     signature: dict[str, str]
@@ -46,12 +43,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Job:
-    """A launch to compile. `wants_tensor_core`: it is a fault when its products use none."""
+    """A launch to compile."""
 
     case: str
     launch: Launch
     arch: int
-    wants_tensor_core: bool
+    wants_tensor_core: bool  # whether it is a fault if the kernel uses no tensor cores
 
 
 @dataclass(frozen=True)
@@ -66,25 +63,25 @@ class Report:
     shared_bytes: int
     tensor_core: str  # "wgmma", "mma" or ""
     wants_tensor_core: bool
-    copies_of_16: int = 0  # asynchronous copies in the PTX, by their bytes
+    copies_of_16: int = 0  # asynchronous copies of 16 bytes in the PTX
     copies_of_less: int = 0
 
     def faults(self) -> list[str]:
-        found = []
+        faults = []
         if self.spilled_bytes:
-            found.append(f"spills {self.spilled_bytes} bytes of registers")
+            faults.append(f"spills {self.spilled_bytes} bytes of registers")
         if self.shared_bytes > SHARED_LIMIT[self.arch]:
-            found.append(f"needs {self.shared_bytes} bytes of shared memory")
+            faults.append(f"needs {self.shared_bytes} bytes of shared memory")
         if self.wants_tensor_core and not self.tensor_core:
-            found.append("does not use the tensor cores")
-        return found
+            faults.append("does not use the tensor cores")
+        return faults
 
 
 def compile_file(cases_file: str | Path) -> list[Report]:
-    """Reports of the file's jobs, in their order."""
+    """Compiles the jobs of a file of cases; returns their reports in order. RuntimeError if the compilation fails."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as cache:
-        environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1"}
+        environment |= {"TRITON_CACHE_DIR": cache, "TRITON_ALWAYS_COMPILE": "1", "TRITON_DISABLE_LINE_INFO": "1"}
         command = [sys.executable, "-P", __file__, str(cases_file)]
         child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
@@ -96,7 +93,7 @@ def compile_file(cases_file: str | Path) -> list[Report]:
 
 
 def record_launches(call: Callable[[], Any]) -> list[Launch]:
-    """What `call` launches, in its order, each kernel that differs once."""
+    """Returns what `call` launches, in order; identical launches once."""
     from triton.runtime.jit import JITFunction
 
     launches: dict[str, Launch] = {}
@@ -115,7 +112,7 @@ def record_launches(call: Callable[[], Any]) -> list[Launch]:
 
 
 def _type_of(value: Any) -> str:
-    """Triton's name of an argument's type, as its launcher would choose it."""
+    """Triton's name for the type of an argument, as its launcher chooses it."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -144,8 +141,8 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> La
             launch.constants[param.name] = value
             continue
         launch.signature[param.name] = _type_of(value)
-        whole = isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
-        if whole and not param.do_not_specialize:
+        is_aligned = isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
+        if is_aligned and not param.do_not_specialize:
             launch.attributes[(i,)] = [["tt.divisibility", 16]]
     return launch
 
@@ -162,10 +159,10 @@ def _compile(job: Job) -> Report:
         compiled = triton.compile(source, target=GPUTarget("cuda", job.arch, 32), options=launch.options)
     text, ptx = log.getvalue(), compiled.asm["ptx"]
     registers, spills = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes spill stores", text)
-    assert registers and spills, f"ptxas said nothing of registers: {text}"
+    assert registers and spills, f"no registers in the output of ptxas: {text}"
     cores = (name for name in ("wgmma", "mma") if re.search(rf"\b{name}(\.mma_async)?\.sync", ptx))
     sizes = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^\]]*\], \[[^\]]*\], (?:0x)?(\w+)", ptx)
-    wide = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
+    copies_of_16 = sum(int(size, 16) in (0x10, 0x16) for size in sizes)
     return Report(
         case=job.case,
         kernel=launch.kernel.__name__,
@@ -175,8 +172,8 @@ def _compile(job: Job) -> Report:
         shared_bytes=compiled.metadata.shared,
         tensor_core=next(cores, ""),
         wants_tensor_core=job.wants_tensor_core,
-        copies_of_16=wide,
-        copies_of_less=len(sizes) - wide,
+        copies_of_16=copies_of_16,
+        copies_of_less=len(sizes) - copies_of_16,
     )
 
 

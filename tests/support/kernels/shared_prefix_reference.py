@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.kernels import operators
 from plait.kernels.layout import AttentionLayout, PrefixSharingCost
+from plait.kernels.reference import fused_operators
 
 
 def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
@@ -43,7 +43,7 @@ def with_leader_pages(layout: AttentionLayout) -> AttentionLayout:
 
 
 def attend(qkv, cos, sin, cache, layout, *more):
-    return operators.attend(qkv, cos, sin, cache, with_leader_pages(layout), *more)
+    return fused_operators.attend(qkv, cos, sin, cache, with_leader_pages(layout), *more)
 
 
 def prefix_sharing_cost(shape, max_q_len):
@@ -51,4 +51,6 @@ def prefix_sharing_cost(shape, max_q_len):
     return PrefixSharingCost(align=1, group_cost=0, min_saved_tokens=1, max_row_tokens=max_q_len)
 
 
-LEADER_READS = replace(operators.REFERENCE_FUSED_OPERATORS, attend=attend, prefix_sharing_cost=prefix_sharing_cost)
+LEADER_READS = replace(
+    fused_operators.REFERENCE_FUSED_OPERATORS, attend=attend, prefix_sharing_cost=prefix_sharing_cost
+)

@@ -13,7 +13,7 @@ from transformers import Gemma3ForCausalLM
 from plait.runtime.batch.request import Batch, Request
 from plait.runtime.config import engine_config
 from plait.runtime.kv_cache.sequence import Sequence
-from plait.runtime.process.builder import make_runner
+from plait.runtime.executor.runner_factory import make_runner
 
 
 def randomized(model):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux only (2026-11-21)")
-from attention_launches import OTHER_SIZES, SPILLING_CASE
+from attention_launches import FAULTY_CASE, OTHER_SIZES
 from ptx_compile import Report, compile_file
 
 pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
@@ -22,50 +22,50 @@ def compiled() -> list[Report]:
 
 @pytest.fixture(scope="module")
 def reports(compiled: list[Report]) -> list[Report]:
-    return [each for each in compiled if each.case != SPILLING_CASE]
+    return [report for report in compiled if report.case != FAULTY_CASE]
 
 
-def test_a_kernel_that_has_every_fault_is_found_out(compiled):
-    [report] = [each for each in compiled if each.case == SPILLING_CASE]
-    found = replace(report, tensor_core="").faults()
-    assert [fault.split()[0] for fault in found] == ["spills", "needs", "does"], report
-    assert {each.tensor_core for each in compiled if each.kernel == "_merge_kernel"} == {""}
+def test_a_faulty_kernel_is_reported(compiled):
+    [report] = [report for report in compiled if report.case == FAULTY_CASE]
+    faults = replace(report, tensor_core="").faults()
+    assert [fault.split()[0] for fault in faults] == ["spills", "needs", "does"], report
+    assert {report.tensor_core for report in compiled if report.kernel == "_merge_kernel"} == {""}
 
 
 def test_no_kernel_has_faults(reports):
-    found = [f"{r.case}, {r.kernel} for sm_{r.arch}: {fault}" for r in reports for fault in r.faults()]
-    assert not found, "\n".join(found)
+    faults = [f"{r.case}, {r.kernel} for sm_{r.arch}: {fault}" for r in reports for fault in r.faults()]
+    assert not faults, "\n".join(faults)
 
 
-def test_every_kernel_is_there_for_both_chips(reports):
-    seen = {(r.kernel, r.arch) for r in reports}
+def test_every_kernel_is_compiled_for_both_architectures(reports):
+    compiled = {(r.kernel, r.arch) for r in reports}
     kernels = {"_plan_kernel", "_decode_kernel", "_merge_kernel", "_prefill_kernel", "_shared_prefix_kernel"}
     kernels.add("_rope_write_kv_kernel")
-    assert {(kernel, arch) for kernel in kernels for arch in (80, 90)} <= seen
+    assert {(kernel, arch) for kernel in kernels for arch in (80, 90)} <= compiled
 
 
-def test_hoppers_prompts_and_prefixes_use_wgmma(reports):
-    slow = [
+def test_prompts_and_shared_prefixes_use_wgmma_on_sm_90(reports):
+    without_wgmma = [
         r.case
         for r in reports
         if r.arch == 90 and r.kernel in ("_prefill_kernel", "_shared_prefix_kernel") and r.tensor_core != "wgmma"
     ]
-    assert {case.partition(",")[0] for case in slow} <= {"float32"}
+    assert {case.partition(",")[0] for case in without_wgmma} <= {"float32"}
 
 
-def test_three_decoding_programs_share_a_hopper_multiprocessor(reports):
-    """What the plan counts on, for the head layout of Llama 3: 227 KB and 65,536 registers, 128 threads each."""
+def test_three_decode_programs_fit_one_sm_90_multiprocessor(reports):
+    """For Llama 3's heads, as the split-KV plan assumes: 227 KB and 65,536 registers, 128 threads per program."""
     [decode] = [r for r in reports if (r.case, r.kernel, r.arch) == ("Llama 3", "_decode_kernel", 90)]
     assert 3 * (decode.shared_bytes + 1024) <= 227 * 1024 and 3 * 128 * decode.registers <= 65536
 
 
-def test_loads_run_ahead_of_products(reports):
-    """Tiles come by asynchronous copies, 16 bytes at a time; of 8-bit caches some come by 8, and int8's scales by 4."""
+def test_tiles_are_loaded_by_asynchronous_copies(reports):
+    """By 16 bytes each. 8-bit caches also use copies of 8 bytes, and int8's scales of 4."""
     matrix = [r for r in reports if r.kernel in ("_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel")]
     assert matrix and all(r.copies_of_16 for r in matrix)
     assert not [r.case for r in matrix if r.copies_of_less and not r.case.count("8")]
 
 
-def test_no_batch_needs_kernels_of_its_own(reports):
-    """Numbers that change from batch to batch are no constants: batches of any size run the same code."""
+def test_batches_of_other_sizes_run_the_same_kernels(reports):
+    """No number that changes from batch to batch is specialized on, see `do_not_specialize`."""
     assert not [(r.case, r.kernel) for r in reports if r.case.startswith(OTHER_SIZES)]

@@ -187,9 +187,9 @@ def test_a_plan_covers_every_key_of_narrow_rows_once(rows, window, sms):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_kv_plan, "gpu_spec", lambda device: GpuSpec(90, sms))
         plan = split_kv_plan.allocate_plan(shape, len(rows), torch.device(DEVICE))
-        plan.items.fill_(-7)
+        plan.work_items.fill_(-7)
         split_kv_plan.fill_plan(plan, on(DEVICE, layout))
-    firsts, items = plan.row_item_starts.tolist(), plan.items.tolist()
+    firsts, items = plan.row_item_starts.tolist(), plan.work_items.tolist()
     assert firsts[-1] <= len(items)
     for row, (q, cached) in enumerate(rows):
         mine = items[firsts[row] : firsts[row + 1]]
@@ -210,7 +210,7 @@ def test_one_long_row_fills_the_chip_and_a_full_batch_stays_whole():
         layout, _ = layout_of([(1, cached) for cached in rows], 64)
         layout = paged.with_plans(on(DEVICE, layout), shape)
         count = int(layout.plans[0].row_item_starts[-1])
-        assert pieces <= count <= len(layout.plans[0].items)
+        assert pieces <= count <= len(layout.plans[0].work_items)
 
 
 def test_what_does_not_fit_is_refused():

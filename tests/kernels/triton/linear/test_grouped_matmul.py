@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_device import DEVICE, close_enough
 
-from plait.kernels.reference import fused
+from plait.kernels.operators import ExpertRouting, max_num_blocks
+from plait.kernels.reference import float32_ops
 from plait.kernels.reference import matmul as reference
 from plait.kernels.triton.linear import grouped_matmul as grouped
 
@@ -53,7 +54,7 @@ def test_slots_are_sorted_as_the_reference_sorts_them(tokens, top_k, num_experts
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.sampled_from([16, 64, 128]))
 def test_no_routing_needs_more_blocks_than_there_are(counts, block):
     needed = sum(-(-count // block) for count in counts)
-    assert needed <= reference.max_num_blocks(sum(counts), len(counts), block)
+    assert needed <= max_num_blocks(sum(counts), len(counts), block)
 
 
 @settings(max_examples=15, deadline=None)
@@ -77,7 +78,7 @@ def test_a_layer_of_experts(tokens, top_k, num_experts, block, sizes, dtype, see
     there = (ids >= 0).flatten()
     a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, ours), (reference, theirs)))
     torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
-    gated = fused.silu_and_multiply(b)
+    gated = float32_ops.silu_and_multiply(b)
     gated[~there] = float("nan")  # rows of nobody may hold anything
     a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, ours), (reference, theirs)))
     torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
@@ -88,7 +89,7 @@ def test_a_layer_of_experts(tokens, top_k, num_experts, block, sizes, dtype, see
         total = torch.zeros(hidden, device=DEVICE)
         for choice, expert in enumerate(ids[token].tolist()):
             if expert >= 0:
-                up = fused.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
+                up = float32_ops.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
                 total += routing_weights[token, choice] * (second[expert].float() @ up.float())
         torch.testing.assert_close(found[token].float(), total, atol=6e-2, rtol=6e-2)
 
@@ -119,11 +120,11 @@ def test_blocks_follow_the_load():
         lambda: grouped.grouped_matmul(
             torch.zeros(3, 8).half(),
             torch.zeros(2, 4, 8).half(),
-            reference.ExpertRouting(*[torch.zeros(16)] * 2, 16, 4),
+            ExpertRouting(*[torch.zeros(16)] * 2, 16, 4),
             2,
         ),
         lambda: grouped.grouped_matmul(
-            torch.zeros(2, 8), torch.zeros(2, 4, 8), reference.ExpertRouting(*[torch.zeros(16)] * 2, 16, 4), 2
+            torch.zeros(2, 8), torch.zeros(2, 4, 8), ExpertRouting(*[torch.zeros(16)] * 2, 16, 4), 2
         ),
     ],
 )

@@ -19,7 +19,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16])
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 4), st.sampled_from([1, 50, 4096, 9001]), st.integers(0, 30), st.integers(0, 10**6), dtypes)
-def test_pairs_of_rows_and_tokens(rows, vocab, pairs, seed, dtype):
+def test_gathered_logprobs_equal_the_reference(rows, vocab, pairs, seed, dtype):
     logits = logits_of(rows, vocab, 4.0, seed, dtype)
     if vocab > 1:
         logits[0, 1:] = -math.inf
@@ -33,7 +33,7 @@ def test_pairs_of_rows_and_tokens(rows, vocab, pairs, seed, dtype):
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 3), st.sampled_from([1, 5, 50, 4096, 9001]), st.integers(1, 20), st.integers(0, 10**6), dtypes)
-def test_the_likeliest_tokens_ties_by_id(rows, vocab, count, seed, dtype):
+def test_top_logprobs_equal_the_reference(rows, vocab, count, seed, dtype):
     logits = logits_of(rows, vocab, 1.0, seed, dtype)
     logits[0] = logits[0].round()
     values, ids = logprobs.top_logprobs(logits, count)
@@ -43,6 +43,6 @@ def test_the_likeliest_tokens_ties_by_id(rows, vocab, count, seed, dtype):
 
 
 @pytest.mark.parametrize("count", [0, 21])
-def test_too_many_are_refused(count):
+def test_unsupported_counts_raise(count):
     with pytest.raises(ValueError, match="1 to 20"):
         logprobs.top_logprobs(torch.zeros(1, 100), count)

@@ -1,6 +1,6 @@
-"""Decode steps in static buffers against the plain path: the same texts, whatever comes and goes.
+"""Captured decode steps give the tokens of synchronous steps, for any mix of requests.
 
-CUDA's capture is replaced by calling the work again, so all else runs here: padding, the page table, masks, sizes.
+Capturing is replaced by running the work again, so that everything else runs here: padding, page table, masks, sizes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ calls = st.tuples(
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(work=st.lists(calls, min_size=1, max_size=10), rows=st.integers(1, 9))
-def test_any_mix_gives_what_the_plain_path_gives(model, work, rows):
+def test_any_mix_of_requests_gives_the_tokens_of_synchronous_steps(model, work, rows):
     arrivals = []
     for i, (when, prompt, fields, constraint) in enumerate(work):
         fields = {**fields, "stop": fields.get("stop") if constraint is None else None}
@@ -124,8 +124,8 @@ def test_scores_forks_and_aborts_beside_replays(model):
     assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
 
 
-def test_retracted_rows_come_back_to_other_pages(model):
-    """A pool that does not hold all rows at once: sequences lose their pages and get others."""
+def test_preempted_rows_resume_on_other_pages(model):
+    """The pool does not hold all rows at once: sequences lose their pages and get others."""
     arrivals = [(0, r) for _, r in arrivals_of(8, n=60)]
     expected = run(model.plain, arrivals, rows=8)
     small = TorchRunner(
@@ -170,7 +170,8 @@ def test_padding_writes_nothing_and_reads_nothing(model):
             steps.graphs.forward(batch, size)()
         torch.testing.assert_close(drawn[-1][0], drawn[0][0])
     for cache, old in zip(model.fused.kv_cache, before, strict=True):
-        changed = (cache.k != old).flatten(1).any(1).nonzero().flatten().tolist()
+        # compared as bits: unwritten pages are uninitialized memory, which may be NaN
+        changed = (cache.k.view(torch.int32) != old.view(torch.int32)).flatten(1).any(1).nonzero().flatten().tolist()
         assert set(changed) <= {7}
 
 
@@ -196,7 +197,7 @@ def test_the_page_table_follows_every_change():
             assert page_table.flat[first : first + len(pages)].tolist() == pages.tolist()
 
 
-def test_sizes():
+def test_capture_sizes():
     assert make_capture_sizes(1) == [1]
     assert make_capture_sizes(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
     assert make_capture_sizes(100)[-4:] == [56, 64, 80, 96, 100][-4:]
@@ -206,7 +207,7 @@ def test_sizes():
     )
 
 
-def test_twin_buffers_keep_their_places():
+def test_a_double_buffer_uploads_to_fixed_addresses():
     fields = {"a": (torch.int32, 3), "b": (torch.int64, 2), "c": (torch.float32, 5)}
     buffer = DoubleBuffer(fields, ImmediateStream(CPU))
     places = {name: tensor.data_ptr() for name, tensor in buffer.device.items()}
@@ -220,7 +221,7 @@ def test_twin_buffers_keep_their_places():
     assert all(place % 8 == 0 for place in places.values())
 
 
-def test_a_cpu_has_no_steps_of_its_own(model):
+def test_a_cpu_has_no_async_launcher(model):
     assert make_gpu_step_launcher(engine_config(device="cpu"), model.fused) is None
     assert select_kernels(CPU, torch.float32).fused is None
     assert EOS == 0

@@ -1,0 +1,47 @@
+"""The fused operators composed of reference operators, for tests and dry runs of the GPU benchmarks."""
+
+from __future__ import annotations
+
+import torch
+
+from plait.kernels.kv_cache import LayerCache
+from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import FusedOperators, qk_norm_weights
+from plait.kernels.reference import float32_ops, ops, sampling
+
+
+def attend(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    cache: LayerCache,
+    layout: AttentionLayout,
+    scale: float,
+    window: int | None,
+    head_norm: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """Implements `FusedAttentionOp`."""
+    q_norm, k_norm = qk_norm_weights(head_norm, qkv.shape[1] - 2 * cache.k.shape[1])
+    q = ops.apply_rope_and_write_kv(
+        qkv,
+        cos,
+        sin,
+        *cache[:2],
+        layout,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        k_scale=cache.k_scale,
+        v_scale=cache.v_scale,
+    )
+    return ops.paged_attention(q, *cache[:2], layout, scale, window, k_scale=cache.k_scale, v_scale=cache.v_scale)
+
+
+REFERENCE_FUSED_OPERATORS = FusedOperators(
+    attend=attend,
+    add_rms_norm=float32_ops.add_rms_norm,
+    with_plans=lambda layout, shapes: layout,
+    make_sampler=lambda rows, vocab, device: sampling.sample,
+    kv_dtypes=frozenset({"fp8", "int8"}),
+)

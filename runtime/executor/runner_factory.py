@@ -1,0 +1,40 @@
+"""Creates the model runner, the sampler and the step launcher that a configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plait.runtime.config import EngineConfig
+from plait.runtime.executor.backend_selection import checkpoint_for_packed_cpu
+from plait.runtime.executor.runner import LoadedRunner, StartupProgress
+from plait.runtime.executor.step import AsyncStepLauncher
+from plait.runtime.sampling.sampler import Sampler
+
+
+def make_runner(
+    config: EngineConfig, model_path: Path, progress: StartupProgress = lambda fraction, doing: None
+) -> tuple[LoadedRunner, Sampler, AsyncStepLauncher | None]:
+    """Loads the model and returns its runner, a sampler for its device, and a launcher if the GPU samples by itself.
+
+    Torch is imported only if the model needs it; the packed CPU runner works without.
+    Raises ModelError or InputError.
+    """
+    checkpoint = checkpoint_for_packed_cpu(config, model_path)
+    if checkpoint is not None:
+        from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
+        from plait.runtime.models.loading.cpu_weights import NotPackable
+
+        try:
+            return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
+        except NotPackable:
+            pass  # "as-stored" with a block minimum outside float16's range, which no file header shows: use torch
+    from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
+    from plait.runtime.executor.torch_runner import TorchRunner
+    from plait.runtime.sampling.torch_ops import TorchLogitOperations
+
+    runner = TorchRunner(config, model_path, progress)
+    launcher = make_gpu_step_launcher(
+        config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")
+    )
+    on_gpu = runner.device.type == "cuda"
+    return runner, Sampler(TorchLogitOperations(runner.device)) if on_gpu else Sampler(), launcher

@@ -1,0 +1,56 @@
+"""Torch devices: which one to use, what it supports, its memory budget, and copying arrays to it."""
+
+from __future__ import annotations
+
+import torch
+
+from plait.runtime.errors import InputError
+from plait.runtime.executor.batch_arrays import starts
+from plait.runtime.executor.host_machine import host_kv_cache_budget
+from plait.runtime.kv_cache.page_pool import IntArray
+
+UPLOAD_ALIGN_BYTES = 16  # Triton compiles a kernel again for each mixture of aligned and unaligned pointers
+INT32_BYTES = 4
+GPU_KV_CACHE_FRACTION = 0.85  # of a GPU's free memory
+
+
+def choose_device(name: str) -> torch.device:
+    """Returns the torch device `name`. "auto" is CUDA if available, else the CPU. InputError if it cannot be used."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(f"device {name!r} cannot be used here ({reason}); `plait check` shows what can") from None
+    return device
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether torch multiplies bfloat16 natively on this CPU."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def device_kv_cache_budget(device: torch.device) -> int:
+    """Default KV cache size in bytes: 85% of a GPU's free memory; on a host see `host_kv_cache_budget`."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # memory that loading the model released is free too
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(free_bytes * GPU_KV_CACHE_FRACTION)
+    return host_kv_cache_budget()
+
+
+def upload(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """Copies int32 arrays to the device in one transfer that the host does not wait for.
+
+    Each tensor begins at a multiple of UPLOAD_ALIGN_BYTES.
+    """
+    align = UPLOAD_ALIGN_BYTES // INT32_BYTES
+    offsets = starts([-(-len(array) // align) * align for array in arrays])
+    buffer = torch.empty(int(offsets[-1]), dtype=torch.int32, pin_memory=device.type == "cuda")
+    host = buffer.numpy()
+    for offset, array in zip(offsets, arrays, strict=False):
+        host[offset : offset + len(array)] = array
+    uploaded = buffer.to(device, non_blocking=True)
+    return [uploaded[offset : offset + len(array)] for offset, array in zip(offsets.tolist(), arrays, strict=False)]
