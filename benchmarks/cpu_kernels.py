@@ -20,7 +20,8 @@ from pydoc_data.topics import topics
 import numpy as np
 import torch
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from plait.constrained import CompilePool, Vocabulary
-from plait.runtime.batch import request
+from plait.runtime.batch import request_metrics
 from plait.runtime.config import engine_config
 from plait.runtime.messages import PROTOCOL, Append, Close, Failed, Finished, Generate, Open, Welcome
 from plait.runtime.sampling.sampler import Sampler
@@ -146,7 +146,7 @@ class InMemoryTransport:
 def simulate(programs: list[Program], order: str, max_rows: int) -> float:
     """Runs all programs; notes when each ended, and returns when the last did."""
     clock = Clock()
-    batching.time = request.time = SimpleNamespace(monotonic=clock.monotonic)  # type: ignore[assignment]
+    batching.time = request_metrics.time = SimpleNamespace(monotonic=clock.monotonic)  # type: ignore[assignment]
     vocabulary = Vocabulary(tuple(b"%d " % i for i in range(VOCAB)), (0,), lambda text: [])
     config = engine_config(order=order, max_batch_rows=max_rows, prompt_lookup=False)
     welcome = Welcome(PROTOCOL, "", VOCAB, CONTEXT, 0)

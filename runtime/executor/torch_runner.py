@@ -19,7 +19,8 @@ from plait.kernels.kernel_selection import Kernels, select_kernels
 from plait.kernels.kv_cache import allocate_caches, cache_dtype, kv_slot_bytes
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
 from plait.kernels.triton.support import HeadShape
-from plait.runtime.batch.request import Batch
+from plait.runtime.arrays import Float32Array, Float64Array, IntArray
+from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
@@ -29,13 +30,10 @@ from plait.runtime.executor.prefix_sharing import PrefixSharing
 from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
     SUM_QUANTUM,
-    Float32Array,
-    Float64Array,
     StartupProgress,
     choose_num_pages,
     warm_up,
 )
-from plait.runtime.kv_cache.page_pool import IntArray
 from plait.runtime.models.config import ModelConfig
 from plait.runtime.models.decoders import MODELS
 from plait.runtime.sampling.numpy_ops import row_argmax

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from plait.runtime.batch.request import GenerationRequest
-from plait.runtime.sampling.sampler import (
-    NO_TOKEN,
-    NOT_FINITE,
+from plait.runtime.sampling.logit_ops import (
+    MASK_BYTE_BIAS,
+    TOP_P_FIRST_PASS,
     DrawState,
     TokenMask,
     TopLogprobs,
+    failed_token,
     has_filters,
     hash_uniform,
+    is_kept,
 )
-
-TOP_P_FIRST_PASS = 1024  # top-p looks this far down the sorted tokens before it sorts them all
 
 
 class TorchLogitOperations:
@@ -32,9 +32,7 @@ class TorchLogitOperations:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # bias of the 8 tokens behind each possible mask byte: a table look-up costs the same at any density
-        allowed = (torch.arange(256)[:, None] >> torch.arange(8)) & 1  # [256, 8]
-        self._mask_byte_bias = torch.where(allowed.bool(), 0.0, float("-inf")).to(device)
+        self._mask_byte_bias = torch.from_numpy(MASK_BYTE_BIAS).to(device)
 
     def prepare(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.to(self._device)
@@ -77,7 +75,7 @@ class TorchLogitOperations:
         found, at = logits.max(dim=-1)
         peaks, tokens = found.tolist(), at.tolist()
         drawn = [i for i, gen in enumerate(generations) if math.isfinite(peaks[i]) and not gen.params.is_greedy]
-        plain = [i for i in drawn if not has_filters(generations[i])]
+        plain = [i for i in drawn if not has_filters(generations[i].params)]
         if plain:
             highest = _column_tensor(logits, [peaks[i] for i in plain])
             scaled = logits[plain].double() - highest  # the peak at 0, so that no temperature overflows
@@ -87,11 +85,11 @@ class TorchLogitOperations:
             for i, token in zip(plain, _inverse_transform_sample(probs, [generations[i] for i in plain]), strict=True):
                 tokens[i] = token
         for i in drawn:
-            if has_filters(generations[i]):
+            if has_filters(generations[i].params):
                 tokens[i] = _sample_filtered(logits[i], generations[i])
         for i, peak in enumerate(peaks):
             if not math.isfinite(peak):
-                tokens[i] = NO_TOKEN if peak == -math.inf else NOT_FINITE
+                tokens[i] = failed_token(peak)
         return tokens
 
 
@@ -119,8 +117,7 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
     if params.top_k < 0 and count < len(probs) and float(values.sum()) < params.top_p:
         values, ids = _stable_topk(probs, len(probs))
     total = values.sum() if params.top_k > 0 else torch.ones((), dtype=values.dtype, device=values.device)
-    before = values.cumsum(dim=-1) - values  # the mass of the more likely tokens
-    keep = (before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
+    keep = is_kept(values, values.cumsum(dim=-1) - values, total, params)
     if not bool(keep.any()):
         return int(ids[0])
     kept = torch.where(keep, values, torch.zeros_like(values))

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.prefix_groups import PrefixGroup, PrefixGroups
-from plait.runtime.batch.request import Request, ScheduledRequest
+from plait.runtime.batch.request import Request
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.sampling import numpy_ops, torch_ops
-from plait.runtime.sampling import sampler as s
+from plait.runtime.sampling import logit_ops, numpy_ops, torch_ops
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 from plait.runtime.sampling.torch_ops import TorchLogitOperations
 from plait.runtime.sampling_params import sampling_params
@@ -46,7 +45,7 @@ def expected_choice(logits, row):
     for token, count in row.output_counts.items():
         values[token] -= count * params.frequency_penalty + params.presence_penalty
     if max(values) == -math.inf:
-        return s.NO_TOKEN
+        return logit_ops.NO_TOKEN
     if params.temperature == 0 or params.top_k == 1:
         return values.index(max(values))
     peak = max(values)
@@ -64,7 +63,7 @@ def expected_choice(logits, row):
                 nucleus.append(token)
             mass += probs[token]
         kept = [t for t in nucleus if probs[t] >= params.min_p * probs[order[0]] and probs[t] > 0]
-    draw, mass = s.hash_uniform(row.seed, row.num_sampled) * sum(probs[t] for t in kept), 0.0
+    draw, mass = logit_ops.hash_uniform(row.seed, row.num_sampled) * sum(probs[t] for t in kept), 0.0
     for token in kept:
         mass += probs[token]
         if mass > draw:
@@ -112,12 +111,12 @@ def _is_close_call(logits, row, a, b):
     """Whether the draw, or what top-p or min-p keep, lies on a border between two tokens."""
     params = row.params
     weights = np.exp((logits - logits.max()) / (params.temperature or 1.0))
-    order = np.argsort(-weights, kind="stable") if s.has_filters(row) else np.arange(len(weights))
+    order = np.argsort(-weights, kind="stable") if logit_ops.has_filters(row.params) else np.arange(len(weights))
     sums = np.cumsum(weights[order]) / weights.sum()
-    totals = sums if s.has_filters(row) else sums[-1:]  # of whatever is kept
-    draw = s.hash_uniform(row.seed, row.num_sampled)
+    totals = sums if logit_ops.has_filters(row.params) else sums[-1:]  # of whatever is kept
+    draw = logit_ops.hash_uniform(row.seed, row.num_sampled)
     edges = [np.abs(sums / total - draw).min() for total in totals]
-    if s.has_filters(row):
+    if logit_ops.has_filters(row.params):
         total = sums[params.top_k - 1] if params.top_k > 0 else 1.0
         edges += [np.abs(sums - params.top_p * total).min(), np.abs(weights / weights.max() - params.min_p).min()]
     return min(edges) < 1e-5
@@ -134,7 +133,7 @@ def test_masks_are_applied_bit_by_bit(on, data):
                            min_size=len(masked), max_size=len(masked))), dtype=np.int32)  # fmt: skip
     logits = normal(batch, VOCAB)
     found = given_to(on, logits)
-    on.apply_mask(found, s.TokenMask(masked, words, {}))
+    on.apply_mask(found, logit_ops.TokenMask(masked, words, {}))
     for row in range(batch):
         for token in range(VOCAB):
             allowed = row not in masked or words[masked.index(row), token // 32] >> (token % 32) & 1
@@ -148,12 +147,12 @@ def test_no_token_left_and_logits_that_are_not_finite_are_told_apart(on):
     rows[2, 5] = float("inf")
     for temperature in (0.0, 1.0):
         first, *others = on.draw_tokens(given_to(on, rows), [gen(temperature=temperature, logit_bias={5: -100.0})] * 3)
-        assert first >= 0 and others == [s.NOT_FINITE, s.NOT_FINITE]
+        assert first >= 0 and others == [logit_ops.NOT_FINITE, logit_ops.NOT_FINITE]
     rows[0, 7] = rows[0, 9] = 1.0
     assert on.draw_tokens(given_to(on, rows[:1]), [gen(temperature=0.0)]) == [7], "of equal ones the first"
     none = given_to(on, np.full((1, VOCAB), -math.inf))
-    assert on.draw_tokens(none, [gen()]) == [s.NO_TOKEN]
-    assert on.draw_tokens(none, [gen(temperature=0.0)]) == [s.NO_TOKEN]
+    assert on.draw_tokens(none, [gen()]) == [logit_ops.NO_TOKEN]
+    assert on.draw_tokens(none, [gen(temperature=0.0)]) == [logit_ops.NO_TOKEN]
 
 
 @both
@@ -177,7 +176,7 @@ def test_no_draw_takes_what_a_mask_forbids(monkeypatch):
 
 
 def test_draws_are_uniform_and_differ_by_seed_and_step():
-    draws = [s.hash_uniform(seed, step) for seed in range(100) for step in range(100)]
+    draws = [logit_ops.hash_uniform(seed, step) for seed in range(100) for step in range(100)]
     assert len(set(draws)) == len(draws)
     assert 0.49 < sum(draws) / len(draws) < 0.51
     assert all(0 <= d < 1 for d in draws)

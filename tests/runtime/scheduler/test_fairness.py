@@ -11,6 +11,8 @@ from fake_engine import greedy, make_engine_loop, run_until_idle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from plait.runtime.batch.request import Request, RequestOwner
+from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Append, Finished, Fork, Generate, Open
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler import batching, fairness
@@ -204,8 +206,9 @@ class Turns:
         self.fairness, self.rows, self.served = fairness.Fairness(), {}, {}
 
     def come(self, name):
-        session = SimpleNamespace(open_message=SimpleNamespace(tenant=name, priority=0), program=(b"c", name))
-        request = SimpleNamespace(session=session, metrics=SimpleNamespace(arrival_time=0.0))
+        owner = RequestOwner(tenant=name, program_id=(name.encode(), 0), priority=0)
+        request = Request(owner, Sequence((name, "")), 0, 0)
+        request.metrics.arrival_time = 0.0
         self.fairness.add(request)
         self.rows.setdefault(name, []).append(request)
         self.served.setdefault(name, 0)
@@ -220,7 +223,7 @@ class Turns:
         request = min(everybody, key=lambda each: (self.fairness.rank(each, 0.0), each.arrival_index), default=None)
         if request is not None:
             self.fairness.charge(request, tokens, 0.0)
-            self.served[request.session.open_message.tenant] += tokens
+            self.served[request.owner.tenant] += tokens
 
     @property
     def counters(self):

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from transformers import Gemma3ForCausalLM
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.process.builder import make_runner
