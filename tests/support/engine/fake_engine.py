@@ -16,8 +16,9 @@ import torch
 from plait.constrained import Vocabulary
 from plait.runtime.config import engine_config
 from plait.runtime.executor.runner import SUM_QUANTUM
-from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Tokens, Welcome
+from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Generate, Tokens, Welcome
 from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
 
 VOCAB = 64
@@ -216,3 +217,29 @@ def outcomes(transport, client=b"c"):
             else:
                 call.end = reply
     return calls
+
+
+def generate(session, call, max_tokens=8, **params):
+    """A greedy Generate message; `params` override its sampling parameters."""
+    return Generate(session, call, sampling_params(**{"max_tokens": max_tokens, "temperature": 0.0, **params}))
+
+
+def post(transport, *messages, client=b"c"):
+    """Puts messages into the inbox without stepping."""
+    transport.inbox += [(client, message) for message in messages]
+
+
+def text_of(tokens):
+    """The inverse of `spell`."""
+    return "".join(LETTERS[token - 1] for token in tokens)
+
+
+def finish_order(transport):
+    """The ids of the finished calls in the order of their replies."""
+    return [reply.call for _, reply in transport.outbox if isinstance(reply, Finished)]
+
+
+def assert_no_held_pages(engine_loop):
+    """Every page is free or cached."""
+    free, cached, held = engine_loop.cache.counts()
+    assert (free + cached, held) == (engine_loop.cache.pool.total, 0)
