@@ -261,7 +261,7 @@ def test_no_tenant_gets_more_service_than_one_that_always_waits(script):
 
 
 @given(st.lists(st.integers(1, MAX_COST), min_size=1, max_size=5))
-def test_a_tenant_that_resimulation_for_every_call_is_not_always_first(costs):
+def test_a_tenant_that_returns_for_every_call_gets_its_share(costs):
     """Its counter is kept, else it would always be first; and not raised each time, else it would never be."""
     simulation = TenantSimulation()
     simulation.come("patient")
