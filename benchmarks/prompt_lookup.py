@@ -124,8 +124,8 @@ def compare(name: str, prompt: str, plain: Client, drafting: Client, streams: in
             speedups.append(speeds[-1] * seconds_plain / num_plain)
     print(
         f"{name:24} {streams:2} streams: {statistics.median(speeds):6.0f} tok/s, "
-        f"{statistics.median(speedups):.2f} times as fast ({min(speedups):.2f} to {max(speedups):.2f}); {drafted_share:.0%} drafted; "
-        f"tokens {'equal' if is_equal else 'differ'}",
+        f"{statistics.median(speedups):.2f} times as fast ({min(speedups):.2f} to {max(speedups):.2f}); "
+        f"{drafted_share:.0%} drafted; tokens {'equal' if is_equal else 'differ'}",
         flush=True,
     )
 

@@ -2,8 +2,8 @@
 
 Simulates the two workloads of the Autellix paper (arXiv 2502.13965): a long *call* keeps its row for thousands of
 steps, and a long *program* fills the queue with many short calls. The engine loop is the real one. The model only
-advances a clock: a step takes `FIXED_S`, plus `ROW_S` for each decoding request and `TOKEN_S` for each prompt token, as a small
-model does on two cores. So hours are simulated in seconds, and every run gives the same result.
+advances a clock: a step takes `FIXED_S`, plus `ROW_S` for each decoding request and `TOKEN_S` for each prompt token,
+as a small model does on two cores. So hours are simulated in seconds, and every run gives the same result.
 
     python benchmarks/scheduling.py [--shorts 200] [--rows 16]
 """
