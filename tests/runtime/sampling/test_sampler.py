@@ -31,7 +31,7 @@ def request_like(seed=0, step=0, counts=None, **params):
 def prepared(ops, logits):
     """A float32 copy of the logits as the operations take them."""
     copy = np.array(logits, np.float32)
-    return on.prepare(copy if ops is HOST else torch.from_numpy(copy))
+    return ops.prepare(copy if ops is HOST else torch.from_numpy(copy))
 
 
 def normal(*shape, seed=0):
