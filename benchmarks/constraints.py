@@ -31,8 +31,8 @@ from plait.constrained import CompilePool, Grammar, JsonSchema, Vocabulary, mask
 from plait.constrained.json_schema.rewrite.document import subschemas  # noqa: E402
 from plait.constrained.json_schema.rewrite.keywords import ASSERTIONS  # noqa: E402
 from plait.runtime.model_files.locate import locate_model  # noqa: E402
+from plait.runtime.sampling.logit_ops import TokenMask  # noqa: E402
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations  # noqa: E402
-from plait.runtime.sampling.sampler import TokenMask  # noqa: E402
 from plait.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
 
 STEPS, BATCH = 40, 16

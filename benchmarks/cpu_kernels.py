@@ -18,13 +18,14 @@ from pydoc_data.topics import topics
 import numpy as np
 import torch
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner import LoadedRunner
+from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 WINDOW = 512

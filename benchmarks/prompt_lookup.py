@@ -1,11 +1,9 @@
-"""What guessing from the text is worth: the same work with and without it, in turns, on two runtimes.
+"""The speedup of prompt lookup decoding: the same work with and without it, alternating between two runtimes.
 
     python benchmarks/prompt_lookup.py [--rounds 3] [--streams 1,8]
 
-Quotes and edits of code repeat their prompt; prose does not. Greedy, so both give the same tokens but for rounding. An
-edit ends with its fence or with its text, whichever the model writes first: a small model edits badly, but does edit.
-
-Knows: the runtime's client. Must not know: how guesses are made or verified.
+Quotes and edits of code repeat their prompt; prose does not. Decoding is greedy, so both give the same tokens except
+for rounding. An edit ends at its closing fence or at end of sequence. The model is small: it edits badly, but does.
 """
 
 from __future__ import annotations
@@ -74,63 +72,67 @@ def test_remove():
 """
 
 
-def chat(request: str, answer: str = "") -> str:
+def chat_prompt(request: str, answer: str = "") -> str:
     return f"<|im_start|>user\nRequest {{number}}: {request}<|im_end|>\n<|im_start|>assistant\n{answer}"
 
 
-def edit(request: str, language: str, code: str, begun: str = "") -> str:
-    return chat(f"{request}\n```{language}\n{code}```", f"```{language}\n{begun}")
+def edit_prompt(request: str, language: str, code: str, output_prefix: str = "") -> str:
+    return chat_prompt(f"{request}\n```{language}\n{code}```", f"```{language}\n{output_prefix}")
 
 
 PROMPTS = {
     "a quote from a document": f'{{number}}. {DOCUMENT}\n\nThe document says: "The lighthouse at Cape Merrow was',
-    "an answer that quotes": chat(f"{DOCUMENT}\n\nWhat does the document say about the tower and the lamp? Quote it."),
-    "edit: rename, begun": edit(
+    "an answer that quotes": chat_prompt(
+        f"{DOCUMENT}\n\nWhat does the document say about the tower and the lamp? Quote it."
+    ),
+    "edit: rename, begun": edit_prompt(
         "Rename the variable `result` to `amount`:", "python", CODE, "def total(items, rate):\n    amount = 0\n"
     ),
-    "edit: rename": edit("Rename the variable `result` to `amount`:", "python", CODE),
-    "edit: tables": edit("Rename the column `created_at` to `made_at`:", "sql", TABLES),
-    "edit: a test": edit("Add a test for `clear`:", "python", TESTS),
+    "edit: rename": edit_prompt("Rename the variable `result` to `amount`:", "python", CODE),
+    "edit: tables": edit_prompt("Rename the column `created_at` to `made_at`:", "sql", TABLES),
+    "edit: a test": edit_prompt("Add a test for `clear`:", "python", TESTS),
     "a story": "{number}. Once upon a time, in a village between two mountains, a girl could talk to the wind.",
     "an answer": "{number}. Question: Why is the sky blue during the day and red in the evening?\nAnswer:",
-    "an explanation": chat("Explain how a bicycle stays upright."),
+    "an explanation": chat_prompt("Explain how a bicycle stays upright."),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side, in turns")
-    parser.add_argument("--streams", default="1,8", help="texts at once, several numbers with commas")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each runtime")
+    parser.add_argument("--streams", default="1,8", help="concurrent texts, several numbers with commas")
     options = parser.parse_args()
-    with Runtime(prompt_lookup=False) as plain, Runtime() as guessing:
+    with Runtime(prompt_lookup=False) as plain, Runtime() as drafting:
         for streams in map(int, options.streams.split(",")):
             for name, prompt in PROMPTS.items():
-                compare(name, prompt, plain.client, guessing.client, streams, options.rounds)
+                compare(name, prompt, plain.client, drafting.client, streams, options.rounds)
 
 
-def compare(name: str, prompt: str, plain: Client, guessing: Client, streams: int, rounds: int) -> None:
-    ratios, speeds, same, share = [], [], True, 0.0
-    for round_number in range(rounds + 1):  # the first warms up
-        spent, without = once(plain, prompt, streams)
-        spent_guessing, results = once(guessing, prompt, streams)
+def compare(name: str, prompt: str, plain: Client, drafting: Client, streams: int, rounds: int) -> None:
+    speedups, speeds, is_equal, drafted_share = [], [], True, 0.0
+    for round_number in range(rounds + 1):  # round 0 is the warm-up
+        seconds_plain, plain_results = run_once(plain, prompt, streams)
+        seconds_drafting, results = run_once(drafting, prompt, streams)
         num_tokens = sum(len(result.token_ids) for result in results)
-        num_without = sum(len(result.token_ids) for result in without)
-        share = sum(result.usage.drafted_tokens for result in results) / num_tokens
-        same = same and [result.token_ids for result in results] == [result.token_ids for result in without]
+        num_plain = sum(len(result.token_ids) for result in plain_results)
+        drafted_share = sum(result.usage.drafted_tokens for result in results) / num_tokens
+        is_equal = is_equal and [result.token_ids for result in results] == [
+            result.token_ids for result in plain_results
+        ]
         if round_number:
-            speeds.append(num_tokens / spent_guessing)
-            ratios.append(speeds[-1] * spent / num_without)
+            speeds.append(num_tokens / seconds_drafting)
+            speedups.append(speeds[-1] * seconds_plain / num_plain)
     print(
-        f"{name:24} {streams:2} streams: {statistics.median(speeds):6.0f} tok/s, {statistics.median(ratios):.2f} times "
-        f"as fast ({min(ratios):.2f} to {max(ratios):.2f}); {share:.0%} guessed; "
-        f"tokens {'equal' if same else 'differ'}",
+        f"{name:24} {streams:2} streams: {statistics.median(speeds):6.0f} tok/s, "
+        f"{statistics.median(speedups):.2f} times as fast ({min(speedups):.2f} to {max(speedups):.2f}); "
+        f"{drafted_share:.0%} drafted; tokens {'equal' if is_equal else 'differ'}",
         flush=True,
     )
 
 
-def once(client: Client, prompt: str, streams: int) -> tuple[float, list]:
+def run_once(client: Client, prompt: str, streams: int) -> tuple[float, list]:
     sessions = [client.open_session() for _ in range(streams)]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     calls = []
     for number, session in enumerate(sessions):
         session.append(prompt.format(number=number), control=True)
@@ -138,10 +140,10 @@ def once(client: Client, prompt: str, streams: int) -> tuple[float, list]:
         params = sampling_params(max_tokens=120, temperature=0.0, stop=stop, ignore_eos=not is_chat)
         calls.append(session.generate(params))
     results = [call.result() for call in calls]
-    spent = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     for session in sessions:
         session.close()
-    return spent, results
+    return seconds, results
 
 
 if __name__ == "__main__":

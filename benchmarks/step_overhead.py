@@ -1,11 +1,9 @@
-"""What a decoding step costs beside the model: receiving, choosing the batch, its inputs, sampling, commit, replies.
+"""The host's overhead in a decode step: receiving, batching, model inputs, sampling, commit, replies.
 
     python benchmarks/step_overhead.py [--weights bf16,as-stored] [--streams 16] [--tokens 96] [--profile]
 
-The scheduler runs in this process; its link encodes replies as the one to other processes does, and drops them.
-`--profile` prints the functions that take the rest. Median over the steps in which every stream decodes.
-
-Knows: the parts of a step by name. Must not know: what they do.
+Reports the median over the steps in which every stream decodes. The engine loop runs in this process; its transport
+encodes replies as the one to another process does, and drops them. `--profile` prints the functions with the most time.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ CLIENT = b"benchmark"
 
 
 class InMemoryTransport:
-    """Requests from a list; replies are encoded and counted."""
+    """Receives from a list; encodes replies and counts finished calls."""
 
     num_bad_frames, num_clients = 0, 1
 
@@ -39,8 +37,8 @@ class InMemoryTransport:
         self.num_ended = 0
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[bytes, Any]]:
-        taken, self.inbox = self.inbox, []
-        return taken
+        received, self.inbox = self.inbox, []
+        return received
 
     def take_disconnected(self) -> list[bytes]:
         return []
@@ -51,25 +49,25 @@ class InMemoryTransport:
 
 
 class Times:
-    """Seconds of named calls within one step, those of inner ones taken off the outer's."""
+    """Seconds of named calls within one step, without the time of nested ones."""
 
     def __init__(self) -> None:
         self.spent: defaultdict[str, float] = defaultdict(float)
         self._inner = [0.0]
 
     def watch(self, owner: Any, name: str, part: str) -> None:
-        """Replaces a method of one object by itself, timed."""
+        """Replaces a method of an object by one that adds its time to `part`."""
         method: Callable[..., Any] = getattr(owner, name)
 
-        def timed(*given: Any, **named: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             self._inner.append(0.0)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             try:
-                return method(*given, **named)
+                return method(*args, **kwargs)
             finally:
-                took = time.perf_counter() - begun
-                self.spent[part] += took - self._inner.pop()
-                self._inner[-1] += took
+                seconds = time.perf_counter() - start
+                self.spent[part] += seconds - self._inner.pop()
+                self._inner[-1] += seconds
 
         setattr(owner, name, timed)
 
@@ -81,30 +79,32 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    for form in options.weights.split(","):
-        measure(form, options.streams, options.tokens, options.profile)
+    for weights in options.weights.split(","):
+        measure(weights, options.streams, options.tokens, options.profile)
 
 
-def measure(form: str, streams: int, tokens: int, profile: bool) -> None:
+def measure(weights: str, streams: int, tokens: int, profile: bool) -> None:
     transport = InMemoryTransport()
-    config = engine_config(weights=form, max_batch_rows=max(64, streams), prompt_lookup=False)
+    config = engine_config(weights=weights, max_batch_rows=max(64, streams), prompt_lookup=False)
     engine_loop = build_engine_loop(config, locate_model(None), transport)
     try:
         begin(engine_loop, transport, streams, tokens)
         if profile:
             profiled(engine_loop, transport, streams)
         else:
-            report(form, streams, timed(engine_loop, transport, streams))
+            report(weights, streams, timed(engine_loop, transport, streams))
     finally:
         engine_loop.compiler.close()
 
 
 def begin(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int, tokens: int) -> None:
-    """Every stream's prompt is computed; from the next step on all decode."""
+    """Computes the prompt of every stream, so that all decode from the next step on."""
     sampling = sampling_params(max_tokens=tokens, temperature=0, ignore_eos=True)
     for i in range(streams):
         text = [1, *range(200 + 40 * i, 240 + 40 * i)]
-        transport.inbox += [(CLIENT, each) for each in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))]
+        transport.inbox += [
+            (CLIENT, message) for message in (Open(i, program=i), Append(i, text), Generate(i, i, sampling))
+        ]
     while not engine_loop.batch_scheduler.running or engine_loop.batch_scheduler.waiting or transport.inbox:
         engine_loop.step(0.0)
     while any(request.num_pending > 1 for request in engine_loop.batch_scheduler.running):
@@ -112,7 +112,7 @@ def begin(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int, t
 
 
 def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -> list[dict[str, float]]:
-    """Seconds of each part, step by step; "step" is all of it."""
+    """Returns for each step the seconds of each part; "step" is the total."""
     times, runner = Times(), engine_loop.model_runner
     times.watch(runner.model, "forward", "model")
     times.watch(runner.model, "logits", "model")
@@ -129,23 +129,23 @@ def timed(engine_loop: EngineLoop, transport: InMemoryTransport, streams: int) -
     steps = []
     while not transport.num_ended:
         times.spent.clear()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         engine_loop.step(0.0)
-        steps.append({**times.spent, "step": time.perf_counter() - begun})
+        steps.append({**times.spent, "step": time.perf_counter() - start})
     return steps
 
 
-def report(form: str, streams: int, steps: list[dict[str, float]]) -> None:
-    middle = {part: statistics.median(step.get(part, 0.0) for step in steps) for part in steps[-1]}
-    beside = statistics.median(1 - step["model"] / step["step"] for step in steps)
+def report(weights: str, streams: int, steps: list[dict[str, float]]) -> None:
+    medians = {part: statistics.median(step.get(part, 0.0) for step in steps) for part in steps[-1]}
+    overhead = statistics.median(1 - step["model"] / step["step"] for step in steps)
     parts = ", ".join(
         f"{part} {1e6 * spent:.0f}"
-        for part, spent in sorted(middle.items(), key=lambda each: -each[1])
+        for part, spent in sorted(medians.items(), key=lambda item: -item[1])
         if part not in ("step", "model")
     )
     print(
-        f"{form}, {streams} streams: a step {middle['step'] * 1e3:.2f} ms, the model {middle['model'] * 1e3:.2f} ms, "
-        f"beside it {beside:.1%} (us: {parts})",
+        f"{weights}, {streams} streams: a step {medians['step'] * 1e3:.2f} ms, "
+        f"the model {medians['model'] * 1e3:.2f} ms, beside it {overhead:.1%} (us: {parts})",
         flush=True,
     )
 

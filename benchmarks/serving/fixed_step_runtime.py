@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from plait.constrained import CompilePool
-from plait.runtime.batch.request import Batch
+from plait.runtime.batch.batch import Batch
 from plait.runtime.config import engine_config
 from plait.runtime.executor.step import InFlightStep
 from plait.runtime.messages import PROTOCOL, Welcome
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.sampling.sampler import SamplerOutput, TokenMask
+from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling.sampler import SamplerOutput
 from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
 from plait.runtime.transport.zmq_server import ZmqServerTransport

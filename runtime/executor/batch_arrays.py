@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plait.runtime.batch.request import Batch
-from plait.runtime.kv_cache.page_pool import IntArray
+from plait.runtime.arrays import IntArray
+from plait.runtime.batch.batch import Batch
 
 
 class BatchArrays(NamedTuple):

@@ -9,7 +9,8 @@ import numpy as np
 from plait.kernels.cpu.kernel_args import aligned_empty
 from plait.kernels.cpu.precompile import compile_missing
 from plait.kernels.numpy_layout import NumpyAttentionLayout
-from plait.runtime.batch.request import Batch
+from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.batch_arrays import batch_arrays
@@ -18,8 +19,6 @@ from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
     SUM_QUANTUM,
     AllowedIds,
-    Float32Array,
-    Float64Array,
     StartupProgress,
     choose_num_pages,
     fill_logits,

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from plait.kernels.layout import PrefixSharingCost
+from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.prefix_groups import PrefixGroup, PrefixGroups
-from plait.runtime.batch.request import ScheduledRequest
 
 
 class PrefixSharing:

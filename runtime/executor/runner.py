@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.errors import InputError
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.models.config import ModelConfig
@@ -16,8 +18,6 @@ from plait.runtime.models.config import ModelConfig
 DEFAULT_CPU_BATCH_TOKENS = 256
 MIN_PAGES = 16
 StartupProgress = Callable[[float, str], None]  # (fraction done, 0 to 1; current activity)
-Float32Array = npt.NDArray[np.float32]
-Float64Array = npt.NDArray[np.float64]
 SUM_QUANTUM = 2.0**-26  # see Runner.sum_hidden_states
 AllowedIds = Mapping[int, npt.NDArray[np.int64]]  # row -> the only token ids that it may take
 

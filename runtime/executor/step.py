@@ -13,10 +13,12 @@ from __future__ import annotations
 import itertools
 from typing import Any, Protocol
 
+from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import Batch
-from plait.runtime.executor.runner import Float32Array, Float64Array, Runner
-from plait.runtime.sampling.sampler import Sampler, SamplerOutput, TokenMask, argmax_output
+from plait.runtime.executor.runner import Runner
+from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling.sampler import Sampler, SamplerOutput, argmax_output
 
 PooledStates = dict[PoolingRequest, Float32Array | Float64Array]
 

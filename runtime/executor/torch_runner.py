@@ -14,7 +14,8 @@ from plait.kernels.kv_cache import allocate_caches, cache_dtype, kv_slot_bytes
 from plait.kernels.layout import AttentionLayout, AttentionShape, SharedPrefixes, shared_prefix_arrays
 from plait.kernels.operators import Kernels
 from plait.kernels.triton.support import HeadShape
-from plait.runtime.batch.request import Batch
+from plait.runtime.arrays import Float32Array, Float64Array
+from plait.runtime.batch.batch import Batch
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError
 from plait.runtime.executor.backend_selection import resolve_dtype_name, torch_weight_format
@@ -24,8 +25,6 @@ from plait.runtime.executor.runner import (
     DEFAULT_CPU_BATCH_TOKENS,
     SUM_QUANTUM,
     AllowedIds,
-    Float32Array,
-    Float64Array,
     StartupProgress,
     choose_num_pages,
     fill_logits,

@@ -1,8 +1,7 @@
-"""The prefix cache in use: hands pages to sequences, finds what is cached, publishes what was computed.
+"""The prefix cache: gives pages to sequences, finds cached prefixes, and publishes computed tokens in the radix tree.
 
-Keeps one promise: free + cached + held == total, where held pages are locked in the tree, private to a
-sequence, or lent for a token that is not known yet. Knows: pool, tree, sequences. Must not know: calls, batches, or
-fairness.
+Invariant: free + cached + held == total. Held pages are locked in the tree, private to a sequence, or reserved for a
+token that is not sampled yet.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from plait.runtime.kv_cache.page_pool import PagePool
-from plait.runtime.kv_cache.radix_tree import RadixNode, RadixTree
+from plait.runtime.kv_cache.radix_node import RadixNode
+from plait.runtime.kv_cache.radix_tree import RadixTree
 from plait.runtime.kv_cache.sequence import Sequence
 
 
 class PrefixCache:
-    """Pages for sequences, through one pool and one radix tree."""
+    """Manages the pages of all sequences with one page pool and one radix tree."""
 
     def __init__(self, total_pages: int) -> None:
         self.pool = PagePool(total_pages)
@@ -25,21 +25,21 @@ class PrefixCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that can be had now: free ones and cached ones that nothing runs on."""
+        """Pages that can be allocated now: free pages, and cached pages that no running sequence uses."""
         return self.pool.num_free + self.tree.num_cached
 
-    # -- a sequence's life ------------------------------------------------------------------------
+    # -- running sequences ------------------------------------------------------------------------
 
     def activate(self, seq: Sequence, limit: int) -> None:
-        """Locks what the sequence still has in the tree, so that it can run; at most `limit` tokens of it,
+        """Locks the sequence's node in the tree so that the sequence can run.
 
-        because the model has to see those after it (again) to give their logits.
+        Keeps at most `limit` computed tokens, because the model must process the later ones (again) for their logits.
         """
         if seq.is_locked:
             return
         if seq.node is None:
             seq.node = self.tree.root(seq.namespace)
-        seq.node.pins.discard(seq)
+        self.tree.unpin(seq.node, seq)
         if seq.num_computed > limit:
             seq.node = self.tree.ancestor(seq.node, seq.num_computed - limit)
             seq.pages.truncate(limit)
@@ -48,51 +48,54 @@ class PrefixCache:
         seq.is_locked = True
 
     def extend_from_cache(self, seq: Sequence, limit: int) -> None:
-        """Takes over cached pages for tokens [num_computed, limit), as far as the tree has them."""
+        """Adds the cached pages of tokens [num_computed, limit), as far as the tree has them."""
         if seq.num_computed >= limit or not self._merge_private_pages(seq):
             return
         old = seq.node
         assert seq.is_locked and old is not None
         match = self.tree.match(old, seq.tokens.view()[seq.num_computed : limit])
         if match.length:
-            seq.pages.extend(match.pages)  # before a split makes the match void
+            seq.pages.extend(match.pages)  # first: a split invalidates the match
             seq.node = self.tree.split_at_match(match)
             self.tree.move_lock(old, seq.node)
             seq.num_in_tree = seq.num_computed
 
     def _merge_private_pages(self, seq: Sequence) -> bool:
-        """Whether all that the sequence computed is in the tree; its own pages give way to another's of the same."""
-        at, end = seq.num_in_tree, seq.num_computed
-        if at < end:
+        """Whether all computed tokens are in the tree.
+
+        If the tree holds the same tokens already, frees the sequence's private pages and uses those of the tree.
+        """
+        start, end = seq.num_in_tree, seq.num_computed
+        if start < end:
             assert seq.node is not None
-            if self.tree.match(seq.node, seq.tokens.view()[at:end]).length < end - at:
+            if self.tree.match(seq.node, seq.tokens.view()[start:end]).length < end - start:
                 return False
             self.publish(seq)
         return True
 
     def match_length(self, seq: Sequence, limit: int) -> int:
-        """How many tokens would be there after `extend_from_cache`. Changes nothing."""
+        """Returns what `num_computed` would be after `activate` and `extend_from_cache`. Changes nothing."""
         start = seq.node if seq.node is not None else self.tree.find_root(seq.namespace)
         if start is None or seq.num_in_tree < seq.num_computed:
             return seq.num_computed
         return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
 
     def num_locked_match(self, seq: Sequence, limit: int) -> int:
-        """How many of the tokens that `match_length` counts lie in pages that running sequences hold already."""
+        """How many of the tokens counted by `match_length` lie in pages that running sequences lock already."""
         start = seq.node if seq.node is not None else self.tree.find_root(seq.namespace)
         if start is None:
             return 0
         match = self.tree.match(start, seq.tokens.view()[seq.num_computed : limit])
         node: RadixNode | None = match.node
-        shared, in_node = 0, match.num_in_node
+        num_shared, num_in_node = 0, match.num_in_node
         while node is not None:
-            shared += in_node if node.lock_count else 0
+            num_shared += num_in_node if node.lock_count else 0
             node = node.parent
-            in_node = len(node.key) if node is not None else 0
-        return shared
+            num_in_node = len(node.key) if node is not None else 0
+        return num_shared
 
     def allocate(self, seq: Sequence, count: int) -> bool:
-        """`count` more private pages for the sequence, evicting cache if need be; False when there are not as many."""
+        """Adds `count` private pages to the sequence, evicting cache if necessary; returns False if that is not enough."""
         if count > self.pool.num_free and not self._evict_for(count):
             return False
         if count == 1:
@@ -103,18 +106,22 @@ class PrefixCache:
         return True
 
     def _evict_for(self, count: int) -> bool:
+        """Evicts until `count` pages are free, and 1/64 of the pool more so that not every step evicts."""
         missing = count - self.pool.num_free
         if missing > self.tree.num_cached:
             return False
         if missing > 0:
-            spare = min(self.tree.num_cached, missing + self.pool.total // 64)
-            self.pool.release(self.tree.evict(spare))
+            num_evicted = min(self.tree.num_cached, missing + self.pool.total // 64)
+            self.pool.release(self.tree.evict(num_evicted))
         return True
 
-    # -- pages for tokens that are not known yet ----------------------------------------------------
+    # -- pages reserved for tokens that are not sampled yet ---------------------------------------
 
     def reserve_page(self) -> int | None:
-        """A page for a token that a sequence may get; None when there is none. `commit_reserved` or `release_reserved` follows."""
+        """Reserves a page for a token that a sequence may get; returns None if no page is left.
+
+        The caller must call `commit_reserved` or `release_reserved` later.
+        """
         if not self._evict_for(1):
             return None
         page = self.pool.allocate_one()
@@ -122,24 +129,24 @@ class PrefixCache:
         return page
 
     def commit_reserved(self, seq: Sequence, page: int) -> None:
-        """The lent page's token has come: it is the sequence's first one without a page."""
+        """Gives a reserved page to the sequence's first token without a page."""
         assert seq.is_locked and seq.num_computed < len(seq)
         self.reserved_pages.remove(page)
         seq.pages.append(page)
         self.num_private += 1
 
     def release_reserved(self, page: int) -> None:
-        """The lent page's token did not come, and nothing writes the page any more."""
+        """Frees a reserved page that is not needed. The device must no longer write to it."""
         self.reserved_pages.remove(page)
         self.pool.release(np.array([page], dtype=np.int32))
 
-    # -- between sequences and the tree ---------------------------------------------------------------
+    # -- publishing in the tree -------------------------------------------------------------------
 
     def publish_early(self, seq: Sequence) -> RadixNode | None:
-        """Publishes pages that this step will fill, so that rows of the same step can share them.
+        """Publishes pages that the current step will fill, so that other requests of the same step can share them.
 
-        Every layer writes all KV before it reads any, so a row may read what its neighbour writes in one forward.
-        Only where the tree has nothing yet; returns the new node, to be removed should the forward fail.
+        This works because every layer writes all KV of a step before it reads any. Publishes only if the tree has no
+        continuation yet. Returns the new node, which `rollback_insert` must remove if the forward pass fails, or None.
         """
         assert seq.node is not None
         if seq.num_in_tree == seq.num_computed or seq.tokens.at(seq.num_in_tree) in seq.node.children:
@@ -148,67 +155,67 @@ class PrefixCache:
         return seq.node
 
     def publish(self, seq: Sequence) -> None:
-        """Moves the sequence's private pages into the tree; those the tree had already are freed."""
+        """Moves the sequence's private pages into the tree; frees those for which the tree has a page already."""
         if seq.num_in_tree == seq.num_computed:
             return
         assert seq.is_locked and seq.node is not None
-        at, end = seq.num_in_tree, seq.num_computed
-        mine = seq.pages.view()[at:end]
-        node, kept = self.tree.insert(seq.node, seq.tokens.view()[at:end], mine)
+        start, end = seq.num_in_tree, seq.num_computed
+        private = seq.pages.view()[start:end]
+        node, kept = self.tree.insert(seq.node, seq.tokens.view()[start:end], private)
         self.tree.move_lock(seq.node, node)
-        self.num_private -= end - at
-        if kept is not mine:
-            self.pool.release(mine[kept != mine])
-            seq.pages.replace(at, kept)
+        self.num_private -= end - start
+        if kept is not private:
+            self.pool.release(private[kept != private])
+            seq.pages.replace(start, kept)
         seq.node, seq.num_in_tree = node, end
 
     def release(self, seq: Sequence) -> None:
-        """The sequence stops running: what it computed becomes cache, and it keeps a pin on it."""
+        """Stops a running sequence: its computed tokens become cache, and the sequence keeps a pin on them."""
         if not seq.is_locked:
             return
         self.publish(seq)
         assert seq.node is not None
-        seq.node.pins.add(seq)
+        self.tree.pin(seq.node, seq)
         self._unlock(seq)
 
     def free(self, seq: Sequence) -> None:
-        """The sequence ends: what it computed stays as cache, without a pin."""
+        """Ends a sequence: its computed tokens stay as cache, without a pin."""
         self.release(seq)
         node = seq.node
         if node is not None:
-            node.pins.discard(seq)
+            self.tree.unpin(node, seq)
             seq.node = None
             self.tree.drop_if_empty(node)
         seq.pages.truncate(0)
         seq.num_in_tree = 0
 
     def reset(self, seq: Sequence) -> None:
-        """The sequence lets go of everything at once, publishing nothing (its last pages were never written)."""
+        """Frees all of the sequence's pages without publishing any, because its last pages were never written."""
         self.truncate(seq, seq.num_in_tree)
         if seq.is_locked:
             self._unlock(seq)
         if seq.node is not None:
-            seq.node.pins.discard(seq)
+            self.tree.unpin(seq.node, seq)
         seq.node, seq.num_in_tree = None, 0
         seq.pages.truncate(0)
 
     def rollback_insert(self, node: RadixNode, num_tokens: int) -> None:
-        """Takes the `num_tokens` that end with an unlocked node, and all below them, out of the tree.
+        """Removes from the tree the `num_tokens` tokens that end with an unlocked node, and everything below them.
 
-        Their KV was never written. They were one node when they were published; another row of the same step may
-        have split it since.
+        Their KV was never written. They were one node when they were published, but another request of the same step
+        may have split it since.
         """
         if node.parent is None:
-            return  # gone already, with one above it
+            return  # removed already, together with an ancestor
         while num_tokens > len(node.key) and node.parent is not None:
             num_tokens -= len(node.key)
             node = node.parent
         self.pool.release(self.tree.remove_subtree(node))
 
     def truncate(self, seq: Sequence, num_computed: int) -> None:
-        """Forgets the pages from `num_computed` on (tokens cut off by a stop string, say).
+        """Drops the sequence's pages from `num_computed` on, for example those of tokens cut off by a stop string.
 
-        Private ones are freed. Those that a retraction has put into the tree stay there as cache.
+        Private pages are freed. Pages that a retraction has published stay in the tree as cache.
         """
         if num_computed == seq.num_computed:
             return
@@ -223,24 +230,24 @@ class PrefixCache:
             seq.node, seq.num_in_tree = node, num_computed
 
     def fork(self, seq: Sequence) -> Sequence:
-        """A sequence with the same tokens that shares every page computed so far. `seq` is active or idle."""
+        """Returns a new idle sequence with the same tokens and pages. `seq` may be running or idle."""
         if seq.is_locked:
             self.publish(seq)
         child = Sequence(seq.namespace, seq.tokens.view())
         if seq.node is not None:
             child.node, child.num_in_tree = seq.node, seq.num_in_tree
             child.pages.extend(seq.pages.view())
-            seq.node.pins.add(child)
+            self.tree.pin(seq.node, child)
         return child
 
     def truncate_idle(self, seq: Sequence, num_tokens: int) -> None:
-        """An idle sequence's text is now its first `num_tokens` tokens, at least one; the rest's KV stays as cache."""
+        """Cuts an idle sequence to its first `num_tokens` >= 1 tokens. The KV of the rest stays as cache."""
         assert not seq.is_locked and num_tokens
         if seq.num_computed > num_tokens:
             assert seq.node is not None
-            seq.node.pins.discard(seq)
+            self.tree.unpin(seq.node, seq)
             seq.node = self.tree.ancestor(seq.node, seq.num_computed - num_tokens)
-            seq.node.pins.add(seq)
+            self.tree.pin(seq.node, seq)
             seq.pages.truncate(num_tokens)
             seq.num_in_tree = num_tokens
         seq.tokens.truncate(num_tokens)
@@ -250,14 +257,14 @@ class PrefixCache:
         seq.is_locked = False
         self.tree.unlock_node(seq.node)
 
-    # -- all of it --------------------------------------------------------------------------------
+    # -- the whole cache --------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Drops all cache that nothing runs on."""
+        """Evicts all cache that no running sequence uses."""
         self.pool.release(self.tree.evict(self.tree.num_cached))
 
     def counts(self) -> tuple[int, int, int]:
-        """(free, cached, held) pages."""
+        """Returns the numbers of (free, cached, held) pages."""
         return (
             self.pool.num_free,
             self.tree.num_cached,
@@ -265,13 +272,13 @@ class PrefixCache:
         )
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Raises AssertionError unless every page is in exactly one place; `sequences` are all that live."""
+        """Raises AssertionError unless every page is in exactly one place. `sequences`: all sequences that exist."""
         self.tree.check_integrity()
         in_tree = [page for node in self.tree.nodes() for page in node.pages.tolist()]
         private = [page for seq in sequences for page in seq.pages.view()[seq.num_in_tree :].tolist()]
         free = self.pool.free_pages().tolist()
-        everywhere = sorted(in_tree + private + free + list(self.reserved_pages))
-        assert everywhere == list(range(self.pool.total)), "a page is lost or in two places"
+        all_pages = sorted(in_tree + private + free + list(self.reserved_pages))
+        assert all_pages == list(range(self.pool.total)), "a page is lost or in two places"
         assert len(private) == self.num_private
         assert sum(self.counts()) == self.pool.total
         for seq in sequences:
@@ -283,9 +290,9 @@ class PrefixCache:
         while node is not None:
             path.append(node)
             node = node.parent
-        tokens = [t for n in reversed(path) for t in n.key.tolist()]
-        pages = [p for n in reversed(path) for p in n.pages.tolist()]
-        assert tokens == seq.tokens.view()[: seq.num_in_tree].tolist(), "the path in the tree spells another text"
+        tokens = [token for node_on_path in reversed(path) for token in node_on_path.key.tolist()]
+        pages = [page for node_on_path in reversed(path) for page in node_on_path.pages.tolist()]
+        assert tokens == seq.tokens.view()[: seq.num_in_tree].tolist(), "the path in the tree holds other tokens"
         assert pages == seq.pages.view()[: seq.num_in_tree].tolist()
         if seq.node is not None:
             assert seq.is_locked or seq in seq.node.pins

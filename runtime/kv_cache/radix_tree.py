@@ -1,144 +1,89 @@
-"""The prefix cache: a radix tree over token ids whose edges carry KV pages.
+"""A radix tree over token ids whose edges carry KV pages.
 
     inserting "a b c d" and then "a b x" splits a node:
 
         root                       root
           └─ [a b c d] p0 p1 p2 p3   └─ [a b] p0 p1          (new upper node, same pages)
-                                          ├─ [c d] p2 p3     (the old node, keeps its children, pins and id)
+                                          ├─ [c d] p2 p3     (the old node, keeps its children, pins and identity)
                                           └─ [x]   p4
 
-A node that a running sequence stands on is locked, and so is every node above it. What is not locked is cache
-and goes when pages are short: leaves first, least recently used first, those that an idle session still counts
-on (its pin) last. Every tenant and cache salt has a root of its own. Nothing here looks at tokens one by one, and no
-numpy function is called that lets go of the interpreter's lock, for which another thread may be waiting.
+A node is locked while a running sequence ends in it, and so is every node above it. Unlocked nodes are cache. When
+pages run out, unlocked leaves are evicted in the order of `eviction.eviction_key`. Every namespace (tenant, cache salt)
+has its own root.
 
-The method is RadixAttention's (Zheng et al. 2024, arXiv 2312.07104). Knows: tokens, pages, locks, pins.
-Must not know: sequences, requests, or where pages come from.
+No code here loops over single tokens or calls a NumPy function that releases the GIL, because another thread may be
+waiting for it. The method is RadixAttention (Zheng et al. 2024, arXiv 2312.07104).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from plait.runtime.kv_cache.page_pool import IntArray
-
-CacheNamespace = tuple[str, str]  # (tenant, cache salt)
-EVICTION_HEAP_SLACK = 256  # notes of nodes that can go, beyond two for each node
-EMPTY: IntArray = np.empty(0, dtype=np.int32)
-
-
-class PinHolder(Protocol):
-    """Whoever counts on a node without locking it. It is told when the node goes."""
-
-    def on_evicted(self, num_tokens: int, parent: RadixNode) -> None: ...
-
-
-class RadixNode:
-    """One edge of the tree: `key[i]` is a token, `pages[i]` holds its KV. `lock_count` includes descendants' locks;
-    `end` is the number of tokens from the root to its end, which no split changes."""
-
-    __slots__ = ("children", "end", "key", "last_used", "lock_count", "pages", "parent", "pins", "namespace")
-
-    def __init__(self, key: IntArray, pages: IntArray, parent: RadixNode | None, namespace: CacheNamespace) -> None:
-        self.key = key
-        self.pages = pages
-        self.parent = parent
-        self.namespace = namespace
-        self.end: int = len(key) + (parent.end if parent is not None else 0)
-        self.children: dict[int, RadixNode] = {}
-        self.lock_count = 0
-        self.last_used = 0
-        self.pins: set[PinHolder] = set()
-
-
-class Match(NamedTuple):
-    """Where the longest cached prefix ends: inside `node`, after `num_in_node` of its tokens.
-
-    `length` tokens are matched. Valid until the tree changes.
-    """
-
-    node: RadixNode
-    num_in_node: int
-    length: int
-
-    @property
-    def pages(self) -> IntArray:
-        """[length], the pages of the matched tokens; put together when asked for."""
-        if not self.length:
-            return EMPTY
-        node, parts = self.node, [self.node.pages[: self.num_in_node]]
-        left = self.length - self.num_in_node
-        while left:
-            assert node.parent is not None
-            node = node.parent
-            parts.append(node.pages)
-            left -= len(node.pages)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
-
-
-EvictionEntry = tuple[int, int, RadixNode]  # last_used and id, to be ordered by, and a leaf that was unlocked then
+from plait.runtime.arrays import IntArray
+from plait.runtime.kv_cache.eviction import EvictionQueue
+from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, Match, PinHolder, RadixNode
 
 
 class RadixTree:
-    """See the file's header. All token and page arrays are int32."""
+    """Maps token prefixes to pages, with locks and pins. All token and page arrays are int32."""
 
     def __init__(self) -> None:
         self._roots: dict[CacheNamespace, RadixNode] = {}
         self._clock = 0
-        self._eviction_heap: list[EvictionEntry] = []  # a heap; see `_mark_evictable`
+        self._eviction_queue = EvictionQueue()
         self._num_nodes = 0  # without roots
         self.num_cached = 0  # pages in unlocked nodes
         self.num_locked = 0  # pages in locked nodes
 
-    # -- reading ----------------------------------------------------------------------------------
+    # -- lookup -----------------------------------------------------------------------------------
 
     def root(self, namespace: CacheNamespace) -> RadixNode:
-        """The root of a tenant's tree, made on first use."""
+        """Returns the root of a namespace, creating it on first use."""
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = RadixNode(EMPTY, EMPTY, None, namespace)
         return root
 
     def find_root(self, namespace: CacheNamespace) -> RadixNode | None:
-        """The root, or None where nothing is cached. Changes nothing."""
+        """Returns the root of a namespace, or None if nothing is cached there. Changes nothing."""
         return self._roots.get(namespace)
 
     def match(self, start: RadixNode, tokens: IntArray) -> Match:
-        """The longest cached continuation of `start` along `tokens`. Changes nothing."""
-        node, at, count = start, 0, len(tokens)
+        """Finds the longest cached continuation of `start` along `tokens`. Changes nothing."""
+        node, position, count = start, 0, len(tokens)
         num_in_node = len(start.key)
-        while at < count and node.children:
-            child = node.children.get(tokens.item(at))
+        while position < count and node.children:
+            child = node.children.get(tokens.item(position))
             if child is None:
                 break
-            num_in_node = _common_length(child.key, tokens[at:] if at else tokens)
-            node, at = child, at + num_in_node
+            num_in_node = _common_length(child.key, tokens[position:] if position else tokens)
+            node, position = child, position + num_in_node
             if num_in_node < len(child.key):
                 break
-        return Match(node, num_in_node, at)
-
-    # -- locks and pins ---------------------------------------------------------------------------
+        return Match(node, num_in_node, position)
 
     def split_at_match(self, match: Match) -> RadixNode:
-        """The node that ends where the match does, made by a split if need be."""
-        whole = match.num_in_node == len(match.node.key)
-        return match.node if whole else self._split(match.node, match.num_in_node)
+        """Returns the node that ends where the match ends, splitting a node if necessary."""
+        is_whole_node = match.num_in_node == len(match.node.key)
+        return match.node if is_whole_node else self._split(match.node, match.num_in_node)
 
     def ancestor(self, node: RadixNode, num_tokens: int) -> RadixNode:
-        """The node that ends `num_tokens` before `node` does, made by a split if need be."""
+        """Returns the node that ends `num_tokens` before the end of `node`, splitting a node if necessary."""
         while num_tokens >= len(node.key) and node.parent is not None:
             num_tokens -= len(node.key)
             node = node.parent
         return self._split(node, len(node.key) - num_tokens) if num_tokens else node
 
+    # -- locks and pins ---------------------------------------------------------------------------
+
     def lock_node(self, node: RadixNode) -> None:
+        """Locks the path from the root to `node`. Locks are counted."""
         self._lock_up_to(node, None)
 
     def unlock_node(self, node: RadixNode) -> None:
+        """Undoes one `lock_node`. Drops the root if the tree below it is empty."""
         self._unlock_up_to(node, None)
         root = node
         while root.parent is not None:
@@ -146,14 +91,14 @@ class RadixTree:
         self.drop_if_empty(root)
 
     def move_lock(self, old: RadixNode, new: RadixNode) -> None:
-        """`lock_node(new)` and `unlock_node(old)`, of which one is on the other's way to the root."""
+        """Does `lock_node(new)` and `unlock_node(old)`, where one is an ancestor of the other."""
         if new.end > old.end:
             self._lock_up_to(new, old)
         else:
             self._unlock_up_to(old, new)
 
     def _lock_up_to(self, node: RadixNode, end: RadixNode | None) -> None:
-        """One lock more on `node` and on those above it, `end` not included."""
+        """Adds a lock to `node` and its ancestors below `end`."""
         node_on_path: RadixNode | None = node
         while node_on_path is not end and node_on_path is not None:
             if not node_on_path.lock_count:
@@ -163,6 +108,7 @@ class RadixTree:
             node_on_path = node_on_path.parent
 
     def _unlock_up_to(self, node: RadixNode, end: RadixNode | None) -> None:
+        """Removes a lock from `node` and its ancestors below `end`."""
         self._clock += 1
         node_on_path: RadixNode | None = node
         while node_on_path is not end and node_on_path is not None:
@@ -172,125 +118,108 @@ class RadixTree:
             if not node_on_path.lock_count:
                 self.num_cached += len(node_on_path.key)
                 self.num_locked -= len(node_on_path.key)
-                self._mark_evictable(node_on_path)
+                self._queue_if_evictable(node_on_path)
             node_on_path = node_on_path.parent
 
-    # -- growing and shrinking --------------------------------------------------------------------
+    def pin(self, node: RadixNode, holder: PinHolder) -> None:
+        """Lets `holder` count on the node: it is evicted after nodes without pins, and `holder` is told."""
+        is_first = not node.pins
+        node.pins.add(holder)
+        if is_first:
+            self._queue_if_evictable(node)
+
+    def unpin(self, node: RadixNode, holder: PinHolder) -> None:
+        """Removes the pin of `holder`, if it has one."""
+        if holder in node.pins:
+            node.pins.remove(holder)
+            if not node.pins:
+                self._queue_if_evictable(node)
+
+    # -- insertion and eviction -------------------------------------------------------------------
 
     def insert(self, start: RadixNode, tokens: IntArray, pages: IntArray) -> tuple[RadixNode, IntArray]:
         """Adds `tokens` with their `pages` below `start`, which the caller has locked.
 
-        Returns the node that now ends the text and the pages [len(tokens)] the tree has for it: where a token
-        was cached already, the tree's page stays and the caller's is the caller's to free; where none was, they are
-        the array that was given. The end node is not locked yet.
+        Returns (node, kept): the node at which the text now ends, not locked yet, and the pages [len(tokens)] that the
+        tree holds for it. For a token that was cached already, the tree keeps its own page and the caller frees the
+        other. If no token was cached, `kept` is the array `pages` itself.
         """
         match = self.match(start, tokens)
-        at = match.length
-        kept = np.concatenate([match.pages, pages[at:]]) if at else pages
+        num_matched = match.length
+        kept = np.concatenate([match.pages, pages[num_matched:]]) if num_matched else pages
         node = self.split_at_match(match)
-        if at < len(tokens):
-            child = RadixNode(tokens[at:].copy(), pages[at:].copy(), node, start.namespace)
+        if num_matched < len(tokens):
+            child = RadixNode(tokens[num_matched:].copy(), pages[num_matched:].copy(), node, start.namespace)
             self._clock += 1
             child.last_used = self._clock
-            node.children[tokens.item(at)] = child
+            node.children[tokens.item(num_matched)] = child
             self.num_cached += len(child.key)
             self._num_nodes += 1
-            self._mark_evictable(child)
+            self._queue_if_evictable(child)
             node = child
         return node, kept
 
     def evict(self, count: int) -> IntArray:
-        """Drops unlocked leaves until `count` pages came free or none is left; returns the pages."""
-        freed, pinned = [EMPTY], list[EvictionEntry]()
-        missing = self._evict_lru(count, freed, pinned)
-        if missing > 0:
-            self._eviction_heap, pinned = pinned, []  # nothing else is left
-            heapq.heapify(self._eviction_heap)
-            self._evict_lru(missing, freed, None)
-        for entry in pinned:
-            heapq.heappush(self._eviction_heap, entry)
-        return np.concatenate(freed)
-
-    def _evict_lru(self, count: int, freed: list[IntArray], pinned: list[EvictionEntry] | None) -> int:
-        """Drops idle leaves, the oldest first, until `count` pages came free; with `pinned` only those without pins,
-        and the others are put there. Returns how many pages are missing."""
-        while self._eviction_heap and count > 0:
-            entry = heapq.heappop(self._eviction_heap)
-            leaf = entry[2]
-            if entry[0] != leaf.last_used or not self._is_evictable(leaf):
-                continue  # it has been used, or gone, since
-            if pinned is not None and leaf.pins:
-                pinned.append(entry)
-                continue
+        """Evicts unlocked leaves until at least `count` pages are free or none is left; returns the freed pages."""
+        freed = [EMPTY]
+        while count > 0 and (leaf := self._eviction_queue.pop()) is not None:
             self._remove_leaf(leaf)
             freed.append(leaf.pages)
             count -= len(leaf.pages)
-        return count
-
-    def _mark_evictable(self, node: RadixNode) -> None:
-        """Notes a node that has become evictable; notes that are out of date are dropped when they come up, or when
-        they are most of all."""
-        if node.children or node.parent is None:
-            return
-        if len(self._eviction_heap) > 2 * self._num_nodes + EVICTION_HEAP_SLACK:
-            self._eviction_heap = [
-                (each.last_used, id(each), each) for each in self.nodes() if self._is_evictable(each)
-            ]
-            heapq.heapify(self._eviction_heap)
-        else:
-            heapq.heappush(self._eviction_heap, (node.last_used, id(node), node))
-
-    def remove_subtree(self, node: RadixNode) -> IntArray:
-        """Drops an unlocked node and all below it at once (its KV was never written); returns the pages."""
-        order, freed = [node], [EMPTY]
-        for each in order:  # parents before children
-            order.extend(each.children.values())
-        for each in reversed(order):
-            assert each.lock_count == 0 and each.parent is not None
-            self._remove_leaf(each)
-            freed.append(each.pages)
         return np.concatenate(freed)
 
-    @staticmethod
-    def _is_evictable(node: RadixNode) -> bool:
-        return not node.children and node.lock_count == 0 and node.parent is not None
+    def remove_subtree(self, node: RadixNode) -> IntArray:
+        """Removes an unlocked node and its descendants, whose KV was never written; returns their pages."""
+        subtree, freed = [node], [EMPTY]
+        for parent in subtree:  # parents before children
+            subtree.extend(parent.children.values())
+        for descendant in reversed(subtree):
+            assert descendant.lock_count == 0 and descendant.parent is not None
+            self._remove_leaf(descendant)
+            freed.append(descendant.pages)
+        return np.concatenate(freed)
+
+    def _queue_if_evictable(self, node: RadixNode) -> None:
+        if node.is_evictable:
+            self._eviction_queue.push(node)
+            self._eviction_queue.compact(self._num_nodes, self.nodes)
 
     def _remove_leaf(self, leaf: RadixNode) -> None:
+        """Removes a leaf and moves its pins to its parent."""
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key.item(0)]
         self.num_cached -= len(leaf.key)
         self._num_nodes -= 1
-        for pin in list(leaf.pins):
-            parent.pins.add(pin)
-            pin.on_evicted(len(leaf.key), parent)
+        for holder in list(leaf.pins):
+            parent.pins.add(holder)
+            holder.on_evicted(len(leaf.key), parent)
         leaf.pins.clear()
         leaf.parent = None
-        if not parent.lock_count:
-            self._mark_evictable(parent)
+        self._queue_if_evictable(parent)
         self.drop_if_empty(parent)
 
-    def _split(self, node: RadixNode, at: int) -> RadixNode:
-        """Puts a new node with the first `at` tokens above `node`; `node` keeps the rest, its children and pins."""
+    def _split(self, node: RadixNode, length: int) -> RadixNode:
+        """Inserts a node with the first `length` tokens above `node`, which keeps the rest, its children and pins."""
         parent = node.parent
-        assert parent is not None and 0 < at < len(node.key)
-        upper = RadixNode(node.key[:at], node.pages[:at], parent, node.namespace)
+        assert parent is not None and 0 < length < len(node.key)
+        upper = RadixNode(node.key[:length], node.pages[:length], parent, node.namespace)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
         self._num_nodes += 1
         parent.children[upper.key.item(0)] = upper
-        node.key, node.pages, node.parent = node.key[at:], node.pages[at:], upper
+        node.key, node.pages, node.parent = node.key[length:], node.pages[length:], upper
         upper.children[node.key.item(0)] = node
         return upper
 
     def drop_if_empty(self, node: RadixNode) -> None:
-        """Forgets a root that nothing is under, so that many tenants leave nothing behind."""
+        """Removes `node` if it is a root without children, locks and pins, so that inactive tenants cost no memory."""
         if node.parent is None and not node.children and node.lock_count == 0 and not node.pins:
             self._roots.pop(node.namespace, None)
 
-    # -- checking ---------------------------------------------------------------------------------
+    # -- integrity --------------------------------------------------------------------------------
 
     def nodes(self) -> Iterator[RadixNode]:
-        """Every node, the roots included."""
+        """Yields every node, the roots included."""
         stack = list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -298,13 +227,13 @@ class RadixTree:
             yield node
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless links, keys, locks, counts and pages agree everywhere."""
+        """Raises AssertionError unless links, keys, locks, counts, pages and the eviction queue are consistent."""
         locked = cached = num_nodes = 0
-        seen: set[int] = set()
-        noted = {(stamp, node) for stamp, _, node in self._eviction_heap}
+        seen_pages: set[int] = set()
+        queued = self._eviction_queue.valid_nodes()
         for node in self.nodes():
             num_nodes += node.parent is not None
-            assert not self._is_evictable(node) or (node.last_used, node) in noted, "nobody would ever evict it"
+            assert not node.is_evictable or node in queued, "an evictable node is not in the eviction queue"
             assert len(node.key) == len(node.pages)
             assert (node.parent is None) == (len(node.key) == 0), "only a root has an empty key"
             assert node.end == len(node.key) + (node.parent.end if node.parent is not None else 0)
@@ -312,15 +241,15 @@ class RadixTree:
             for token, child in node.children.items():
                 assert child.parent is node and child.namespace == node.namespace and int(child.key[0]) == token
             pages = set(node.pages.tolist())
-            assert len(pages) == len(node.pages) and not pages & seen, "a page is in the tree twice"
-            seen |= pages
+            assert len(pages) == len(node.pages) and not pages & seen_pages, "a page is in the tree twice"
+            seen_pages |= pages
             locked += len(node.key) if node.lock_count else 0
             cached += 0 if node.lock_count else len(node.key)
         assert (cached, locked, num_nodes) == (self.num_cached, self.num_locked, self._num_nodes)
 
 
 def _common_length(a: IntArray, b: IntArray) -> int:
-    """How many leading elements are equal."""
+    """The number of leading elements that are equal."""
     size = min(len(a), len(b))
-    first = (a[:size] != b[:size]).tobytes().find(1)
-    return size if first < 0 else first
+    first_difference = (a[:size] != b[:size]).tobytes().find(1)
+    return size if first_difference < 0 else first_difference

@@ -1,22 +1,20 @@
 """A sequence: tokens, and the pages that hold the KV of the first of them.
 
-    tokens  [0 ............................................. len)
-    pages   [0 ........ num_in_tree ........ num_computed)
-             in the tree, under `node`  |  private
-
-Knows: its own arrays. Must not know: the pool or the tree beyond the node it stands on.
+tokens  [0 ............................................. len)
+pages   [0 ........ num_in_tree ........ num_computed)
+         in the tree, under `node`  |  private
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from plait.runtime.kv_cache.page_pool import IntArray
-from plait.runtime.kv_cache.radix_tree import CacheNamespace, RadixNode
+from plait.runtime.arrays import IntArray
+from plait.runtime.kv_cache.radix_node import CacheNamespace, RadixNode
 
 
 class IntBuffer:
-    """A growing int32 array whose live part, `size` long, is a numpy view. `version` changes with all but growth."""
+    """A growable int32 array of `size` values. `version` changes with every change except growth."""
 
     __slots__ = ("_data", "size", "version")
 
@@ -29,30 +27,30 @@ class IntBuffer:
         return self.size
 
     def view(self) -> IntArray:
-        """[len] int32, valid until the next change."""
+        """A view [size] int32 of the values, valid until the next change."""
         return self._data[: self.size]
 
     def extend(self, values: IntArray | list[int]) -> None:
-        need = self.size + len(values)
-        if need > len(self._data):
-            self._grow(need)
-        self._data[self.size : need] = values
-        self.size = need
+        new_size = self.size + len(values)
+        if new_size > len(self._data):
+            self._grow(new_size)
+        self._data[self.size : new_size] = values
+        self.size = new_size
 
     def append(self, value: int) -> None:
-        """`extend` by one: a step does it twice for every row."""
+        """Appends one value. Faster than `extend`; every step does it twice for each request."""
         if self.size == len(self._data):
             self._grow(self.size + 1)
         self._data[self.size] = value
         self.size += 1
 
     def at(self, index: int) -> int:
-        """The value at one place."""
+        """Returns one value as an int."""
         assert index < self.size
         return int(self._data[index])
 
-    def _grow(self, need: int) -> None:
-        grown = np.empty(max(need, 2 * len(self._data), 64), dtype=np.int32)
+    def _grow(self, capacity: int) -> None:
+        grown = np.empty(max(capacity, 2 * len(self._data), 64), dtype=np.int32)
         grown[: self.size] = self.view()
         self._data = grown
 
@@ -62,11 +60,11 @@ class IntBuffer:
         self.size = size
 
     def bump_version(self) -> None:
-        """Counts as a change: whoever keeps a copy that runs ahead of this one has to forget it."""
+        """Invalidates copies that run ahead of this array, as a change of values would."""
         self.version += 1
 
     def replace(self, start: int, values: IntArray) -> None:
-        """Writes values over [start, start + len(values))."""
+        """Overwrites [start, start + len(values))."""
         end = start + len(values)
         assert 0 <= start <= end <= self.size
         self.version += not np.array_equal(self._data[start:end], values)
@@ -74,9 +72,12 @@ class IntBuffer:
 
 
 class Sequence:
-    """See the file's header. Locked while it runs; between calls it only pins its node (`on_evicted` shortens it)."""
+    """Tokens and pages, as drawn in the file's header.
 
-    __slots__ = ("is_locked", "node", "num_in_tree", "pages", "namespace", "tokens")
+    A running sequence locks its node in the tree. Between calls it only pins the node, so that eviction may shorten it.
+    """
+
+    __slots__ = ("is_locked", "namespace", "node", "num_in_tree", "pages", "tokens")
 
     def __init__(self, namespace: CacheNamespace, tokens: IntArray | list[int] | None = None) -> None:
         self.namespace = namespace
@@ -91,9 +92,11 @@ class Sequence:
 
     @property
     def num_computed(self) -> int:
+        """Tokens that have a page: their KV is computed, or is written by the current step."""
         return self.pages.size
 
     def on_evicted(self, num_tokens: int, parent: RadixNode) -> None:
+        """See `PinHolder`."""
         assert not self.is_locked
         self.num_in_tree -= num_tokens
         self.pages.truncate(self.num_in_tree)

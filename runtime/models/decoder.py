@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import torch
 
-from plait.kernels.operators import Kernels
 from plait.kernels.kv_cache import LayerCache
 from plait.kernels.layout import AttentionLayout
+from plait.kernels.operators import Kernels
 from plait.kernels.quantized_weights import LinearWeight
 from plait.runtime.config import WeightFormat
 from plait.runtime.errors import InputError

@@ -9,18 +9,16 @@ import numpy as np
 import torch
 
 from plait.runtime.batch.request import GenerationRequest
-from plait.runtime.sampling.sampler import (
-    NO_TOKEN,
-    NOT_FINITE,
+from plait.runtime.sampling.logit_ops import (
+    MASK_BYTE_BIAS,
+    TOP_P_FIRST_PASS,
     DrawState,
     TokenMask,
     TopLogprobs,
+    failed_token,
     has_filters,
     hash_uniform,
-)
-
-TOP_P_FIRST_PASS = (
-    1024  # top-p sorts only this many of the largest logits first, and all of them if they do not suffice
+    is_kept,
 )
 
 
@@ -29,9 +27,7 @@ class TorchLogitOperations:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # The bias (0 or -inf) of 8 tokens for each value of a mask byte; a table lookup costs the same at any density.
-        allowed = (torch.arange(256)[:, None] >> torch.arange(8)) & 1  # [256, 8]
-        self._mask_byte_bias = torch.where(allowed.bool(), 0.0, float("-inf")).to(device)
+        self._mask_byte_bias = torch.from_numpy(MASK_BYTE_BIAS).to(device)
 
     def prepare(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.to(self._device)
@@ -74,7 +70,7 @@ class TorchLogitOperations:
         max_values, argmax = logits.max(dim=-1)
         max_logits, tokens = max_values.tolist(), argmax.tolist()
         sampled = [i for i, gen in enumerate(generations) if math.isfinite(max_logits[i]) and not gen.params.is_greedy]
-        unfiltered = [i for i in sampled if not has_filters(generations[i])]
+        unfiltered = [i for i in sampled if not has_filters(generations[i].params)]
         if unfiltered:
             # The largest logit becomes 0, so that no temperature overflows.
             scaled = logits[unfiltered].double() - _column_tensor(logits, [max_logits[i] for i in unfiltered])
@@ -84,11 +80,11 @@ class TorchLogitOperations:
             for i, token in zip(unfiltered, drawn, strict=True):
                 tokens[i] = token
         for i in sampled:
-            if has_filters(generations[i]):
+            if has_filters(generations[i].params):
                 tokens[i] = _sample_filtered(logits[i], generations[i])
         for i, max_logit in enumerate(max_logits):
             if not math.isfinite(max_logit):
-                tokens[i] = NO_TOKEN if max_logit == -math.inf else NOT_FINITE
+                tokens[i] = failed_token(max_logit)
         return tokens
 
 
@@ -116,8 +112,7 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
     if params.top_k < 0 and count < len(probs) and float(values.sum()) < params.top_p:
         values, ids = _stable_topk(probs, len(probs))
     total = values.sum() if params.top_k > 0 else torch.ones((), dtype=values.dtype, device=values.device)
-    mass_before = values.cumsum(dim=-1) - values  # of the more likely tokens
-    keep = (mass_before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
+    keep = is_kept(values, values.cumsum(dim=-1) - values, total, params)
     if not bool(keep.any()):
         return int(ids[0])
     kept = torch.where(keep, values, torch.zeros_like(values))

@@ -1,11 +1,10 @@
-"""Which rows run in the next step, and with how many tokens each.
+"""Chooses the requests of the next step and the number of tokens of each.
 
-Decoding rows come first, one token each, then chunks of prompts, then those that wait, as `Fairness` ranks them and
-among equals the longest cached prefix first. A row whose program was served far more than another's is paused for it
-when there are no more rows to be had, and its prompt goes on after the other's; its pages stay cached. When pages are
-short, the row admitted last gives its own back and waits again.
-
-Knows: rows, the prefix cache, the token budget. Must not know: tensors, messages, sampling.
+Decoding requests come first, with one token each; then chunks of prompts; then waiting requests in the order of
+`Fairness`, among equals the longest cached prefix first. If the maximum number of requests runs, a request whose
+program has had far more service is paused for a waiting one; its pages stay cached. Likewise a long prompt is
+interrupted by a shorter waiting one. If pages run out, the request admitted last is retracted: it loses its pages and
+waits again.
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ import heapq
 import math
 import time
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import SchedulingOrder
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.kv_cache.radix_tree import RadixNode
+from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.fairness import Fairness
 
-MAX_RANKED = 64  # how many of the waiting are compared by cached prefix in one step
-MAX_DRAFTING_TOKENS = 32  # running rows and guesses of one step together
-DRAFT_TOKEN_COST = (
-    0.12  # of one more row, in what each running row's token costs, times the root of their number: the more
-)
-#                     of them share the weights' reading, the less there is to share; measured 0.1 at 1, 0.5 at 16
-MAX_DRAFT_TOKEN_COST = 0.5  # a price from which on no row is asked for guesses
-MAX_LOGITS = 512  # positions of one step whose logits are kept: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
-RESERVE_TOKENS = 8  # pages kept for each running row's next tokens when another is admitted
+MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
+MAX_DRAFTING_TOKENS = 32  # running requests and draft tokens of one step together
+
+# Draft-token cost relative to one decode token, scaled by sqrt(batch size): the larger the batch, the less a further
+# row gains from sharing the reading of the weights. Measured: 0.1 with 1 request, 0.5 with 16.
+DRAFT_TOKEN_COST = 0.12
+MAX_DRAFT_TOKEN_COST = 0.5  # no drafts at this cost or above
+MAX_LOGITS = 512  # positions of one step with logits: [MAX_LOGITS, V] float32 is 100 MB for 49,152 tokens
+RESERVE_TOKENS = 8  # pages kept free for each running request's next tokens when another is admitted
 
 
 class BatchScheduler:
-    """Waiting and running rows, and the choice between them."""
+    """Holds the waiting and the running requests and builds the batches."""
 
     def __init__(
         self,
@@ -52,20 +52,19 @@ class BatchScheduler:
         self.running: dict[Request, None] = {}  # in order of admission
         self.fairness = Fairness(order)
         self.num_retractions = self.num_pauses = 0
-        self.provisional_nodes: list[
-            tuple[RadixNode, int]
-        ] = []  # published early in this step, with their tokens: void if it fails
+        # Nodes that `publish_early` made in this step, with their lengths: removed again if the step fails.
+        self.provisional_nodes: list[tuple[RadixNode, int]] = []
         self._now = 0.0
 
-    # -- coming and going -------------------------------------------------------------------------
+    # -- queues -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """The row waits to be admitted."""
+        """Adds a new request to the waiting ones."""
         self.fairness.add(request)
         self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
-        """The row is done, failed or aborted. Its sequence is the caller's to release."""
+        """Removes a request that finished, failed or was aborted. The caller releases its sequence."""
         if request in self.waiting:
             del self.waiting[request]
         elif request in self.running:
@@ -76,20 +75,21 @@ class BatchScheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
-    # -- one step ---------------------------------------------------------------------------------
+    # -- the next batch ---------------------------------------------------------------------------
 
     def next_batch(self) -> Batch | None:
-        """Rows for the next forward, their pages allocated; None when there is nothing to run."""
+        """Returns the next batch with all pages allocated, or None if there is nothing to run."""
         batch = Batch(self.max_batch_tokens, self.max_logits)
         self.provisional_nodes.clear()
         self._now = time.monotonic()
         self._preempt_for_waiting()
         decoding: list[Request] = []
-        prompts: list[Request] = []
+        prefilling: list[Request] = []
         for request in self.running:
-            (prompts if request.num_pending > 1 else decoding).append(request)
+            (prefilling if request.num_pending > 1 else decoding).append(request)
         may_draft = self.draft and self._draft_token_cost < MAX_DRAFT_TOKEN_COST
         for request in decoding:
             if not batch.token_budget:
@@ -98,7 +98,7 @@ class BatchScheduler:
                 self._schedule(batch, request, may_draft=True)
             elif not self._schedule_decode(batch, request):
                 self._schedule(batch, request)
-        for request in sorted(prompts, key=self._tier) if prompts else ():
+        for request in sorted(prefilling, key=self._tier) if prefilling else ():
             if self._tier(request):
                 self._admit(batch, before=request)
             if batch.token_budget:
@@ -107,15 +107,17 @@ class BatchScheduler:
         return batch if batch.rows else None
 
     def _schedule_decode(self, batch: Batch, request: Request) -> bool:
-        """`_schedule` for a row in the midst of its output, with one token to compute and a page for it, as nearly all
-        are; False, and nothing done, for the others."""
+        """Fast path of `_schedule` for a decoding request: one pending token, and a free page for it.
+
+        Returns False, having done nothing, for any other request.
+        """
         seq = request.seq
         start = seq.pages.size
-        is_alone = seq.tokens.size - start == 1 and seq.num_in_tree < start
-        wants_logits = request.logits_from <= start and not request.wants_states  # then nothing is taken from the tree
-        if not is_alone or not wants_logits or not self.cache.pool.num_free or batch.logits_budget <= 0:
+        has_one_private_token = seq.tokens.size - start == 1 and seq.num_in_tree < start
+        wants_logits = request.logits_from <= start and not request.wants_states  # so nothing is read from the tree
+        if not has_one_private_token or not wants_logits or not self.cache.pool.num_free or batch.logits_budget <= 0:
             return False
-        if request not in self.running:  # retracted by an earlier one
+        if request not in self.running:  # retracted for an earlier request of this batch
             return True
         self.cache.allocate(seq, 1)
         request.metrics.count_computed(start, start + 1)
@@ -124,8 +126,8 @@ class BatchScheduler:
         return True
 
     def _schedule(self, batch: Batch, request: Request, may_draft: bool = False) -> None:
-        """Puts as many of the row's pending tokens into the batch as the budget and the pool allow."""
-        if request not in self.running:  # retracted by an earlier one
+        """Adds as many of the request's pending tokens to the batch as the budgets and the pool allow."""
+        if request not in self.running:  # retracted for an earlier request of this batch
             return
         if request.in_flight_slot >= 0 and not request.num_pending:
             self._schedule_placeholder(batch, request)
@@ -135,16 +137,30 @@ class BatchScheduler:
         request.metrics.count_cached(start)
         if may_draft and request.num_pending == 1:
             self._add_draft(batch, request)
-        count = min(request.num_pending, batch.tokens_within_budget(request, start))
-        if count <= 0:
+        count = self._allocate(batch, request, min(request.num_pending, batch.tokens_within_budget(request, start)))
+        if not count:
             return
+        if count > 1 and not request.num_draft_tokens and (node := self.cache.publish_early(request.seq)) is not None:
+            self.provisional_nodes.append((node, len(node.key)))
+        request.metrics.count_computed(start, start + count - request.num_draft_tokens)
+        self.fairness.charge(request, count, self._now)
+        batch.add(request, start, count)
+
+    def _allocate(self, batch: Batch, request: Request, count: int) -> int:
+        """Allocates pages for up to `count` tokens and returns for how many; 0 if the request cannot run in this step.
+
+        If pages are short, gives up the draft, then retracts requests that arrived later and are not in the batch,
+        then takes the pages there are. Without any page the request itself is retracted, unless it is the only one.
+        """
+        if count <= 0:
+            return 0
         while not self.cache.allocate(request.seq, count):
             if request.num_draft_tokens:
                 request.drop_draft()
                 count = 1
                 continue
-            chosen = {each.request for each in batch.rows} | {request}
-            victim = next((other for other in reversed(self.running) if other not in chosen), None)
+            in_batch = {scheduled.request for scheduled in batch.rows} | {request}
+            victim = next((other for other in reversed(self.running) if other not in in_batch), None)
             if victim is not None and victim.arrival_index > request.arrival_index:
                 self.retract(victim)
             elif self.cache.num_available:
@@ -152,18 +168,14 @@ class BatchScheduler:
             else:
                 if batch.rows or victim is not None:
                     self.retract(request)
-                return
-        if count > 1 and not request.num_draft_tokens and (node := self.cache.publish_early(request.seq)) is not None:
-            self.provisional_nodes.append((node, len(node.key)))
-        request.metrics.count_computed(start, start + count - request.num_draft_tokens)
-        self.fairness.charge(request, count, self._now)
-        batch.add(request, start, count)
+                return 0
+        return count
 
     def _schedule_placeholder(self, batch: Batch, request: Request) -> None:
-        """Lets the row go on with the token that the step under way samples for it, before that is known."""
-        if not batch.tokens_within_budget(request, len(request.seq)) or not request.expects_more_tokens(
-            self.max_length
-        ):
+        """Schedules the token that the in-flight step samples for the request, before it is known."""
+        if not batch.tokens_within_budget(request, len(request.seq)):
+            return
+        if not request.expects_more_tokens(self.max_length):
             return
         page = self.cache.reserve_page()
         if page is not None:
@@ -175,21 +187,28 @@ class BatchScheduler:
         return DRAFT_TOKEN_COST * math.sqrt(len(self.running))
 
     def _add_draft(self, batch: Batch, request: Request) -> None:
-        """Lets the row guess ahead, as far as guesses may pay and the step has room."""
-        num_rows, token_cost = len(self.running), self._draft_token_cost
-        free, rows_left = MAX_DRAFTING_TOKENS - num_rows - batch.num_draft_tokens, num_rows - len(batch.rows)
-        room = min(-(-free // max(1, rows_left)), batch.tokens_within_budget(request, request.seq.num_computed) - 1)
-        room = min(room, self.max_length - len(request.seq))
-        if room > 0:
-            first_token_cost = (
-                0.0 if batch.num_draft_tokens else token_cost * (2 - 1 / num_rows)
-            )  # a step's first is as dear as two or three
-            request.draft(
-                room, token_cost, first_token_cost, cooldown_steps=num_rows // 2
-            )  # about two rows look in a step
+        """Appends draft tokens to the request, as many as are expected to pay and fit the step."""
+        num_running, token_cost = len(self.running), self._draft_token_cost
+        num_free = MAX_DRAFTING_TOKENS - num_running - batch.num_draft_tokens
+        num_unscheduled = num_running - len(batch.rows)
+        max_draft = min(
+            -(-num_free // max(1, num_unscheduled)),
+            batch.tokens_within_budget(request, request.seq.num_computed) - 1,
+            self.max_length - len(request.seq),
+        )
+        if max_draft > 0:
+            # The first draft token of a step costs as much as two or three of the next ones.
+            first_token_cost = 0.0 if batch.num_draft_tokens else token_cost * (2 - 1 / num_running)
+            # With this cooldown about two requests search for a match in each step.
+            request.draft(max_draft, token_cost, first_token_cost, cooldown_steps=num_running // 2)
+
+    # -- preemption -------------------------------------------------------------------------------
 
     def retract(self, request: Request) -> None:
-        """Takes the row's pages away; it waits again and what is lost meanwhile is computed again."""
+        """Takes a running request's pages away because pages are short; it waits again.
+
+        Its tokens stay cached as long as the pages are not needed; evicted ones are computed again.
+        """
         self.num_retractions += 1
         self._preempt(request)
 
@@ -200,7 +219,7 @@ class BatchScheduler:
         self.waiting = {request: None, **self.waiting}
 
     def _preempt_for_waiting(self) -> None:
-        """Pauses rows for waiting ones that may interrupt them, where all rows are taken."""
+        """Pauses running requests for waiting ones that may interrupt them, if the maximum number of requests runs."""
         if not self.waiting or len(self.running) < self.max_batch_rows:
             return
         now, preemption_key = self._now, self.fairness.preemption_key
@@ -214,9 +233,13 @@ class BatchScheduler:
             self.num_pauses += 1
             self._preempt(preemptible.pop())
 
+    # -- admission --------------------------------------------------------------------------------
+
     def _admit(self, batch: Batch, before: Request | None = None) -> None:
-        """Lets waiting rows run, best first, as far as they fit; with `before` those that may interrupt its prompt,
-        which must be longer than what they need."""
+        """Admits waiting requests in rank order, as far as they fit.
+
+        With `before`: only those that may interrupt its prompt and need fewer tokens than are left of it.
+        """
         if not self.waiting or not batch.token_budget or len(self.running) >= self.max_batch_rows:
             return
         for request in self._ranked_waiting():
@@ -231,22 +254,22 @@ class BatchScheduler:
             self._schedule(batch, request)
 
     def _may_interrupt_prefill(self, waiting: Request, running: Request) -> bool:
-        need = len(waiting.seq) - self._num_cached(waiting)
-        return need < running.num_pending and self.fairness.may_interrupt(waiting, running, self._now)
+        num_needed = len(waiting.seq) - self._num_cached(waiting)
+        return num_needed < running.num_pending and self.fairness.may_interrupt(waiting, running, self._now)
 
     def _has_room_for(self, request: Request) -> bool:
-        """Room for all of the row's tokens now, and for the running ones' next few."""
+        """Whether there are pages for all of the request's tokens and for the running requests' next few."""
         if not self.running:
             return True
-        need = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from)
-        return need + RESERVE_TOKENS * (len(self.running) + 1) <= self.cache.num_available
+        num_needed = len(request.seq) - self.cache.num_locked_match(request.seq, request.logits_from)
+        return num_needed + RESERVE_TOKENS * (len(self.running) + 1) <= self.cache.num_available
 
     def _ranked_waiting(self) -> list[Request]:
-        """The waiting rows to admit next, best first."""
+        """The waiting requests to admit next, best first."""
         rank, now = self.fairness.rank, self._now
-        first = heapq.nsmallest(MAX_RANKED, self.waiting, key=lambda request: rank(request, now))
+        candidates = heapq.nsmallest(MAX_RANKED, self.waiting, key=lambda request: rank(request, now))
         return sorted(
-            first, key=lambda request: (*rank(request, now), -self._num_cached(request), request.arrival_index)
+            candidates, key=lambda request: (*rank(request, now), -self._num_cached(request), request.arrival_index)
         )
 
     def _tier(self, request: Request) -> int:

@@ -1,8 +1,6 @@
-"""The scheduler: one step is receive, choose a batch, compute it, mask, sample, commit.
+"""The engine loop. One step: receive messages, choose a batch, compute it, fill token masks, sample, commit.
 
-Whatever one request raises ends that request; the loop and its neighbours go on.
-
-Knows: the order of a step. Must not know: sockets, how a batch is computed, or what instructions mean.
+An error in one request ends that request; the loop and the other requests go on.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import time
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from plait.constrained import CompilePool, GrammarError, Vocabulary
+from plait.runtime.batch.batch import Batch, ScheduledRequest
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import Batch, GenerationRequest, Request, ScheduledRequest, ScoringRequest
+from plait.runtime.batch.request import GenerationRequest, Request, ScoringRequest
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.runner import Runner
 from plait.runtime.executor.step import AsyncStepLauncher, StepExecutor
@@ -33,37 +31,48 @@ from plait.runtime.messages import (
     TokenLogprob,
     Welcome,
 )
-from plait.runtime.sampling.sampler import NO_TOKEN, NOT_FINITE, Sampler, SamplerOutput, TokenMask
+from plait.runtime.sampling.logit_ops import NO_TOKEN, NOT_FINITE, TokenMask
+from plait.runtime.sampling.sampler import Sampler, SamplerOutput
 from plait.runtime.scheduler.batching import BatchScheduler
-from plait.runtime.scheduler.output_processor import FinishInfo, OutputProcessor, set_bits_up_to
+from plait.runtime.scheduler.error_log import ErrorLog
+from plait.runtime.scheduler.output_processor import FinishInfo, OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
 from plait.runtime.scheduler.sessions.session import ClientId
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
+from plait.runtime.scheduler.token_mask import check_constraint_cost
 
-MAX_CONSTRAINT_CPU_S = 0.1  # CPU time that one row's mask or matcher may take in a step
-MAX_PARTIAL_HEAD_TOKENS = 1024  # a mask with at most so many tokens: only their logits are computed
+LOGITS_NOT_FINITE = "the model's logits are not finite here"
 
 
 class ServerTransport(Protocol):
-    """The scheduler's end of its channels."""
+    """The engine's end of the connections to its clients."""
 
     num_bad_frames: int
 
     def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, ClientMessage]]:
-        """What has come; waits up to `timeout_s` seconds (None: without end) if nothing has, or a fd is readable."""
+        """Returns the messages that have arrived.
+
+        If there are none, waits up to `timeout_s` seconds (None: without limit) for one, or until one of the file
+        descriptors `wake_fds` is readable.
+        """
 
     def take_disconnected(self) -> list[ClientId]:
-        """Clients that vanished or said goodbye since the last call."""
+        """Returns the clients that disconnected since the last call."""
 
     def send(self, client: ClientId, reply: ServerMessage) -> None:
-        """Sends without waiting; a client that is gone is no error."""
+        """Sends without blocking. Does nothing if the client is gone."""
 
     @property
-    def num_clients(self) -> int: ...
+    def num_clients(self) -> int:
+        """Connected clients."""
 
 
 class EngineLoop:
-    """One model, its KV pool, and every session of every client."""
+    """Runs one model for all sessions of all clients.
+
+    With an `async_launcher` (a GPU), the device computes one step while the host processes the previous one; see
+    `overlap.py`.
+    """
 
     def __init__(
         self,
@@ -80,6 +89,7 @@ class EngineLoop:
         self.model_runner, self.step_executor = model_runner, StepExecutor(model_runner, sampler, async_launcher)
         self.compiler = compiler
         self.cache = PrefixCache(model_runner.num_pages)
+        self.error_log = ErrorLog()
         self.batch_scheduler = BatchScheduler(
             self.cache,
             model_runner.max_batch_tokens,
@@ -90,24 +100,30 @@ class EngineLoop:
         )
         self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         self.sessions = SessionManager(
-            self.batch_scheduler, compiler, vocabulary, config, self.output_processor, welcome, transport.send
+            self.batch_scheduler,
+            compiler,
+            vocabulary,
+            config,
+            self.output_processor,
+            welcome,
+            transport.send,
+            self.error_log,
         )
         self.calls = self.sessions.calls
-        self._mask_words = (len(vocabulary) + 31) // 32
-        self.pending_step: OverlappedStep | None = None  # launched, and its tokens not yet taken in
+        self.pending_step: OverlappedStep | None = None  # launched, and its tokens not yet committed
         self.overlap_controller = OverlapController()
         self.num_steps = self.num_computed_tokens = 0
 
     def step(self, timeout_s: float | None = None) -> None:
-        """Does one step of work; with none to do, waits up to `timeout_s` seconds for a message."""
+        """Does one step of work. If there is none, waits up to `timeout_s` seconds for a message."""
         self.receive(timeout_s)
         if not self._may_overlap():
             self.commit_pending_step()
         batch = self.batch_scheduler.next_batch()
-        step = self.launch(batch) if batch is not None else None  # a GPU goes on while the host
-        self.commit_pending_step(overlapped=step)  #                                  takes in the step before
+        step = self.launch(batch) if batch is not None else None  # a GPU computes it while the host
+        self.commit_pending_step(overlapped=step)  #                 commits the previous step
         if step is not None:
-            self.sample(step)  #                                    and fills masks
+            self.sample(step)  #                                     and fills the masks of this one
         if self.pending_step is not None and self.pending_step.is_complete:
             self.commit_pending_step()
         if self.config.check_integrity:
@@ -115,56 +131,54 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to compute or to collect."""
+        """Whether there is a request to compute or a step to commit."""
         return self.pending_step is not None or self.batch_scheduler.has_work
 
     # -- the parts of a step ------------------------------------------------------------------------
 
     def _may_overlap(self) -> bool:
-        """Whether the next step may be launched before the one under way is settled: where its tokens stay on the
-        device, no row need be retracted for it, and few rows turn out to have ended or jumped forward."""
+        """Whether the next step may be launched before the pending one is committed.
+
+        The tokens must stay on the device, there must be pages enough that no request is retracted for the next step,
+        and few results may be discarded.
+        """
         step = self.pending_step
-        if (
-            step is None
-            or step.in_flight is None
-            or not step.in_flight.can_overlap
-            or not self.overlap_controller.is_worthwhile
-        ):
+        if step is None or step.in_flight is None or not step.in_flight.can_overlap:
+            return False
+        if not self.overlap_controller.is_worthwhile:
             return False
         return self.cache.num_available >= self.batch_scheduler.max_batch_tokens
 
     def launch(self, batch: Batch) -> OverlappedStep:
-        """Begins the batch's forward, if that can be done now."""
+        """Starts the batch's forward pass, if that is possible now."""
         step = OverlappedStep(batch, self.batch_scheduler.provisional_nodes)
         step.launch(self.step_executor, self.pending_step)
         return step
 
     def commit_pending_step(self, overlapped: OverlappedStep | None = None) -> None:
-        """Waits for the tokens of the step under way and commits them. `overlapped`: a step that was launched behind it."""
+        """Waits for the tokens of the pending step and commits them. `overlapped`: a step launched behind it."""
         step, self.pending_step = self.pending_step, None
         if step is None:
             return
         try:
             assert step.in_flight is not None
-            sampled = step.in_flight.collect()
+            output = step.in_flight.collect()
         except Exception as error:
             self._fail_steps(error, *([] if overlapped is None else [overlapped]), step)
             return
-        may_be_followed = step.in_flight.can_overlap
-        expecting = step.continuing_requests(self.welcome.context_length) if may_be_followed else []
+        expected = step.continuing_requests(self.welcome.context_length) if step.in_flight.can_overlap else []
         step.finish(self.cache)
-        self.commit(step.batch, sampled)
-        if not expecting and overlapped is None:
+        self.commit(step.batch, output)
+        if not expected and overlapped is None:
             return
         running = self.batch_scheduler.running
-        self.overlap_controller.record_outcome(
-            len(expecting), sum(gen in running and gen.num_pending == 1 for gen in expecting)
-        )
+        num_continued = sum(request in running and request.num_pending == 1 for request in expected)
+        self.overlap_controller.record_outcome(len(expected), num_continued)
         if overlapped is not None:
             overlapped.resolve_placeholders(self.cache, running)
 
     def sample(self, step: OverlappedStep) -> None:
-        """Fills the masks and starts the sampler behind the forward, which begins now where it could not before."""
+        """Fills the masks and starts the sampler. Launches the forward pass first if that was not possible before."""
         if step.is_empty:
             step.finish(self.cache)
         if step.is_finished:
@@ -179,16 +193,27 @@ class EngineLoop:
         if not step.is_complete:
             step.mark_in_flight()
 
+    def fill_token_mask(self, step: OverlappedStep) -> TokenMask | None:
+        """Builds the step's token masks; a request whose constraint fails here ends."""
+        return self.output_processor.token_masks.build(
+            step.sampled_requests,
+            step.discarded,
+            partial_head=not self.config.deterministic,
+            on_error=lambda request, error: self.calls.fail(
+                request, "constraint", f"the constraint broke in the middle: {error}"
+            ),
+        )
+
     # -- receive ----------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None) -> None:
-        """Takes in messages, compiled grammars, deadlines and vanished clients."""
+        """Handles messages, compiled grammars, deadlines and disconnected clients."""
         wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
         for client, message in self.transport.receive(wait_s, self.compiler.filenos()):
             try:
                 self._handle(client, message)
-            except Exception as error:  # a fault of ours in one request must not end the others
-                self.sessions.error_log.record(error)
+            except Exception as error:  # an internal error in one request must not end the others
+                self.error_log.record(error)
                 self.sessions.drop_after_error(client, message)
         self.sessions.start_compiled_calls()
         self.sessions.fail_expired_calls()
@@ -196,11 +221,12 @@ class EngineLoop:
             try:
                 self.sessions.drop_client(client)
             except Exception as error:
-                self.sessions.error_log.record(error)
+                self.error_log.record(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
-        events = [at for at in (self.calls.deadlines.next(), self.compiler.next_deadline()) if at is not None]
-        waits = [max(0.0, at - time.monotonic()) for at in events]
+        """Seconds until the next deadline of a call or a compilation, at most `timeout_s`; None without limit."""
+        deadlines = [self.calls.deadlines.next(), self.compiler.next_deadline()]
+        waits = [max(0.0, deadline - time.monotonic()) for deadline in deadlines if deadline is not None]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
     def _handle(self, client: ClientId, message: ClientMessage) -> None:
@@ -218,7 +244,7 @@ class EngineLoop:
             self.sessions.enqueue(client, message)
 
     def status(self, call_id: int) -> Status:
-        """Counts as they are now."""
+        """Returns the current counters, as the reply to an Inspect message."""
         free, cached, held = self.cache.counts()
         totals = self.calls.totals.with_running((*self.batch_scheduler.running, *self.batch_scheduler.waiting))
         return Status(
@@ -239,152 +265,124 @@ class EngineLoop:
             **msgspec.structs.asdict(totals),
         )
 
-    # -- mask and commit --------------------------------------------------------------------------
+    # -- commit -----------------------------------------------------------------------------------
 
-    def fill_token_mask(self, step: OverlappedStep) -> TokenMask | None:
-        """The packed masks of the rows that are not free, with each one's index among the sampled rows."""
-        rows, masks, allowed_ids = [], [], {}
-        for index, (at, gen) in enumerate(step.sampled_requests):
-            if gen.matcher is None and not gen.params.min_tokens:  # nearly all
-                continue
-            if self.output_processor.needs_no_mask(gen) or gen in step.discarded:
-                continue
-            words = np.empty(self._mask_words, dtype=np.int32)
-            begun = time.thread_time()
-            try:
-                if not self.output_processor.fill_mask(gen, words):
-                    continue
-                _check_cost(time.thread_time() - begun)
-            except Exception as error:  # a matcher that breaks in the middle ends its own call
-                self.calls.fail(gen, "constraint", f"the constraint broke in the middle: {error}")
-                continue
-            rows.append(index)
-            masks.append(words)
-            if not (self.config.deterministic or gen.params.logprobs):
-                ids = set_bits_up_to(words, MAX_PARTIAL_HEAD_TOKENS)
-                if ids is not None:
-                    allowed_ids[at] = ids
-        return TokenMask(rows, np.stack(masks), allowed_ids) if rows else None
-
-    def commit(self, batch: Batch, sampled: SamplerOutput) -> None:
-        """Hands each row its results; a row that was ended meanwhile is passed over."""
+    def commit(self, batch: Batch, output: SamplerOutput) -> None:
+        """Gives each request of the batch its results. Skips requests that ended meanwhile."""
         self.num_steps += 1
         self.num_computed_tokens += batch.num_tokens
-        for each in batch.rows:
-            if each.request not in self.batch_scheduler.running:
+        for scheduled in batch.rows:
+            if scheduled.request not in self.batch_scheduler.running:
                 continue
             try:
-                self._commit_request(each, sampled)
+                self._commit_request(scheduled, output)
             except Exception as error:
-                self.sessions.error_log.record(error)
-                self._fail_request(
-                    each.request, "internal", f"this call broke ({type(error).__name__}); see the runtime's log"
-                )
+                self.error_log.record(error)
+                text = f"this call broke ({type(error).__name__}); see the runtime's log"
+                self._fail_request(scheduled.request, "internal", text)
 
-    def _commit_request(self, each: ScheduledRequest, sampled: SamplerOutput) -> None:
-        request = each.request
+    def _commit_request(self, scheduled: ScheduledRequest, output: SamplerOutput) -> None:
+        request = scheduled.request
         if isinstance(request, GenerationRequest):
-            if sampled.prompt_logprobs and request in sampled.prompt_logprobs:
+            if output.prompt_logprobs and request in output.prompt_logprobs:
                 assert request.prompt_logprobs is not None
-                request.prompt_logprobs += sampled.prompt_logprobs[request]
-                request.logits_from = min(each.start + each.count, len(request.seq) - 1)
-            if each.num_draft_tokens:
-                self._commit_verified_draft(request, each.num_draft_tokens, sampled.verified[request])
-            elif each.is_sampled and each.is_still_next:
-                self._commit_token(request, sampled.tokens[request], sampled.logprobs.get(request))
+                request.prompt_logprobs += output.prompt_logprobs[request]
+                request.logits_from = min(scheduled.start + scheduled.count, len(request.seq) - 1)
+            if scheduled.num_draft_tokens:
+                self._commit_verified_draft(request, scheduled.num_draft_tokens, output.verified[request])
+            elif scheduled.is_sampled and scheduled.is_still_next:
+                self._commit_token(request, output.tokens[request], output.logprobs.get(request))
         elif isinstance(request, ScoringRequest):
-            self._commit_scores(request, sampled)
+            self._commit_scores(request, output)
         elif isinstance(request, PoolingRequest):
-            if each.num_states:
-                request.add_hidden_states(sampled.states[request], each.start + each.count)
+            if scheduled.num_states:
+                request.add_hidden_states(output.states[request], scheduled.start + scheduled.count)
             if not request.num_pending:
                 self.calls.finish_embedding(request)
 
-    def _commit_scores(self, request: ScoringRequest, sampled: SamplerOutput) -> None:
-        scores = sampled.scores.get(request, {})
+    def _commit_scores(self, request: ScoringRequest, output: SamplerOutput) -> None:
+        scores = output.scores.get(request, {})
         if not all(math.isfinite(logprob) or logprob == -math.inf for logprob in scores.values()):
-            self.calls.fail(request.selection, "internal", "the model's logits are not finite here")
+            self.calls.fail(request.selection, "internal", LOGITS_NOT_FINITE)
             return
         request.logprobs.update(scores)
-        request.top.update(sampled.top_logprobs.get(request, {}))
+        request.top.update(output.top_logprobs.get(request, {}))
         if not request.num_pending:
             self.calls.finish_scoring(request)
 
-    def _commit_verified_draft(self, gen: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:
-        """Takes the tokens that the model chose, up to the first that was not guessed."""
-        guesses, right = gen.seq.tokens.view()[-num_draft_tokens:].tolist(), 0
-        gen.drop_draft()
-        base = len(gen.seq)
-        while right < num_draft_tokens and tokens[right] == guesses[right]:
-            right += 1
-        assert gen.ngram_proposer is not None
-        gen.ngram_proposer.record_outcome(num_draft_tokens, right)
-        self.cache.truncate(gen.seq, base + right)  # what the wrong guesses filled
-        for token in tokens[: right + 1]:
-            gen.num_accepted_drafts += right > 0
-            right -= 1
-            self._commit_token(gen, token, None)
-            if gen not in self.batch_scheduler.running:
+    def _commit_verified_draft(self, request: GenerationRequest, num_draft_tokens: int, tokens: list[int]) -> None:
+        """Commits the accepted draft tokens and the one sampled after them.
+
+        `tokens` [num_draft_tokens + 1]: what the model chose at each position.
+        """
+        draft = request.seq.tokens.view()[-num_draft_tokens:].tolist()
+        request.drop_draft()
+        length_before = len(request.seq)
+        num_accepted = 0
+        while num_accepted < num_draft_tokens and tokens[num_accepted] == draft[num_accepted]:
+            num_accepted += 1
+        assert request.ngram_proposer is not None
+        request.ngram_proposer.record_outcome(num_draft_tokens, num_accepted)
+        self.cache.truncate(request.seq, length_before + num_accepted)  # frees the pages of rejected tokens
+        for index, token in enumerate(tokens[: num_accepted + 1]):
+            request.num_accepted_drafts += index < num_accepted
+            self._commit_token(request, token, None)
+            if request not in self.batch_scheduler.running:
                 return
 
-    def _commit_token(self, gen: GenerationRequest, token: int, logprob: TokenLogprob | None) -> None:
-        if not gen.metrics.first_token_time:
-            gen.metrics.first_token_time = time.monotonic()
-        if gen.params.max_tokens == 0:
-            self.calls.finish_generation(gen, FinishInfo("length"))
+    def _commit_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> None:
+        if not request.metrics.first_token_time:
+            request.metrics.first_token_time = time.monotonic()
+        if request.params.max_tokens == 0:
+            self.calls.finish_generation(request, FinishInfo("length"))
             return
         if token < 0:
-            self._fail_token(gen, token)
+            self._fail_token(request, token)
             return
-        begun = 0.0 if gen.matcher is None else time.thread_time()  # a system call
+        start_s = 0.0 if request.matcher is None else time.thread_time()  # only if needed: it is a system call
         try:
-            finish_info = self.output_processor.process_token(gen, token, logprob)
-            if gen.matcher is not None and finish_info is None:
-                _check_cost(time.thread_time() - begun)
+            finish_info = self.output_processor.process_token(request, token, logprob)
+            if request.matcher is not None and finish_info is None:
+                check_constraint_cost(time.thread_time() - start_s)
         except (RuntimeError, GrammarError) as error:
-            self.calls.fail(gen, "constraint", str(error))
+            self.calls.fail(request, "constraint", str(error))
             return
         if finish_info is not None:
-            self.calls.finish_generation(gen, finish_info)
+            self.calls.finish_generation(request, finish_info)
         else:
-            self.calls.send_tokens(gen, gen.num_safe_tokens())
+            self.calls.send_tokens(request, request.num_safe_tokens())
 
-    def _fail_token(self, gen: GenerationRequest, token: int) -> None:
+    # -- failures ---------------------------------------------------------------------------------
+
+    def _fail_token(self, request: GenerationRequest, token: int) -> None:
         if token == NO_TOKEN:
-            self.calls.fail(gen, "constraint", "no token of the vocabulary can continue this constraint")
+            self.calls.fail(request, "constraint", "no token of the vocabulary can continue this constraint")
         else:
             assert token == NOT_FINITE
-            self.calls.fail(gen, "internal", "the model's logits are not finite here")
+            self.calls.fail(request, "internal", LOGITS_NOT_FINITE)
 
     def _fail_request(self, request: Request, kind: str, text: str) -> None:
         assert isinstance(request, (GenerationRequest, ScoringRequest, PoolingRequest))
         self.calls.fail(request.selection if isinstance(request, ScoringRequest) else request, kind, text)
 
     def _fail_steps(self, error: Exception, *steps: OverlappedStep) -> None:
-        """The steps, the latest first, broke: their rows fail, and what they were about to write leaves the tree."""
-        self.sessions.error_log.record(error)
-        rows = [each.request for step in steps for each in step.batch.rows]
+        """Fails all requests of steps that raised, the latest step first.
+
+        Removes from the tree what the steps published early, because its KV was not written.
+        """
+        self.error_log.record(error)
+        requests = [scheduled.request for step in steps for scheduled in step.batch.rows]
         for step in steps:
             step.finish(self.cache)
             step.batch.set_rows([])
-        for request in rows:
+        for request in requests:
             request.drop_draft()
             self.cache.reset(request.seq)
-        for request in [request for request in self.batch_scheduler.running if request not in rows]:
-            self.batch_scheduler.retract(
-                request
-            )  # it may stand on what goes now, taken over before there was no room for it
+        for request in [request for request in self.batch_scheduler.running if request not in requests]:
+            self.batch_scheduler.retract(request)  # its node may be one of those removed below
         for step in steps:
             for node, num_tokens in step.provisional_nodes:
                 self.cache.rollback_insert(node, num_tokens)
-        for request in rows:
+        for request in requests:
             text = f"the model could not compute this step ({type(error).__name__}: {error!s:.200})"
             self._fail_request(request, "internal", text)
-
-
-def _check_cost(spent_s: float) -> None:
-    """RuntimeError for a constraint that holds up its neighbours: `spent_s` are this thread's own CPU seconds."""
-    if spent_s > MAX_CONSTRAINT_CPU_S:
-        raise RuntimeError(
-            f"one token of this constraint took {spent_s * 1e3:.0f} ms; {MAX_CONSTRAINT_CPU_S * 1e3:.0f} are allowed"
-        )

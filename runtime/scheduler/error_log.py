@@ -1,8 +1,6 @@
-"""Faults of ours that ended one request, for the log: each whole once, and after that how often it happened.
+"""Logs internal errors that ended one request: the first traceback in full, repetitions only as counts.
 
-What one client can cause it can cause a thousand times a second, and a log must not be what stops its neighbours.
-
-Knows: exceptions, standard error. Must not know: requests, sessions.
+A client can cause the same error a thousand times a second; writing each one would slow down the other clients.
 """
 
 from __future__ import annotations
@@ -13,18 +11,18 @@ from collections import Counter
 
 
 class ErrorLog:
-    """Counts by the kind of the error and the line that raised it."""
+    """Counts errors by exception type and by the line that raised it."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, int]] = Counter()
 
     def record(self, error: BaseException) -> None:
-        """Writes the traceback the first time, then one line at the 10th, the 100th, ..."""
+        """Writes the traceback to stderr the first time, then one line at the 10th, 100th, ... time."""
         name, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
-        place = (name, frames[-1].filename, frames[-1].lineno or 0) if frames else (name, "", 0)
-        self._counts[place] += 1
-        count = self._counts[place]
+        key = (name, frames[-1].filename, frames[-1].lineno or 0) if frames else (name, "", 0)
+        self._counts[key] += 1
+        count = self._counts[key]
         if count == 1:
             traceback.print_exception(error, file=sys.stderr)
         elif str(count).strip("0") == "1":
-            print(f"{name} at {place[1]}:{place[2]}: {count} times so far", file=sys.stderr, flush=True)
+            print(f"{name} at {key[1]}:{key[2]}: {count} times so far", file=sys.stderr, flush=True)

@@ -1,39 +1,37 @@
-"""Who goes first: what tenants and programs were served so far, and the rank of a row that follows from it.
+"""Ranks requests by how much service their tenants and programs have received.
 
-    fair         the tenant served least so far (virtual token counter, Sheng et al. 2024, arXiv 2401.00588), then
-                 priority, then the program served least (least attained service over whole programs, Autellix,
-                 arXiv 2502.13965), in doubling levels so that equals do not take turns with every token
-    first-come   the call that came first, as most servers do
+    fair         the tenant with the least service first (virtual token counter, Sheng et al. 2024, arXiv 2401.00588),
+                 then the higher priority, then the program with the least service (least attained service over whole
+                 programs, Autellix, arXiv 2502.13965), in levels that double so that equal programs do not alternate
+    first-come   the oldest call first, as most servers do
 
-Levels order those that wait. Tiers, which are wider, also let a row go before one that runs already. A program that
-nobody served for long goes first, whatever it had; the more it had, the longer that takes.
+Service is counted in tokens that went through the model. Levels rank waiting requests. Tiers are wider: a waiting
+request of a lower tier may interrupt a running one. A program without service for long (starving) goes first; the more
+service it had, the longer it takes to starve.
 
-A tenant that comes, or comes back, is lifted to the least of the counters of those that are here, or to that of who
-left last: it has saved up nothing. One that comes back may keep as much as ranks do not tell, a level: a client that
-posts a call when it has the answer to the one before would lose so much with each.
-
-Knows: tokens served, times. Must not know: pages, batches, what a row computes.
+A tenant that arrives or returns is raised to the active minimum of the counters (or to the counter of the tenant that
+left last), so idling earns no credit. A returning tenant may stay one level below that minimum: a client that sends
+each call after the answer to the one before would otherwise lose up to a level with every call.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plait.runtime.batch.request import Request
+from plait.runtime.batch.request import ProgramId, Request
 from plait.runtime.config import SchedulingOrder
 
-STARVATION_S = 10.0  # of a new program; each level of service adds as much. Then it is also left alone for so long
-MAX_INACTIVE_TENANTS = 4096  # tenants without rows whose service is remembered
-LEVEL_TOKENS = 256  # programs within one doubling of this much service count as equal
-TIER_TOKENS = 2048  # service that no other program interrupts; each tier after it is 2**TIER_BITS times as long
+STARVATION_S = 10.0  # until a new program starves, more with each level; also how long it is then protected
+MAX_INACTIVE_TENANTS = 4096  # tenants without requests whose counter is remembered
+LEVEL_TOKENS = 256  # programs within one doubling of this much service rank as equal
+TIER_TOKENS = 2048  # service up to which no other program interrupts; each next tier is 2**TIER_BITS times as long
 TIER_BITS = 3
 Rank = tuple[int, bool, int, int]
-ProgramId = tuple[bytes, int]
 
 
 @dataclass(slots=True)
 class TenantAccount:
-    """The counter of a tenant that has rows: what it was served, or lifted to."""
+    """The counter of a tenant that has requests: the service it received, or the minimum it was raised to."""
 
     served: int
     num_requests: int = 0
@@ -41,7 +39,7 @@ class TenantAccount:
 
 @dataclass(slots=True)
 class ProgramAccount:
-    """What one program was served, when it was last, and until when nothing may interrupt it."""
+    """A program's service in tokens, when it was last served, and until when no other program may interrupt it."""
 
     served: int = 0
     last_served: float = 0.0
@@ -49,97 +47,101 @@ class ProgramAccount:
 
     @property
     def level(self) -> int:
+        """0 up to LEVEL_TOKENS of service, then one more with each doubling."""
         return (self.served // LEVEL_TOKENS).bit_length()
 
     def is_starving(self, now: float, arrival_time: float) -> bool:
-        """Whether a row that came at `arrival_time` has waited longer than what the program was served allows."""
+        """Whether a request that arrived at `arrival_time` has waited longer than the program's service allows."""
         waited = now - max(self.last_served, arrival_time)
         return waited > STARVATION_S and waited > STARVATION_S * (1 + self.level)
 
 
 class Fairness:
-    """The accounts of all tenants and programs with rows or sessions."""
+    """The accounts of all tenants and programs that have requests or sessions. All times are monotonic seconds."""
 
     def __init__(self, order: SchedulingOrder = "fair") -> None:
         self.order = order
-        self._tenants: dict[str, TenantAccount] = {}  # those that have rows
-        self._inactive_tenants: dict[str, int] = {}  # the counters of those that have none, the longest away first
-        self._last_inactive_counter = 0  # its counter
-        self._counter_floor = (
-            0  # what newcomers are lifted to; it never sinks, so those that keep a level do not add up
-        )
+        self._accounts: dict[Request, tuple[TenantAccount, ProgramAccount]] = {}  # from `add` to `remove`
+        self._tenants: dict[str, TenantAccount] = {}  # those that have requests
+        self._inactive_tenants: dict[str, int] = {}  # counters of the others, the longest inactive first
+        self._last_inactive_counter = 0  # of the tenant that left last
+        self._counter_floor = 0  # what arriving tenants are raised to; never sinks, so kept levels do not add up
         self._programs: dict[ProgramId, ProgramAccount] = {}
-        self._arrivals = 0
+        self._num_arrivals = 0
 
     # -- accounts ---------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """The row has come to wait for the first time."""
-        self._arrivals += 1
-        request.arrival_index = self._arrivals
-        name = request.session.open_message.tenant
-        tenant = self._tenants.get(name)
+        """Registers a request that starts to wait for the first time, and sets its `arrival_index`."""
+        self._num_arrivals += 1
+        request.arrival_index = self._num_arrivals
+        owner = request.owner
+        tenant = self._tenants.get(owner.tenant)
         if tenant is None:
-            least = min((each.served for each in self._tenants.values()), default=self._last_inactive_counter)
-            self._counter_floor = max(self._counter_floor, least)
-            known = self._inactive_tenants.pop(name, None)
-            served = self._counter_floor if known is None else max(known, self._counter_floor - LEVEL_TOKENS)
-            tenant = self._tenants[name] = TenantAccount(served)
+            minimum = min((account.served for account in self._tenants.values()), default=self._last_inactive_counter)
+            self._counter_floor = max(self._counter_floor, minimum)
+            counter = self._inactive_tenants.pop(owner.tenant, None)
+            served = self._counter_floor if counter is None else max(counter, self._counter_floor - LEVEL_TOKENS)
+            tenant = self._tenants[owner.tenant] = TenantAccount(served)
         tenant.num_requests += 1
-        request.tenant, request.account = tenant, self._programs.setdefault(request.session.program, ProgramAccount())
+        self._accounts[request] = tenant, self._programs.setdefault(owner.program_id, ProgramAccount())
 
     def remove(self, request: Request) -> None:
-        """The row is over."""
-        request.tenant.num_requests -= 1
-        if not request.tenant.num_requests:
-            name = request.session.open_message.tenant
+        """Unregisters a request that has ended."""
+        tenant, _ = self._accounts.pop(request)
+        tenant.num_requests -= 1
+        if not tenant.num_requests:
+            name = request.owner.tenant
             del self._tenants[name]
-            self._inactive_tenants[name] = self._last_inactive_counter = request.tenant.served
+            self._inactive_tenants[name] = self._last_inactive_counter = tenant.served
             if len(self._inactive_tenants) > MAX_INACTIVE_TENANTS:
                 del self._inactive_tenants[next(iter(self._inactive_tenants))]
 
-    def forget_program(self, program: ProgramId) -> None:
-        """The program's last session is gone."""
-        self._programs.pop(program, None)
+    def forget_program(self, program_id: ProgramId) -> None:
+        """Drops the account of a program whose last session is gone."""
+        self._programs.pop(program_id, None)
 
     def charge(self, request: Request, num_tokens: int, now: float) -> None:
-        """Tokens of the row go through the model at time `now`."""
-        request.tenant.served += num_tokens
-        account = request.account
-        if now - account.last_served > STARVATION_S and account.is_starving(now, request.metrics.arrival_time):
-            account.protected_until = now + STARVATION_S
-        account.served += num_tokens
-        account.last_served = now
+        """Charges tokens of the request that go through the model at time `now`."""
+        tenant, program = self._accounts[request]
+        tenant.served += num_tokens
+        if now - program.last_served > STARVATION_S and program.is_starving(now, request.metrics.arrival_time):
+            program.protected_until = now + STARVATION_S
+        program.served += num_tokens
+        program.last_served = now
 
-    # -- who goes first ---------------------------------------------------------------------------
+    # -- ranks ------------------------------------------------------------------------------------
 
     def rank(self, request: Request, now: float) -> Rank:
-        """The less, the sooner. Rows of equal rank go by cached prefix, then by arrival."""
+        """The sort key of a waiting request; the smallest goes first. Ties: by cached prefix, then by arrival."""
         if self.order == "first-come":
             return (0, False, request.arrival_index, 0)
-        tenant = request.tenant.served // LEVEL_TOKENS
+        tenant, program = self._accounts[request]
+        tenant_level = tenant.served // LEVEL_TOKENS
         if self.is_starving(request, now):
-            return (tenant, False, request.arrival_index, 0)
-        return (tenant, True, -request.session.open_message.priority, request.account.level)
+            return (tenant_level, False, request.arrival_index, 0)
+        return (tenant_level, True, -request.owner.priority, program.level)
 
     def is_starving(self, request: Request, now: float) -> bool:
-        """Whether the row's program has waited so long that what it was served counts no more."""
-        return request.account.is_starving(now, request.metrics.arrival_time)
+        """Whether the request's program has waited so long that its past service no longer counts."""
+        return self._accounts[request][1].is_starving(now, request.metrics.arrival_time)
 
     def tier(self, request: Request, now: float) -> int:
-        """0 for a row that no other may go before once it runs: what its program was served is little, or it has
-        waited too long already."""
-        account = request.account
-        if self.order == "first-come" or now < account.protected_until or self.is_starving(request, now):
+        """The tier of a request; one of tier 0 is never interrupted.
+
+        Tier 0: the program has little service, or is protected, or starves.
+        """
+        program = self._accounts[request][1]
+        if self.order == "first-come" or now < program.protected_until or self.is_starving(request, now):
             return 0
-        return -(-(account.served // TIER_TOKENS).bit_length() // TIER_BITS)
+        return -(-(program.served // TIER_TOKENS).bit_length() // TIER_BITS)
 
     def preemption_key(self, request: Request, now: float) -> tuple[int, int]:
-        """Of several rows that may be interrupted the one of the largest is: its tier, then what its program had."""
-        return self.tier(request, now), request.account.served
+        """The sort key of requests that may be interrupted: (tier, service). The largest is interrupted first."""
+        return self.tier(request, now), self._accounts[request][1].served
 
     def may_interrupt(self, waiting: Request, running: Request, now: float) -> bool:
-        """Whether `waiting` may go before `running`, which has begun."""
+        """Whether `waiting` may run before `running` continues."""
         if self.tier(waiting, now) >= self.tier(running, now):
             return False
         return self.rank(waiting, now) < self.rank(running, now)

@@ -1,4 +1,4 @@
-"""The record of numbered trials: runs that are killed add up to the one that is not."""
+"""The trial record: killed and resumed runs add up to one complete run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ def outcome(number):
     return f"kind {number % 3}", "differs" if number % 7 == 3 else "", 0.5, number % 2
 
 
-def some(record, first, count, most):
-    """A run that is killed after `most` trials."""
-    for done, number in enumerate(record.left("bf16", first, count)):
-        if done == most:
+def interrupted_run(record, first, count, max_trials):
+    """A run that is killed after `max_trials` trials."""
+    for done, number in enumerate(record.remaining("bf16", first, count)):
+        if done == max_trials:
             return
         record.add("bf16", number, *outcome(number))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 15)), max_size=8))
-def test_runs_that_were_killed_add_up(tmp_path_factory, runs):
+def test_killed_runs_add_up(tmp_path_factory, runs):
     path, expected = tmp_path_factory.mktemp("record") / "trials.json", set()
-    for first, count, most in runs:
+    for first, count, max_trials in runs:
         record = Record(path, "code")
-        some(record, first, count, most)
-        expected |= set([n for n in range(first, first + count) if n not in expected][:most])
+        interrupted_run(record, first, count, max_trials)
+        expected |= set([n for n in range(first, first + count) if n not in expected][:max_trials])
     part = Record(path, "code").part("bf16")
     assert {n for first, end in part["done"] for n in range(first, end)} == expected
-    assert len(part["done"]) == sum(n - 1 not in expected for n in expected), "ranges that touch are one"
+    assert len(part["done"]) == sum(n - 1 not in expected for n in expected), "adjacent ranges are joined"
     assert sum(part["kinds"].values()) == len(expected) == part["seconds"] / 0.5
-    assert sorted(each["trial"] for each in part["failing"]) == [n for n in sorted(expected) if n % 7 == 3]
+    assert sorted(failure["trial"] for failure in part["failing"]) == [n for n in sorted(expected) if n % 7 == 3]
     assert part["retractions"] == sum(n % 2 for n in expected)
 
 
-def test_a_form_has_counts_of_its_own_and_a_trial_counts_once(tmp_path):
+def test_parts_count_separately_and_a_trial_counts_once(tmp_path):
     record = Record(tmp_path / "trials.json", "code")
     record.add("bf16", 3, *outcome(3))
     record.add("as-stored", 3, *outcome(4))
@@ -51,7 +51,7 @@ def test_a_form_has_counts_of_its_own_and_a_trial_counts_once(tmp_path):
     assert json.loads((tmp_path / "trials.json").read_text())["parts"]["bf16"]["failing"][0]["trial"] == 3
 
 
-def test_trials_of_other_code_are_not_added(tmp_path):
+def test_trials_of_other_code_are_rejected(tmp_path):
     source = tmp_path / "code"
     source.mkdir()
     (source / "a.py").write_text("1")

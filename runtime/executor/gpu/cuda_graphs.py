@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.prefix_groups import PrefixGroup
-from plait.runtime.batch.request import Batch
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler
 from plait.runtime.executor.gpu.graph_inputs import GraphInputs

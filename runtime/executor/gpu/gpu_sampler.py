@@ -12,7 +12,7 @@ from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingIn
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer, copy_async, pinned_zeros
 from plait.runtime.executor.gpu.stream import Event, Stream
-from plait.runtime.sampling.sampler import TokenMask
+from plait.runtime.sampling.logit_ops import TokenMask
 
 FLOAT_PARAMS = ("temperature", "top_p", "min_p")
 SEED_RANGE = 1 << 64

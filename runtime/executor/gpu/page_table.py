@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from plait.runtime.batch.request import ScheduledRequest
+from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.executor.gpu.stream import Stream
 from plait.runtime.executor.torch_device import upload
 from plait.runtime.kv_cache.sequence import Sequence

@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import torch
 
-from plait.runtime.batch.request import Batch, GenerationRequest, ScheduledRequest
+from plait.runtime.batch.batch import Batch, ScheduledRequest
+from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.config import EngineConfig
 from plait.runtime.executor.gpu.cuda_graphs import DecodeGraphRunner
 from plait.runtime.executor.gpu.gpu_sampler import GpuSampler, PendingTokens, can_sample_on_device
 from plait.runtime.executor.gpu.stream import CudaStream, DeviceWork, Stream
 from plait.runtime.executor.torch_runner import TorchRunner
-from plait.runtime.sampling.sampler import SamplerOutput, TokenMask
+from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling.sampler import SamplerOutput
 
 MAX_GRAPH_ROWS = 512  # for more rows, padding and the page table cost more than launching the operators one by one
 

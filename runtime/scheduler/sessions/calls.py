@@ -1,7 +1,4 @@
-"""The calls of all sessions: how many are owed a reply, what is sent of them, and how each ends, exactly once.
-
-Knows: calls and their replies. Must not know: instructions, batches, logits, sockets.
-"""
+"""Tracks calls from admission to their reply. Every call is answered exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Send = Callable[[ClientId, ServerMessage], None]
 
 
 class CallTracker:
-    """`on_call_finished` is told of each session whose call has ended."""
+    """The calls of all sessions. `on_call_finished` is called with the session of each call that ends."""
 
     def __init__(
         self,
@@ -38,61 +35,74 @@ class CallTracker:
         self.compiler = compiler
         self.deadlines = Deadlines()
         self.totals = UsageTotals()
-        self.num_open = 0  # calls that are owed a reply, begun or not
-        self._compiling: dict[int, GenerationRequest] = {}
+        self.num_open = 0  # calls without a final reply, started or queued
+        self._sessions: dict[Call, Session] = {}  # the session of each active call
+        self._compiling: dict[int, GenerationRequest] = {}  # by ticket
         self._send = send
         self._on_call_finished = on_call_finished
 
     @property
     def num_compiling(self) -> int:
+        """Calls whose grammar is being compiled."""
         return len(self._compiling)
 
-    # -- before a call begins ---------------------------------------------------------------------
+    # -- before a call starts ---------------------------------------------------------------------
 
     def admit(self, session: Session, message: SessionCall) -> None:
-        """Counts a call, which is owed a reply from now on."""
+        """Counts a call as open and starts its timeout."""
         self.num_open += 1
         timeout_s = message.sampling.timeout_s if isinstance(message, Generate) else message.timeout_s
         self.deadlines.add(session.key, message.call, timeout_s)
 
     def reject(self, session: Session, call_id: int, kind: str, text: str) -> None:
-        """Answers a call that was admitted and has not begun."""
+        """Answers an admitted call that was not started with a failure."""
         self.num_open -= 1
         self._send(session.key.client, Failed(call_id, kind, text))
 
-    def submit_grammar(self, gen: GenerationRequest, constraint: Spec) -> None:
-        """Has the grammar of a call compiled; `collect_compiled` gives it."""
-        gen.ticket = self.compiler.submit(constraint)
-        self._compiling[gen.ticket] = gen
+    def start(self, session: Session, call: Call) -> None:
+        """Makes an admitted call the session's active call."""
+        session.active_call = call
+        self._sessions[call] = session
+
+    def is_active(self, call: Call) -> bool:
+        """Whether the call was started and has not ended."""
+        return call in self._sessions
+
+    def submit_grammar(self, request: GenerationRequest, constraint: Spec) -> None:
+        """Starts to compile the grammar of a call; `collect_compiled` returns it."""
+        request.ticket = self.compiler.submit(constraint)
+        self._compiling[request.ticket] = request
 
     def collect_compiled(self) -> Iterator[tuple[GenerationRequest, Grammar | GrammarError]]:
-        """The calls whose grammar is ready, or refused, and that wait for it still."""
+        """Yields the calls whose grammar is compiled or refused."""
         for ticket, outcome in self.compiler.collect():
-            gen = self._compiling.pop(ticket, None)
-            if gen is not None:
-                yield gen, outcome
+            request = self._compiling.pop(ticket, None)
+            if request is not None:
+                yield request, outcome
 
-    # -- what is sent of it, and its end ----------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
-    def send_tokens(self, gen: GenerationRequest, upto: int) -> None:
-        """Tells the client the output tokens before `upto` that it has not heard of."""
-        token_ids = gen.output_tokens(gen.num_sent, upto)
-        logprobs = gen.unsent_logprobs or None
+    def send_tokens(self, request: GenerationRequest, end: int) -> None:
+        """Sends the client the unsent output tokens before index `end`."""
+        token_ids = request.output_tokens(request.num_sent, end)
+        logprobs = request.unsent_logprobs or None
         if token_ids or logprobs:
-            gen.num_sent = upto
-            gen.unsent_logprobs = []
-            self._send(gen.session.key.client, Tokens(gen.call_id, token_ids, logprobs))
+            request.num_sent = end
+            request.unsent_logprobs = []
+            self._send(self._sessions[request].key.client, Tokens(request.call_id, token_ids, logprobs))
 
-    def finish_generation(self, gen: GenerationRequest, finish_info: FinishInfo) -> None:
-        self.send_tokens(gen, gen.num_output)
-        usage = gen.metrics.usage(gen.num_sampled + gen.num_forced, gen.num_forced, gen.num_accepted_drafts)
-        self._end(
-            gen,
-            Finished(gen.call_id, finish_info.reason, usage, finish_info.matched, prompt_logprobs=gen.prompt_logprobs),
+    def finish_generation(self, request: GenerationRequest, finish_info: FinishInfo) -> None:
+        """Ends a generation and sends the rest of its output."""
+        self.send_tokens(request, request.num_output)
+        num_completion = request.num_sampled + request.num_forced
+        usage = request.metrics.usage(num_completion, request.num_forced, request.num_accepted_drafts)
+        reply = Finished(
+            request.call_id, finish_info.reason, usage, finish_info.matched, prompt_logprobs=request.prompt_logprobs
         )
+        self._end(request, reply)
 
     def finish_embedding(self, request: PoolingRequest) -> None:
-        """All of the text is computed."""
+        """Ends an embedding call whose tokens are all computed."""
         vector = request.vector()
         if vector is None:
             self.fail(request, "internal", "the model's hidden states are not finite here")
@@ -100,43 +110,44 @@ class CallTracker:
             self._end(request, Finished(request.call_id, "stop", request.metrics.usage(0), embedding=vector.tobytes()))
 
     def finish_scoring(self, request: ScoringRequest) -> None:
-        """One of a selection's rows is done; after the last the best choice becomes text."""
-        self._finish_scoring_request(request)
+        """Ends one request of a selection. After the last one, the best choice is appended to the session's text."""
+        self._release_scoring_request(request)
         selection = request.selection
         selection.num_unfinished -= 1
         if selection.num_unfinished:
             return
-        choice = best_choice(selection)
-        winner = selection.choices[choice.index]
-        self.cache.truncate_idle(selection.session.seq, selection.num_prompt)
-        selection.session.seq.tokens.extend(winner)
-        key = selection.session.key
-        self._send(key.client, Tokens(selection.call_id, winner))
-        self._end(selection, Finished(selection.call_id, "stop", selection.usage(), None, choice))
+        scores = best_choice(selection)
+        winner = selection.choices[scores.index]
+        session = self._sessions[selection]
+        self.cache.truncate_idle(session.seq, selection.num_prompt)
+        session.seq.tokens.extend(winner)
+        self._send(session.key.client, Tokens(selection.call_id, winner))
+        self._end(selection, Finished(selection.call_id, "stop", selection.usage(), None, scores))
 
     def fail(self, call: Call, kind: str, text: str, *, breaks_session: bool = True) -> None:
-        """Ends the call in failure; unless `breaks_session` is False, later calls of its session fail too."""
-        if call.session.active_call is not call:
+        """Ends an active call with a failure. With `breaks_session`, later calls of its session fail, too."""
+        session = self._sessions.get(call)
+        if session is None:
             return
         if isinstance(call, GenerationRequest):
             self.send_tokens(call, call.num_output)
         if breaks_session:
-            call.session.error = SessionError(kind, text)
+            session.error = SessionError(kind, text)
         self._end(call, Failed(call.call_id, kind, text))
 
     def _end(self, call: Call, reply: Finished | Failed) -> None:
-        """Takes a call out of the batch and answers it; what it computed becomes cache."""
-        session = call.session
+        """Removes a call from the batch and sends its final reply. Its computed tokens become cache."""
+        session = self._sessions.pop(call)
         session.active_call = None
         self.totals.add(call)
         self.deadlines.drop(session.key, call.call_id)
         self.num_open -= 1
         if isinstance(call, Selection):
             for request in (*call.requests, *call.unconditional_requests):
-                self._finish_scoring_request(request)
+                self._release_scoring_request(request)
         else:
             self.batch_scheduler.remove(call)
-            if call.seq.num_computed > len(call.seq):  # it ended among guesses that were right
+            if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
         ticket = call.ticket if isinstance(call, GenerationRequest) else None
@@ -145,6 +156,6 @@ class CallTracker:
         self._send(session.key.client, reply)
         self._on_call_finished(session)
 
-    def _finish_scoring_request(self, request: ScoringRequest) -> None:
+    def _release_scoring_request(self, request: ScoringRequest) -> None:
         self.batch_scheduler.remove(request)
         self.cache.free(request.seq)

@@ -1,7 +1,4 @@
-"""Sessions and their instructions: opens, appends, forks, starts calls, closes, each session in its own order.
-
-Knows: sessions, instructions, when a call begins. Must not know: how a call ends, batches, logits, sockets.
-"""
+"""Manages sessions and runs their instructions in order: open, append, fork, start a call, close."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections import Counter
 from plait.constrained import CompilePool, Grammar, GrammarError, Structural, Vocabulary
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
-from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.batch.request import GenerationRequest, ProgramId
 from plait.runtime.config import EngineConfig
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
@@ -41,10 +38,11 @@ from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOver
 from plait.runtime.scheduler.sessions.validation import validate_call
 
 SessionInstruction = Append | SessionCall | Fork | Close
+INTERNAL_ERROR = "the runtime failed on this request; see its log"
 
 
 class SessionManager:
-    """All sessions of one scheduler."""
+    """All sessions of all clients."""
 
     def __init__(
         self,
@@ -55,6 +53,7 @@ class SessionManager:
         output_processor: OutputProcessor,
         model: Welcome,
         send: Send,
+        error_log: ErrorLog,
     ) -> None:
         self.batch_scheduler = batch_scheduler
         self.cache: PrefixCache = batch_scheduler.cache
@@ -63,31 +62,33 @@ class SessionManager:
         self.config = config
         self.output_processor = output_processor
         self.max_length, self.model = output_processor.max_length, model
-        self.error_log = ErrorLog()
+        self.error_log = error_log
         self._send = send
         self._sessions: dict[SessionKey, Session] = {}
-        self._ready: list[Session] = []  # to be advanced, see `_advance`
-        self._programs: Counter[tuple[ClientId, int]] = Counter()
+        self._ready: list[Session] = []  # a stack, see `_advance`
+        self._programs: Counter[ProgramId] = Counter()  # sessions of each program
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def sequences(self) -> list[Sequence]:
-        """Every sequence that lives, for the integrity check."""
-        scoring = [request.seq for request in (*self.batch_scheduler.running, *self.batch_scheduler.waiting)]
-        return list({id(s): s for s in [*(s.seq for s in self._sessions.values()), *scoring]}.values())
+        """Returns all sequences that exist, for the integrity check."""
+        session_seqs = [session.seq for session in self._sessions.values()]
+        request_seqs = [request.seq for request in (*self.batch_scheduler.running, *self.batch_scheduler.waiting)]
+        return list({id(seq): seq for seq in (*session_seqs, *request_seqs)}.values())
 
     # -- instructions -----------------------------------------------------------------------------
 
     def open(self, client: ClientId, message: Open) -> None:
+        """Opens a session. An invalid one is not opened; calls in it will fail because it does not exist."""
         key = SessionKey(client, message.session)
         too_long = len(message.tenant) > MAX_NAME_CHARS or len(message.cache_salt) > MAX_NAME_CHARS
         if too_long or key in self._sessions or len(self._sessions) >= self.config.max_sessions:
-            return  # calls in it will be told that it does not exist
+            return
         self._add(Session(key, message, self.max_length))
 
     def enqueue(self, client: ClientId, message: SessionInstruction) -> None:
-        """Takes an instruction; it runs once those before it in the session are done."""
+        """Queues an instruction. It runs when those before it in the session are done."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
             if isinstance(message, SessionCall):
@@ -112,18 +113,18 @@ class SessionManager:
         self._advance(session)
 
     def _reject_overloaded(self, session: Session, message: SessionInstruction, text: str) -> None:
-        """There is no room for an instruction: its session, and sessions that it was to bear, go no further."""
-        why = SessionError("overloaded", text)
+        """Rejects an instruction that there is no room for; breaks its session, and the children of a fork."""
+        error = SessionError("overloaded", text)
         if isinstance(message, SessionCall):
-            self._send(session.key.client, Failed(message.call, why.kind, text))
-        self._set_error(session, why)
+            self._send(session.key.client, Failed(message.call, error.kind, text))
+        self._set_error(session, error)
         if isinstance(message, Fork):
             for child in self._pending_children(session, message):
                 child.is_materialized = True
-                self._set_error(child, why)
+                self._set_error(child, error)
 
     def abort(self, client: ClientId, message: Abort) -> None:
-        """Ends one call or the whole session now."""
+        """Ends one call, or the whole session if the message names no call."""
         session = self._sessions.get(SessionKey(client, message.session))
         if session is None:
             return
@@ -133,37 +134,36 @@ class SessionManager:
             self.fail_call(session.key, message.call, "aborted", "the call was aborted", breaks_session=False)
 
     def drop_client(self, client: ClientId) -> None:
-        """The client vanished: its sessions end and nobody is told."""
-        for session in [s for key, s in self._sessions.items() if key.client == client]:
+        """Removes the sessions of a client that disconnected."""
+        for session in [session for key, session in self._sessions.items() if key.client == client]:
             self._remove_session(session, "the client is gone")
 
     def drop_after_error(self, client: ClientId, message: ClientMessage) -> None:
-        """A fault of ours while carrying out `message`: its session ends, and its call is answered."""
-        why = "the runtime failed on this request; see its log"
-        number = getattr(message, "session", None)
-        session = self._sessions.get(SessionKey(client, number)) if number is not None else None
+        """Handles an internal error while processing `message`: removes its session and answers its call."""
+        session_id = getattr(message, "session", None)
+        session = self._sessions.get(SessionKey(client, session_id)) if session_id is not None else None
         if session is not None:
-            self._remove_session(session, why)
+            self._remove_session(session, INTERNAL_ERROR)
         call_id = getattr(message, "call", None)
         if call_id is not None:
-            self._send(client, Failed(call_id, "internal", why))
+            self._send(client, Failed(call_id, "internal", INTERNAL_ERROR))
 
     def fail_expired_calls(self) -> None:
-        """Ends the calls whose deadline has passed."""
-        for due in self.calls.deadlines.pop_expired():
-            text = f"the call took longer than its timeout of {due.timeout_s:g} s"
-            self.fail_call(due.key, due.call_id, "deadline", text)
+        """Fails the calls whose deadline has passed."""
+        for deadline in self.calls.deadlines.pop_expired():
+            text = f"the call took longer than its timeout of {deadline.timeout_s:g} s"
+            self.fail_call(deadline.key, deadline.call_id, "deadline", text)
 
     def start_compiled_calls(self) -> None:
-        """Lets the rows whose grammar is ready, or refused, go on."""
-        for gen, outcome in self.calls.collect_compiled():
+        """Starts the calls whose grammar is compiled, and fails those whose grammar was refused."""
+        for request, outcome in self.calls.collect_compiled():
             try:
-                self._start_constrained(gen, outcome)
-            except Exception as error:  # a grammar that breaks as it starts ends its own call
-                self.calls.fail(gen, "constraint", f"the constraint could not be started: {error!s:.200}")
+                self._start_constrained(request, outcome)
+            except Exception as error:  # a matcher that raises at its start ends its own call
+                self.calls.fail(request, "constraint", f"the constraint could not be started: {error!s:.200}")
 
     def fail_call(self, key: SessionKey, call_id: int, kind: str, text: str, *, breaks_session: bool = True) -> None:
-        """`fail` for a call that may not have begun, or may be over."""
+        """Fails a call that is active or queued; does nothing if it has ended."""
         session = self._sessions.get(key)
         if session is None:
             return
@@ -175,27 +175,28 @@ class SessionManager:
             if breaks_session:
                 self._set_error(session, SessionError(kind, text))
 
-    # -- how an instruction runs ------------------------------------------------------------------
+    # -- running instructions ---------------------------------------------------------------------
 
     def _advance(self, session: Session) -> None:
-        """Runs queued instructions until a call has to be waited for; those of sessions set free by them as well.
+        """Runs the session's queued instructions until a call becomes active, and those of its new children as well.
 
-        What runs may call this again: it then only notes the session, so that no chain of forks grows the stack.
+        Instructions may call this method again. The inner call only pushes its session on `_ready`, so that a chain of
+        forks does not recurse.
         """
         self._ready.append(session)
         if len(self._ready) > 1:
             return
         while self._ready:
-            at = self._ready[-1]
-            if not at.queue or at.active_call is not None or not at.is_materialized:
+            current = self._ready[-1]
+            if not current.queue or current.active_call is not None or not current.is_materialized:
                 self._ready.pop()
                 continue
-            instruction = at.queue.pop()
+            instruction = current.queue.pop()
             try:
-                self._execute(at, instruction)
-            except Exception as error:  # a fault of ours: its call is answered, and the other sessions go on
+                self._execute(current, instruction)
+            except Exception as error:  # an internal error must not end the other sessions
                 self.error_log.record(error)
-                self._fail_instruction(at, instruction)
+                self._fail_instruction(current, instruction)
 
     def _execute(self, session: Session, instruction: Instruction) -> None:
         if isinstance(instruction, Append):
@@ -211,26 +212,27 @@ class SessionManager:
             self._begin(session, instruction)
 
     def _fail_instruction(self, session: Session, instruction: Instruction) -> None:
-        why = "the runtime failed on this request; see its log"
-        session.error = session.error or SessionError("internal", why)
+        session.error = session.error or SessionError("internal", INTERNAL_ERROR)
         if isinstance(instruction, SessionCall):
             if session.active_call is not None:
-                self.calls.fail(session.active_call, "internal", why)
+                self.calls.fail(session.active_call, "internal", INTERNAL_ERROR)
             else:
-                self.calls.reject(session, instruction.call, "internal", why)
+                self.calls.reject(session, instruction.call, "internal", INTERNAL_ERROR)
 
     def _append(self, session: Session, message: Append) -> None:
-        ids, limit, total = message.token_ids, len(self.vocabulary), len(session.seq) + len(message.token_ids)
-        if total > self.max_length:
-            text = f"the text has {total} tokens; the context holds {self.max_length}"
+        token_ids, vocab_size = message.token_ids, len(self.vocabulary)
+        length = len(session.seq) + len(token_ids)
+        if length > self.max_length:
+            text = f"the text has {length} tokens; the context holds {self.max_length}"
             session.error = session.error or SessionError("context_overflow", text)
-        elif min(ids) < 0 or max(ids) >= limit:
-            session.error = session.error or SessionError("invalid", f"a token id is outside the vocabulary of {limit}")
+        elif min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            text = f"a token id is outside the vocabulary of {vocab_size}"
+            session.error = session.error or SessionError("invalid", text)
         elif session.error is None:
-            session.seq.tokens.extend(ids)
+            session.seq.tokens.extend(token_ids)
 
     def _begin(self, session: Session, message: SessionCall) -> None:
-        """Starts a call, or fails it before any work."""
+        """Starts a call, or rejects it if it is not valid."""
         error = validate_call(session, message, self.model, len(self.vocabulary), self.max_length)
         if error is not None:
             self.calls.reject(session, message.call, error.kind, error.text)
@@ -240,52 +242,56 @@ class SessionManager:
             self._begin_generation(session, message)
         elif isinstance(message, Embed):
             assert self.model.embeddings is not None
-            session.active_call = PoolingRequest(session, message, self.model.embeddings)
-            self.batch_scheduler.add(session.active_call)
+            pooling_request = PoolingRequest(session.owner, session.seq, message, self.model.embeddings)
+            self.calls.start(session, pooling_request)
+            self.batch_scheduler.add(pooling_request)
         else:
-            selection = session.active_call = make_selection(session, message, self.cache)
+            selection = make_selection(session, message, self.cache)
+            self.calls.start(session, selection)
             for request in (*selection.requests, *selection.unconditional_requests):
                 self.batch_scheduler.add(request)
 
     def _begin_generation(self, session: Session, message: Generate) -> None:
         params = message.sampling
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        gen = session.active_call = GenerationRequest(session, message.call, params, seed)
-        depends = params.logprobs or params.frequency_penalty or params.presence_penalty
-        if message.constraint is None and not depends:
-            gen.ngram_proposer = NgramProposer()
-        if message.constraint is None:
-            self.batch_scheduler.add(gen)
-        else:
-            gen.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
-            self.calls.submit_grammar(gen, message.constraint)
+        request = GenerationRequest(session.owner, session.seq, message.call, params, seed)
+        self.calls.start(session, request)
+        if message.constraint is not None:
+            request.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
+            self.calls.submit_grammar(request, message.constraint)
+            return
+        if not (params.logprobs or params.frequency_penalty or params.presence_penalty):
+            request.ngram_proposer = (
+                NgramProposer()
+            )  # verification gives no logprobs and does not count uses for penalties
+        self.batch_scheduler.add(request)
 
-    def _start_constrained(self, gen: GenerationRequest, outcome: Grammar | GrammarError) -> None:
-        if gen.session.active_call is not gen:
+    def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:
+        if not self.calls.is_active(request):
             return
         if isinstance(outcome, GrammarError):
-            self.calls.fail(gen, "constraint", str(outcome))
+            self.calls.fail(request, "constraint", str(outcome))
             return
-        gen.metrics.compile_s = time.monotonic() - gen.metrics.arrival_time
-        gen.matcher = outcome.matcher()
+        request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
+        request.matcher = outcome.matcher()
         try:
-            finish_info = self.output_processor.begin(gen)
+            finish_info = self.output_processor.begin(request)
         except CompletionDoesNotFit as error:
-            self.calls.fail(gen, "constraint", str(error))
+            self.calls.fail(request, "constraint", str(error))
             return
         if finish_info is None:
-            self.batch_scheduler.add(gen)
+            self.batch_scheduler.add(request)
         else:
-            self.calls.finish_generation(gen, finish_info)
+            self.calls.finish_generation(request, finish_info)
 
     def _register_children(self, parent: Session, message: Fork) -> None:
-        for child in message.children[:MAX_FORK_CHILDREN]:  # calls in the others are told that they do not exist
+        for child in message.children[:MAX_FORK_CHILDREN]:  # calls in further children fail: they do not exist
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
                 self._add(Session(key, parent.open_message, self.max_length, is_materialized=False))
 
     def _materialize_fork(self, parent: Session, message: Fork) -> list[Session]:
-        """The children begin with the parent's text and share its pages."""
+        """Gives the children of a fork the parent's text, sharing its pages."""
         materialized = self._pending_children(parent, message)
         for child in materialized:
             child.is_materialized = True
@@ -294,34 +300,35 @@ class SessionManager:
         return materialized
 
     def _pending_children(self, parent: Session, message: Fork) -> list[Session]:
-        keys = dict.fromkeys(SessionKey(parent.key.client, number) for number in message.children[:MAX_FORK_CHILDREN])
+        keys = dict.fromkeys(SessionKey(parent.key.client, child) for child in message.children[:MAX_FORK_CHILDREN])
         children = [self._sessions.get(key) for key in keys]
         return [child for child in children if child is not None and not child.is_materialized]
 
-    # -- how a session ends -----------------------------------------------------------------------
+    # -- the end of a session ---------------------------------------------------------------------
 
     def _add(self, session: Session) -> None:
         self._sessions[session.key] = session
-        self._programs[session.program] += 1
+        self._programs[session.owner.program_id] += 1
 
-    def _set_error(self, session: Session, why: SessionError) -> None:
-        session.error = session.error or why
+    def _set_error(self, session: Session, error: SessionError) -> None:
+        session.error = session.error or error
         self._advance(session)
 
-    def _remove_session(self, session: Session, why: str) -> None:
-        """Removes the session now; calls not yet done fail as aborted, children not yet born with them."""
+    def _remove_session(self, session: Session, reason: str) -> None:
+        """Removes the session. Its open calls fail as aborted, and so do children that wait for its text."""
         queued = session.queue.clear()
         if session.active_call is not None:
-            self.calls.fail(session.active_call, "aborted", why)
+            self.calls.fail(session.active_call, "aborted", reason)
         for instruction in queued:
             if isinstance(instruction, SessionCall):
-                self.calls.reject(session, instruction.call, "aborted", why)
+                self.calls.reject(session, instruction.call, "aborted", reason)
             elif isinstance(instruction, Fork):
                 for child in self._materialize_fork(session, instruction):
-                    self._set_error(child, SessionError("aborted", why))
+                    self._set_error(child, SessionError("aborted", reason))
         self.cache.free(session.seq)
         if self._sessions.pop(session.key, None) is not None:
-            self._programs[session.program] -= 1
-            if not self._programs[session.program]:
-                del self._programs[session.program]
-                self.batch_scheduler.fairness.forget_program(session.program)
+            program_id = session.owner.program_id
+            self._programs[program_id] -= 1
+            if not self._programs[program_id]:
+                del self._programs[program_id]
+                self.batch_scheduler.fairness.forget_program(program_id)

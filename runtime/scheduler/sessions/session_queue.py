@@ -1,8 +1,6 @@
-"""What waits in a session behind the call it is in: instructions in order, and bounds on what they may hold.
+"""The instructions that wait in a session behind its active call, with bounds on their size.
 
-A client sends without waiting, so nothing but this file keeps one session from filling the scheduler's memory.
-
-Knows: instructions and their weights. Must not know: how instructions are carried out, replies.
+A client sends without waiting for replies, so these bounds are what keeps one session from filling the memory.
 """
 
 from __future__ import annotations
@@ -12,12 +10,15 @@ from dataclasses import dataclass
 
 from plait.runtime.messages import MAX_REPLACED, Append, Close, Fork, Select, SessionCall
 
-MAX_WEIGHT = 1 << 18  # tokens of choices and names of children, and one for each instruction
+MAX_WEIGHT = 1 << 18  # tokens of choices plus names of fork children plus one for each instruction
 
 
 @dataclass(frozen=True)
 class TextOverflow:
-    """Stands in the queue for text that can no longer fit, and for all text behind it: at least `num_tokens` tokens."""
+    """Replaces the first text in the queue that cannot fit the context, and all text after it.
+
+    `num_tokens`: a lower bound of the session's length with that text.
+    """
 
     num_tokens: int
 
@@ -26,12 +27,15 @@ Instruction = Append | SessionCall | Fork | Close | TextOverflow
 
 
 class SessionQueue:
-    """A queue of instructions. Text counts against the `max_text` tokens that a session can hold, the rest apart."""
+    """A FIFO queue of instructions.
+
+    Text is limited to `max_text` tokens, what a session can hold; all other instructions to MAX_WEIGHT.
+    """
 
     def __init__(self, max_text: int) -> None:
         self._max_text = max_text
-        self._queue: OrderedDict[int, Instruction] = OrderedDict()  # by a number that counts up
-        self._call_positions: dict[int, int] = {}  # of calls: of two with one number, which no client sends, the first
+        self._queue: OrderedDict[int, Instruction] = OrderedDict()  # by a serial number
+        self._call_positions: dict[int, int] = {}  # call id -> serial number; the first if a client reuses an id
         self._num_put = 0
         self._num_text = self._weight = 0
         self._has_overflowed = False
@@ -40,9 +44,10 @@ class SessionQueue:
         return len(self._queue)
 
     def put(self, instruction: Instruction, min_length: int) -> bool:
-        """Adds it behind a text of at least `min_length` tokens. False, and nothing added, where the queue is full.
+        """Appends an instruction; returns False, without appending it, if the queue is full.
 
-        Text never fills it: what could not fit the context is dropped, and a `TextOverflow` stands there in its place.
+        `min_length`: tokens that the session's text has at least before the queued text. Text that cannot fit the
+        context does not fill the queue: it is dropped, and a `TextOverflow` takes its place.
         """
         if isinstance(instruction, Append):
             return self._put_text(instruction, min_length)
@@ -56,24 +61,24 @@ class SessionQueue:
         return True
 
     def pop(self) -> Instruction:
-        """The first of them."""
+        """Removes and returns the first instruction."""
         return self._account_removed(self._queue.popitem(last=False)[1])
 
     def pop_call(self, call_id: int) -> bool:
-        """Takes out a call; False when there is none with that number."""
-        place = self._call_positions.get(call_id)
-        if place is None:
+        """Removes a call; returns False if none has that id."""
+        position = self._call_positions.get(call_id)
+        if position is None:
             return False
-        self._account_removed(self._queue.pop(place))
+        self._account_removed(self._queue.pop(position))
         return True
 
     def clear(self) -> list[Instruction]:
-        """Takes them all."""
-        taken = list(self._queue.values())
+        """Removes and returns all instructions."""
+        removed = list(self._queue.values())
         self._queue.clear()
         self._call_positions.clear()
         self._num_text = self._weight = 0
-        return taken
+        return removed
 
     def _append(self, instruction: Instruction) -> None:
         self._num_put += 1
@@ -109,7 +114,7 @@ class SessionQueue:
 
 
 def _num_replaced(instruction: Instruction) -> int:
-    """Tokens of the text before it that an instruction may take back: one of another number is refused in its turn."""
+    """Tokens of the text before it that a Select may replace, within the bounds that are validated when it starts."""
     return min(max(0, instruction.replaced), MAX_REPLACED) if isinstance(instruction, Select) else 0
 
 

@@ -1,7 +1,4 @@
-"""Why a call cannot run: what is checked before any work, whoever the client is.
-
-Knows: the limits of a Generate, a Select and an Embed. Must not know: queues, pages, replies.
-"""
+"""Validates calls before any work is done for them, whichever client they come from."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ NOT_CONSTRAINED = "complete needs a constraint: only that says when a value is w
 def validate_call(
     session: Session, message: SessionCall, model: Welcome, vocab_size: int, max_length: int
 ) -> SessionError | None:
-    """The kind and text of the failure, or None when the call can run. `max_length`: tokens a session can hold.
+    """Returns why the call cannot run, or None if it can. `max_length`: tokens that a session can hold.
 
-    >>> refusal(session, Generate(1, 1, sampling_params()), welcome, 49152, 8192)     # doctest: +SKIP
-    Broken(kind='invalid', text='the prompt is empty')
+    >>> validate_call(session, Generate(1, 1, sampling_params()), welcome, 49152, 8192)     # doctest: +SKIP
+    SessionError(kind='invalid', text='the prompt is empty')
     """
     if session.error is not None:
         return SessionError(session.error.kind, f"the session cannot go on: {session.error.text}")
@@ -64,13 +61,13 @@ def _validate_timeout(timeout_s: float | None) -> SessionError | None:
 
 
 def _validate_select(message: Select, num_prompt: int, vocab_size: int) -> SessionError | None:
-    if (late := _validate_timeout(message.timeout_s)) is not None:
-        return late
+    if (error := _validate_timeout(message.timeout_s)) is not None:
+        return error
     if not 0 <= message.top_logprobs <= MAX_TOP_LOGPROBS:
         return SessionError("invalid", f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {message.top_logprobs}")
-    most = min(MAX_REPLACED, num_prompt - 1)
-    if not 0 <= message.replaced <= most:
-        return SessionError("invalid", f"replaced must be from 0 to {most} tokens here, not {message.replaced}")
+    max_replaced = min(MAX_REPLACED, num_prompt - 1)
+    if not 0 <= message.replaced <= max_replaced:
+        return SessionError("invalid", f"replaced must be from 0 to {max_replaced} tokens here, not {message.replaced}")
     if not 1 <= len(message.choices) <= MAX_CHOICES or any(not choice for choice in message.choices):
         return SessionError("invalid", f"select needs 1 to {MAX_CHOICES} choices, and no empty ones")
     if sum(len(choice) for choice in message.choices) > MAX_CHOICE_TOKENS:

@@ -1,4 +1,4 @@
-"""Groups of rows that share a prefix: against all partitions of small batches, held by their pages alone."""
+"""Prefix groups, compared with all partitions of small batches by their pages alone."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.prefix_groups import PrefixGroup, PrefixGroups
-from plait.runtime.batch.request import Request, ScheduledRequest
+from plait.runtime.batch.request import Request
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 
-SPACE = ("", "")
-MOST_ROWS = 6
+NAMESPACE = ("", "")
+MAX_ROWS = 6
 
 
-class World:
-    """Sequences that come, grow, fork, are published, cut and go, as the scheduler would have it."""
+class BatchSimulation:
+    """Scheduled requests whose sequences are added, extended, forked, published, truncated and freed."""
 
     def __init__(self):
         self.cache, self.rows = PrefixCache(400), []
 
-    def come(self, tokens, computed):
-        """A row over what is cached of `tokens`, its next `computed` tokens scheduled and published as prompts' are."""
-        self.run(Sequence(SPACE, tokens), computed)
+    def add(self, tokens, computed):
+        """Adds a row that uses the cached part of `tokens`; schedules and publishes its next `computed` tokens."""
+        self.schedule(Sequence(NAMESPACE, tokens), computed)
 
-    def run(self, seq, computed):
-        if len(self.rows) == MOST_ROWS or not len(seq):
+    def schedule(self, seq, computed):
+        if len(self.rows) == MAX_ROWS or not len(seq):
             return
         self.cache.activate(seq, len(seq) - 1)
         self.cache.extend_from_cache(seq, len(seq) - 1)
@@ -39,46 +40,46 @@ class World:
         self.rows.append(ScheduledRequest(Request(None, seq, 0, 0), start, seq.num_computed - start, 1))
 
     def act(self, kind, which, tokens):
-        if kind == "come" or not self.rows:
-            self.come(tokens, 1 + which)
+        if kind == "add" or not self.rows:
+            self.add(tokens, 1 + which)
             return
-        at = which % len(self.rows)
-        seq = self.rows[at].request.seq
-        if kind == "go on":
+        index = which % len(self.rows)
+        seq = self.rows[index].request.seq
+        if kind == "decode":
             if seq.num_computed == len(seq):
                 seq.tokens.extend([tokens[0]])
             self.cache.extend_from_cache(seq, len(seq) - 1)
             start = seq.num_computed
             assert self.cache.allocate(seq, 1)
-            self.rows[at] = ScheduledRequest(self.rows[at].request, start, 1, 1)
+            self.rows[index] = ScheduledRequest(self.rows[index].request, start, 1, 1)
         elif kind == "fork":
             child = self.cache.fork(seq)
             child.tokens.extend(tokens)
-            self.act("go on", at, tokens)
-            self.run(child, 1 + which)
-        elif kind == "cut" and seq.num_computed > 1:
+            self.act("decode", index, tokens)
+            self.schedule(child, 1 + which)
+        elif kind == "truncate" and seq.num_computed > 1:
             self.cache.truncate(seq, seq.num_computed // 2 + 1)
             seq.tokens.truncate(seq.num_computed)
-            self.act("go on", at, tokens)
-        elif kind == "end":
-            del self.rows[at]
+            self.act("decode", index, tokens)
+        elif kind == "free":
+            del self.rows[index]
             self.cache.free(seq)
-        elif kind == "again":  # retracted, and computed again
-            del self.rows[at]
+        elif kind == "retract":
+            del self.rows[index]
             self.cache.release(seq)
             self.cache.flush()
-            self.run(seq, 1 + which)
+            self.schedule(seq, 1 + which)
 
 
 def shareable(rows, align):
-    """[R, R]: how many leading tokens two rows have in the same pages, none of them new to either."""
-    found = np.zeros((len(rows), len(rows)), dtype=int)
+    """[R, R]: how many leading cached tokens of two rows are in the same pages."""
+    lengths = np.zeros((len(rows), len(rows)), dtype=int)
     for (i, a), (j, b) in itertools.combinations(enumerate(rows), 2):
-        most, count = min(a.start, b.start), 0
-        while count < most and a.request.seq.pages.view()[count] == b.request.seq.pages.view()[count]:
+        num_cached, count = min(a.start, b.start), 0
+        while count < num_cached and a.request.seq.pages.view()[count] == b.request.seq.pages.view()[count]:
             count += 1
-        found[i, j] = found[j, i] = count // align * align
-    return found
+        lengths[i, j] = lengths[j, i] = count // align * align
+    return lengths
 
 
 def partitions(items):
@@ -97,81 +98,81 @@ def spared(group, common, group_cost):
     return max(0, (len(group) - 1) * shared - group_cost)
 
 
-def most_spared(rows, common, group_cost, max_row_tokens):
-    narrow = [i for i, each in enumerate(rows) if each.count <= max_row_tokens]
-    return max(sum(spared(group, common, group_cost) for group in part) for part in partitions(narrow))
+def max_spared(rows, common, group_cost, max_row_tokens):
+    candidates = [i for i, row in enumerate(rows) if row.count <= max_row_tokens]
+    return max(sum(spared(group, common, group_cost) for group in part) for part in partitions(candidates))
 
 
-deeds = st.tuples(
-    st.sampled_from(["come", "come", "fork", "fork", "go on", "cut", "end", "again"]),
+actions = st.tuples(
+    st.sampled_from(["add", "add", "fork", "fork", "decode", "truncate", "free", "retract"]),
     st.integers(0, 9),
     st.lists(st.integers(0, 1), min_size=1, max_size=12),
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(deeds, max_size=14), st.sampled_from([1, 2, 4]), st.sampled_from([0, 3]), st.sampled_from([1, 3, 99]))
-def test_no_other_split_spares_more(work, align, group_cost, max_row_tokens):
-    world, kept = World(), PrefixGroups(align, group_cost, max_row_tokens)
-    for deed in work:
-        world.act(*deed)
-        world.cache.check_integrity([each.request.seq for each in world.rows])
-        found = kept.find(world.rows)
-        common = shareable(world.rows, align)
+@given(st.lists(actions, max_size=14), st.sampled_from([1, 2, 4]), st.sampled_from([0, 3]), st.sampled_from([1, 3, 99]))
+def test_no_partition_saves_more(work, align, group_cost, max_row_tokens):
+    batch, prefix_groups = BatchSimulation(), PrefixGroups(align, group_cost, max_row_tokens)
+    for action in work:
+        batch.act(*action)
+        batch.cache.check_integrity([row.request.seq for row in batch.rows])
+        found = prefix_groups.find(batch.rows)
+        common = shareable(batch.rows, align)
         members = [row for group in found for row in group.rows]
         assert len(set(members)) == len(members)
-        assert all(world.rows[row].count <= max_row_tokens for row in members)
+        assert all(batch.rows[row].count <= max_row_tokens for row in members)
         for rows, num_tokens in found:
             assert len(rows) > 1 and rows == sorted(rows)
             assert num_tokens % align == 0
             assert all(common[i, j] >= num_tokens > 0 for i, j in itertools.combinations(rows, 2))
         assert [g.num_spared for g in found] == sorted((g.num_spared for g in found), reverse=True)
-        assert sum(g.num_spared - group_cost for g in found) == most_spared(
-            world.rows, common, group_cost, max_row_tokens
+        assert sum(g.num_spared - group_cost for g in found) == max_spared(
+            batch.rows, common, group_cost, max_row_tokens
         )
 
 
-def decoding(world):
-    """All that was computed is cache now, and every row brings one more token."""
-    for i, each in enumerate(world.rows):
-        seq = each.request.seq
+def decode_all(batch):
+    """Schedules one more token of every row."""
+    for i, row in enumerate(batch.rows):
+        seq = row.request.seq
         seq.tokens.extend([9])
-        assert world.cache.allocate(seq, 1)
-        world.rows[i] = ScheduledRequest(each.request, len(seq) - 1, 1, 1)
+        assert batch.cache.allocate(seq, 1)
+        batch.rows[i] = ScheduledRequest(row.request, len(seq) - 1, 1, 1)
 
 
-def test_the_drawing_of_the_header():
-    world = World()
+def test_the_example_in_the_header():
+    batch = BatchSimulation()
     prompt, question, example = [1] * 50, [2] * 10, [3] * 20
     for tail in ([*question, 4], [*question, 5], [*example, 6], [*example, 7]):
-        world.come(prompt + tail, 99)
-    decoding(world)
-    assert PrefixGroups().find(world.rows) == [PrefixGroup([0, 1, 2, 3], 50)]
-    assert PrefixGroups(align=8).find(world.rows) == [PrefixGroup([0, 1, 2, 3], 48)]
-    world.rows = world.rows[::2]
-    assert PrefixGroups().find(world.rows) == [PrefixGroup([0, 1], 50)]
-    assert PrefixGroups(group_cost=50).find(world.rows) == []
+        batch.add(prompt + tail, 99)
+    decode_all(batch)
+    assert PrefixGroups().find(batch.rows) == [PrefixGroup([0, 1, 2, 3], 50)]
+    assert PrefixGroups(align=8).find(batch.rows) == [PrefixGroup([0, 1, 2, 3], 48)]
+    batch.rows = batch.rows[::2]
+    assert PrefixGroups().find(batch.rows) == [PrefixGroup([0, 1], 50)]
+    assert PrefixGroups(group_cost=50).find(batch.rows) == []
 
 
-def test_the_longer_prefixes_win_where_they_spare_more():
-    world = World()
+def test_longer_prefixes_are_chosen_if_they_save_more():
+    batch = BatchSimulation()
     for tail in ([2] * 90 + [4], [2] * 90 + [5], [3] * 90 + [6], [3] * 90 + [7]):
-        world.come([1] * 10 + tail, 999)
-    decoding(world)
-    assert PrefixGroups().find(world.rows) == [PrefixGroup([0, 1], 100), PrefixGroup([2, 3], 100)]
+        batch.add([1] * 10 + tail, 999)
+    decode_all(batch)
+    assert PrefixGroups().find(batch.rows) == [PrefixGroup([0, 1], 100), PrefixGroup([2, 3], 100)]
 
 
-def test_the_answer_is_kept_while_nobody_moves():
-    """What is found again is the same object: nothing was computed."""
-    world, groups = World(), PrefixGroups()
+def test_groups_are_reused_while_positions_do_not_change():
+    """The same list object is returned."""
+    batch, groups = BatchSimulation(), PrefixGroups()
     for tail in (2, 3, 4):
-        world.come([1] * 30 + [tail] * 3, 99)
-    assert groups.find(world.rows) == [PrefixGroup([1, 2], 30)], "row 0 computes the prefix in this step"
+        batch.add([1] * 30 + [tail] * 3, 99)
+    assert groups.find(batch.rows) == [PrefixGroup([1, 2], 30)], "row 0 computes the prefix in this step"
     found = []
     for _ in range(4):
-        decoding(world)
-        found.append(groups.find(world.rows))
+        decode_all(batch)
+        found.append(groups.find(batch.rows))
         assert found[-1] == [PrefixGroup([0, 1, 2], 30)]
         assert found[-1] is found[0]
-    world.rows.pop()
-    assert groups.find(world.rows) == [PrefixGroup([0, 1], 30)]
+    batch.rows.pop()
+    assert groups.find(batch.rows) == [PrefixGroup([0, 1], 30)]

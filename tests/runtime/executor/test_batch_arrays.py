@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.executor.batch_arrays import batch_arrays
 from plait.runtime.kv_cache.sequence import Sequence
 

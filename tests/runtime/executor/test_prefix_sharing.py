@@ -16,8 +16,9 @@ from triton_device import DEVICE
 from plait.kernels.layout import PrefixSharingCost, shared_prefix_arrays
 from plait.kernels.triton.attention import cascade, decode, paged, split_kv_plan, tile_config
 from plait.kernels.triton.operators import triton_kernels
+from plait.runtime.batch.batch import ScheduledRequest
 from plait.runtime.batch.prefix_groups import PrefixGroup
-from plait.runtime.batch.request import Request, ScheduledRequest
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.step_launcher import GpuStepLauncher

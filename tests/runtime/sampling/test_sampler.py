@@ -1,4 +1,4 @@
-"""The sampler's operations on the host and on a device, against a plain reference in Python and statistics."""
+"""Logit operations in NumPy and torch, compared with a plain Python reference and with statistics."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.sampling import numpy_ops, torch_ops
-from plait.runtime.sampling import sampler as s
+from plait.kernels import sampling_inputs
+from plait.runtime.sampling import logit_ops, numpy_ops, torch_ops
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 from plait.runtime.sampling.torch_ops import TorchLogitOperations
 from plait.runtime.sampling_params import sampling_params
 
 VOCAB = 40
 HOST, TORCH = NumpyLogitOperations(), TorchLogitOperations(torch.device("cpu"))
-both = pytest.mark.parametrize("on", [HOST, TORCH], ids=["host", "torch"])
+both = pytest.mark.parametrize("ops", [HOST, TORCH], ids=["numpy", "torch"])
 
 
-def gen(seed=0, step=0, counts=None, **params):
-    made = SimpleNamespace(params=sampling_params(**params), seed=seed, num_sampled=step, output_counts=counts or {})
-    return made
+def request_like(seed=0, step=0, counts=None, **params):
+    """The attributes of a GenerationRequest that sampling reads."""
+    return SimpleNamespace(params=sampling_params(**params), seed=seed, num_sampled=step, output_counts=counts or {})
 
 
-def given_to(on, logits):
-    """A copy of float32 logits as the operations take them."""
+def prepared(ops, logits):
+    """A float32 copy of the logits as the operations take them."""
     copy = np.array(logits, np.float32)
-    return on.prepare(copy if on is HOST else torch.from_numpy(copy))
+    return ops.prepare(copy if ops is HOST else torch.from_numpy(copy))
 
 
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def expected_choice(logits, row):
-    """One row, token by token, in Python's own arithmetic."""
+def expected_token(logits, row):
+    """The token that one row must draw, computed token by token in Python."""
     params, values = row.params, [float(x) for x in logits]
     for token, bias in params.logit_bias.items():
         values[token] += bias
     for token, count in row.output_counts.items():
         values[token] -= count * params.frequency_penalty + params.presence_penalty
     if max(values) == -math.inf:
-        return s.NO_TOKEN
+        return logit_ops.NO_TOKEN
     if params.temperature == 0 or params.top_k == 1:
         return values.index(max(values))
     peak = max(values)
@@ -64,7 +64,7 @@ def expected_choice(logits, row):
                 nucleus.append(token)
             mass += probs[token]
         kept = [t for t in nucleus if probs[t] >= params.min_p * probs[order[0]] and probs[t] > 0]
-    draw, mass = s.hash_uniform(row.seed, row.num_sampled) * sum(probs[t] for t in kept), 0.0
+    draw, mass = logit_ops.hash_uniform(row.seed, row.num_sampled) * sum(probs[t] for t in kept), 0.0
     for token in kept:
         mass += probs[token]
         if mass > draw:
@@ -86,38 +86,38 @@ params = st.fixed_dictionaries(
 counts = st.dictionaries(st.integers(0, VOCAB - 1), st.integers(1, 5), max_size=5)
 
 
-def test_logits_of_a_device_that_samples_on_the_host_come_there():
-    """Apple's: only what lies on the host can be read as an array."""
-    elsewhere = SimpleNamespace(cpu=lambda: torch.ones(2, 3))
-    assert HOST.prepare(elsewhere).tolist() == [[1.0] * 3] * 2
+def test_logits_of_a_device_are_copied_to_the_host():
+    """On Apple's GPU, for example, which has no sampler of its own."""
+    device_logits = SimpleNamespace(cpu=lambda: torch.ones(2, 3))
+    assert HOST.prepare(device_logits).tolist() == [[1.0] * 3] * 2
 
 
 @both
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(params, counts, st.integers(0, 2**62)), min_size=1, max_size=6), st.integers(0, 1000))
-def test_every_row_of_a_batch_is_what_the_reference_gives_alone(on, rows, seed):
+def test_draws_of_a_batch_equal_the_reference_of_each_row(ops, rows, seed):
     logits = 3 * normal(len(rows), VOCAB, seed=seed)
-    gens = [gen(seed=each, step=i, counts=c, **p) for i, (p, c, each) in enumerate(rows)]
-    expected = [expected_choice(logits[i], g) for i, g in enumerate(gens)]
-    bent = given_to(on, logits)
-    for i, g in enumerate(gens):
-        on.apply_penalties_and_bias(bent[i], g)
-    found = on.draw_tokens(bent, gens)
-    for i, (f, e) in enumerate(zip(found, expected, strict=True)):
-        if f != e:  # only where the draw lies on a border that float32 and Python place differently
-            assert _is_close_call(np.asarray(bent[i], np.float64), gens[i], f, e), (rows[i], f, e)
+    draws = [request_like(seed=s, step=i, counts=c, **p) for i, (p, c, s) in enumerate(rows)]
+    expected = [expected_token(logits[i], draw) for i, draw in enumerate(draws)]
+    adjusted = prepared(ops, logits)
+    for i, draw in enumerate(draws):
+        ops.apply_penalties_and_bias(adjusted[i], draw)
+    tokens = ops.draw_tokens(adjusted, draws)
+    for i, (token, reference) in enumerate(zip(tokens, expected, strict=True)):
+        if token != reference:  # allowed only at a border between tokens, which float32 rounds differently
+            assert _is_at_border(np.asarray(adjusted[i], np.float64), draws[i]), (rows[i], token, reference)
 
 
-def _is_close_call(logits, row, a, b):
-    """Whether the draw, or what top-p or min-p keep, lies on a border between two tokens."""
+def _is_at_border(logits, row):
+    """Whether the draw, or the limit of top-p or min-p, lies on a border between two tokens."""
     params = row.params
     weights = np.exp((logits - logits.max()) / (params.temperature or 1.0))
-    order = np.argsort(-weights, kind="stable") if s.has_filters(row) else np.arange(len(weights))
+    order = np.argsort(-weights, kind="stable") if logit_ops.has_filters(row.params) else np.arange(len(weights))
     sums = np.cumsum(weights[order]) / weights.sum()
-    totals = sums if s.has_filters(row) else sums[-1:]  # of whatever is kept
-    draw = s.hash_uniform(row.seed, row.num_sampled)
+    totals = sums if logit_ops.has_filters(row.params) else sums[-1:]  # sums up to each possible last token
+    draw = logit_ops.hash_uniform(row.seed, row.num_sampled)
     edges = [np.abs(sums / total - draw).min() for total in totals]
-    if s.has_filters(row):
+    if logit_ops.has_filters(row.params):
         total = sums[params.top_k - 1] if params.top_k > 0 else 1.0
         edges += [np.abs(sums - params.top_p * total).min(), np.abs(weights / weights.max() - params.min_p).min()]
     return min(edges) < 1e-5
@@ -126,15 +126,15 @@ def _is_close_call(logits, row, a, b):
 @both
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_masks_are_applied_bit_by_bit(on, data):
+def test_masks_are_applied_bit_by_bit(ops, data):
     batch = data.draw(st.integers(1, 5))
     masked = sorted(data.draw(st.sets(st.integers(0, batch - 1), min_size=1)))
     words = np.array(
         data.draw(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=2),
                            min_size=len(masked), max_size=len(masked))), dtype=np.int32)  # fmt: skip
     logits = normal(batch, VOCAB)
-    found = given_to(on, logits)
-    on.apply_mask(found, s.TokenMask(masked, words, {}))
+    found = prepared(ops, logits)
+    ops.apply_mask(found, logit_ops.TokenMask(masked, words, {}))
     for row in range(batch):
         for token in range(VOCAB):
             allowed = row not in masked or words[masked.index(row), token // 32] >> (token % 32) & 1
@@ -142,42 +142,44 @@ def test_masks_are_applied_bit_by_bit(on, data):
 
 
 @both
-def test_no_token_left_and_logits_that_are_not_finite_are_told_apart(on):
+def test_empty_masks_and_logits_that_are_not_finite_are_distinguished(ops):
     rows = np.zeros((3, VOCAB), np.float32)
     rows[1, 5] = float("nan")
     rows[2, 5] = float("inf")
     for temperature in (0.0, 1.0):
-        first, *others = on.draw_tokens(given_to(on, rows), [gen(temperature=temperature, logit_bias={5: -100.0})] * 3)
-        assert first >= 0 and others == [s.NOT_FINITE, s.NOT_FINITE]
+        first, *others = ops.draw_tokens(
+            prepared(ops, rows), [request_like(temperature=temperature, logit_bias={5: -100.0})] * 3
+        )
+        assert first >= 0 and others == [logit_ops.NOT_FINITE, logit_ops.NOT_FINITE]
     rows[0, 7] = rows[0, 9] = 1.0
-    assert on.draw_tokens(given_to(on, rows[:1]), [gen(temperature=0.0)]) == [7], "of equal ones the first"
-    none = given_to(on, np.full((1, VOCAB), -math.inf))
-    assert on.draw_tokens(none, [gen()]) == [s.NO_TOKEN]
-    assert on.draw_tokens(none, [gen(temperature=0.0)]) == [s.NO_TOKEN]
+    assert ops.draw_tokens(prepared(ops, rows[:1]), [request_like(temperature=0.0)]) == [7], "the first of equal logits"
+    none = prepared(ops, np.full((1, VOCAB), -math.inf))
+    assert ops.draw_tokens(none, [request_like()]) == [logit_ops.NO_TOKEN]
+    assert ops.draw_tokens(none, [request_like(temperature=0.0)]) == [logit_ops.NO_TOKEN]
 
 
 @both
-def test_samples_follow_the_distribution(on):
+def test_draws_follow_the_distribution(ops):
     logits = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)
-    rows = [gen(seed=11, step=i) for i in range(20_000)]
-    found = Counter(on.draw_tokens(given_to(on, np.repeat(logits, len(rows), axis=0)), rows))
+    rows = [request_like(seed=11, step=i) for i in range(20_000)]
+    found = Counter(ops.draw_tokens(prepared(ops, np.repeat(logits, len(rows), axis=0)), rows))
     for token, p in enumerate(torch.softmax(torch.from_numpy(logits[0]), -1).tolist()):
         assert found[token] / len(rows) == pytest.approx(p, abs=0.015)
 
 
-def test_no_draw_takes_what_a_mask_forbids(monkeypatch):
-    """Not even where rounding puts the draw behind the last weight, of a block or of all."""
+def test_masked_tokens_are_never_drawn(monkeypatch):
+    """Not even if rounding puts the draw after the last weight of a block, or of all."""
     logits = np.full((1, 3 * numpy_ops.DRAW_BLOCK), -math.inf, np.float32)
     allowed = [3, numpy_ops.DRAW_BLOCK - 5, numpy_ops.DRAW_BLOCK + 7, 2 * numpy_ops.DRAW_BLOCK - 9]
     logits[0, allowed] = [0.1, 0.7, 0.3, 0.2]
     for draw in (*np.linspace(0, 1, 4001), np.nextafter(1.0, 0.0)):
         monkeypatch.setattr(numpy_ops, "hash_uniform", lambda seed, step, draw=draw: draw)
         for extra in ({}, {"top_p": 0.9}, {"min_p": 0.01}):
-            assert HOST.draw_tokens(logits, [gen(**extra)])[0] in allowed
+            assert HOST.draw_tokens(logits, [request_like(**extra)])[0] in allowed
 
 
 def test_draws_are_uniform_and_differ_by_seed_and_step():
-    draws = [s.hash_uniform(seed, step) for seed in range(100) for step in range(100)]
+    draws = [logit_ops.hash_uniform(seed, step) for seed in range(100) for step in range(100)]
     assert len(set(draws)) == len(draws)
     assert 0.49 < sum(draws) / len(draws) < 0.51
     assert all(0 <= d < 1 for d in draws)
@@ -185,35 +187,39 @@ def test_draws_are_uniform_and_differ_by_seed_and_step():
 
 
 @both
-def test_top_p_looks_further_than_its_first_glance(on, monkeypatch):
+def test_top_p_sorts_all_tokens_if_the_first_pass_is_not_enough(ops, monkeypatch):
     for module in (numpy_ops, torch_ops):
         monkeypatch.setattr(module, "TOP_P_FIRST_PASS", 4)
-    logits = given_to(on, np.zeros((1, VOCAB)))
-    assert {on.draw_tokens(logits, [gen(seed=i, top_p=0.9)])[0] for i in range(500)} == set(range(36))
+    logits = prepared(ops, np.zeros((1, VOCAB)))
+    assert {ops.draw_tokens(logits, [request_like(seed=i, top_p=0.9)])[0] for i in range(500)} == set(range(36))
 
 
 @both
-def test_equal_tokens_at_the_edge_of_top_k_are_taken_by_id(on):
-    logits = given_to(on, np.zeros((1, VOCAB)))
-    assert {on.draw_tokens(logits, [gen(seed=i, top_k=3)])[0] for i in range(200)} == {0, 1, 2}
+def test_ties_at_the_limit_of_top_k_are_broken_by_token_id(ops):
+    logits = prepared(ops, np.zeros((1, VOCAB)))
+    assert {ops.draw_tokens(logits, [request_like(seed=i, top_k=3)])[0] for i in range(200)} == {0, 1, 2}
 
 
 @both
-def test_no_temperature_is_too_small(on):
+def test_very_small_temperatures_are_greedy(ops):
     logits = normal(1, VOCAB)
     for temperature in (1e-38, 1e-300):
         for extra in ({}, {"top_p": 0.9}, {"top_k": 5}):
-            found = on.draw_tokens(given_to(on, logits), [gen(temperature=temperature, **extra)])
+            found = ops.draw_tokens(prepared(ops, logits), [request_like(temperature=temperature, **extra)])
             assert found == [int(logits.argmax())]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 300), st.integers(1, 20), st.integers(0, 1000))
-def test_logprobs_of_the_host_are_torchs_and_do_not_depend_on_neighbours(rows, vocab, top, seed):
+def test_numpy_logprobs_equal_those_of_torch_and_do_not_depend_on_other_rows(rows, vocab, top, seed):
     logits = 5 * normal(rows, vocab, seed=seed)
-    ours, theirs = HOST.log_softmax(logits), torch.log_softmax(torch.from_numpy(logits), -1).numpy()
-    np.testing.assert_allclose(ours, theirs, atol=2e-6, rtol=2e-6)
-    assert all(np.array_equal(HOST.log_softmax(logits[i]), ours[i]) for i in range(rows))
-    order = np.argsort(-ours[0], kind="stable")[:top]
-    assert HOST.topk(ours[0], top) == list(zip(order.tolist(), ours[0][order].tolist(), strict=True))
-    assert HOST.values(ours[0], order.tolist()) == ours[0][order].tolist()
+    logprobs, expected = HOST.log_softmax(logits), torch.log_softmax(torch.from_numpy(logits), -1).numpy()
+    np.testing.assert_allclose(logprobs, expected, atol=2e-6, rtol=2e-6)
+    assert all(np.array_equal(HOST.log_softmax(logits[i]), logprobs[i]) for i in range(rows))
+    order = np.argsort(-logprobs[0], kind="stable")[:top]
+    assert HOST.topk(logprobs[0], top) == list(zip(order.tolist(), logprobs[0][order].tolist(), strict=True))
+    assert HOST.values(logprobs[0], order.tolist()) == logprobs[0][order].tolist()
+
+
+def test_failure_tokens_equal_those_of_the_kernels():
+    assert (logit_ops.NO_TOKEN, logit_ops.NOT_FINITE) == (sampling_inputs.NO_TOKEN, sampling_inputs.NOT_FINITE)

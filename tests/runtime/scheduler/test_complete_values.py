@@ -1,4 +1,4 @@
-"""`complete`: a constrained value is whole whatever the budget, and the same as without it while there is room."""
+"""`complete`: constrained values are complete within any token budget, and unchanged if the budget is large enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import functools
 import re
 
 import pytest
-from fake_engine import LETTERS, logits_after, make_engine_loop, run_until_idle, spell, state_of, vocabulary
+from fake_engine import (
+    assert_no_held_pages,
+    logits_after,
+    make_engine_loop,
+    run_until_idle,
+    spell,
+    state_of,
+    text_of,
+    vocabulary,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +42,6 @@ def grammar(spec):
     return build_grammar(compile_spec(spec, VOCABULARY), VOCABULARY)
 
 
-def text_of(tokens):
-    return "".join(LETTERS[token - 1] for token in tokens)
-
-
 def call(spec, number, **fields):
     return Generate(number, number, sampling_params(**fields), spec)
 
@@ -44,10 +49,9 @@ def call(spec, number, **fields):
 def run(requests, **settings):
     grammars = {request.constraint: grammar(request.constraint) for request in requests}
     engine_loop, transport, _ = make_engine_loop(grammars=grammars, **settings)
-    opened = [each for request in requests for each in (Open(request.session), Append(request.session, [1, 2]))]
+    opened = [message for request in requests for message in (Open(request.session), Append(request.session, [1, 2]))]
     calls = run_until_idle(engine_loop, transport, *opened, *requests)
-    free, cached, held = engine_loop.cache.counts()
-    assert (held, free + cached) == (0, engine_loop.cache.pool.total)
+    assert_no_held_pages(engine_loop)
     return calls
 
 
@@ -63,10 +67,10 @@ def run(requests, **settings):
     st.booleans(),
     st.integers(90, 400),
 )
-def test_a_value_is_whole_or_refused(work, logprobs, pages):
+def test_a_value_is_complete_or_the_call_fails(work, logprobs, pages):
     requests = [
-        call(spec, i, max_tokens=n, seed=seed, temperature=heat, complete=True, logprobs=logprobs)
-        for i, (spec, n, seed, heat) in enumerate(work)
+        call(spec, i, max_tokens=n, seed=seed, temperature=temperature, complete=True, logprobs=logprobs)
+        for i, (spec, n, seed, temperature) in enumerate(work)
     ]
     calls = run(requests, pages=pages, rows=4, batch_tokens=16)
     for i, (spec, n, _, _) in enumerate(work):
@@ -80,7 +84,7 @@ def test_a_value_is_whole_or_refused(work, logprobs, pages):
         assert isinstance(end, Finished) and end.reason == "stop"
         assert re.fullmatch(PATTERNS[spec], text), text
         assert len(calls[i].tokens) <= n
-        assert end.usage.completion_tokens - len(text) in (0, 1)  # the end token, where it was sampled
+        assert end.usage.completion_tokens - len(text) in (0, 1)  # the end token, if it was sampled
         if logprobs:
             assert len(calls[i].logprobs) == end.usage.completion_tokens
             assert end.usage.forced_tokens == 0
@@ -88,7 +92,7 @@ def test_a_value_is_whole_or_refused(work, logprobs, pages):
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([*PATTERNS, BRACKETS]), st.integers(0, 2**20))
-def test_with_room_enough_nothing_changes(spec, seed):
+def test_a_large_budget_leaves_the_output_unchanged(spec, seed):
     plain = run([call(spec, 1, max_tokens=300, seed=seed)], pages=2000)[1]
     if plain.end.reason == "length":
         return
@@ -97,8 +101,8 @@ def test_with_room_enough_nothing_changes(spec, seed):
     assert whole.end.usage.forced_tokens == plain.end.usage.forced_tokens
 
 
-def test_the_text_is_the_models_own_until_room_gets_short():
-    """Greedy over [a-c]+x with 12 tokens: eleven of the model's liking, then the x."""
+def test_the_completion_plan_is_followed_as_late_as_possible():
+    """Greedy over [a-c]+x with 12 tokens: eleven that the model chooses, then the x."""
     spec = Regex("[a-c]+x")
     tokens = [1, 2]
     while len(tokens) < 13:
@@ -106,12 +110,12 @@ def test_the_text_is_the_models_own_until_room_gets_short():
         allowed = spell("abc") if len(tokens) == 2 else spell("abcx")
         tokens.append(max(allowed, key=lambda token: float(logits[token])))
     end = tokens.index(spell("x")[0]) + 1 if spell("x")[0] in tokens else None
-    wanted = tokens[2:end] if end else [*tokens[2:], *spell("x")]
-    assert run([call(spec, 1, max_tokens=12, temperature=0.0, complete=True)])[1].tokens == wanted
+    expected = tokens[2:end] if end else [*tokens[2:], *spell("x")]
+    assert run([call(spec, 1, max_tokens=12, temperature=0.0, complete=True)])[1].tokens == expected
 
 
-def test_recursion_is_closed_in_time():
-    bias = {spell("x")[0]: 100.0}  # the model would open brackets for ever
+def test_nested_brackets_are_closed_in_time():
+    bias = {spell("x")[0]: 100.0}  # the model would open brackets forever
     for n in range(3, 24):
         calls = run([call(BRACKETS, 1, max_tokens=n, complete=True, logit_bias=bias, temperature=0.0)])
         text = text_of(calls[1].tokens)
@@ -120,20 +124,20 @@ def test_recursion_is_closed_in_time():
         assert calls[1].end.reason == "stop"
 
 
-def test_the_context_is_a_budget_too():
+def test_the_context_length_limits_the_value_too():
     calls = run([call(Regex("[a-z]{5,}x"), 1, max_tokens=500, complete=True)], context=20)
     assert re.fullmatch("[a-z]{5,}x", text_of(calls[1].tokens))
     assert len(calls[1].tokens) <= 18
 
 
-def test_without_it_a_cut_value_says_length():
+def test_without_complete_a_cut_value_has_reason_length():
     bias = {spell("a")[0]: 100.0}
     calls = run([call(Regex("[a-c]+x"), 1, max_tokens=6, logit_bias=bias)])
     assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaaa")
 
 
 @pytest.mark.parametrize("logprobs", [False, True])
-def test_a_value_that_fits_and_is_whole_where_room_ends_says_stop(logprobs):
+def test_if_it_fits_gives_stop_for_complete_values_and_length_for_cut_ones(logprobs):
     fields = dict(complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0}, logprobs=logprobs)
     whole = run([call(Regex("[a-z]*"), 1, max_tokens=5, **fields)])[1]
     assert (whole.end.reason, text_of(whole.tokens)) == ("stop", "aaaaa")
@@ -141,7 +145,7 @@ def test_a_value_that_fits_and_is_whole_where_room_ends_says_stop(logprobs):
     assert (cut.end.reason, text_of(cut.tokens)) == ("length", "aa")
 
 
-def test_free_text_is_cut_though_it_may_end_anywhere():
+def test_free_text_that_fills_the_budget_has_reason_length():
     spec = Structural([("<f>", {"type": "integer"}, "<e>")])
     engine_loop, transport, _ = make_engine_loop(grammars={spec: grammar(Regex("[a-z]*"))})
     sampling = sampling_params(max_tokens=5, complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0})
@@ -149,7 +153,7 @@ def test_free_text_is_cut_though_it_may_end_anywhere():
     assert (calls[1].end.reason, text_of(calls[1].tokens)) == ("length", "aaaaa")
 
 
-def test_it_needs_a_constraint_and_takes_no_stops():
+def test_complete_requires_a_constraint_and_excludes_stop_strings():
     with pytest.raises(InputError, match="complete cannot be had with stop"):
         sampling_params(complete=True, stop="x")
     with pytest.raises(InputError, match="complete must be True or False"):
@@ -162,7 +166,7 @@ def test_it_needs_a_constraint_and_takes_no_stops():
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([*PATTERNS, BRACKETS]), st.integers(1, 40), st.booleans())
-def test_forced_tokens_are_those_of_decoding_one_by_one(spec, n, complete):
+def test_forced_tokens_equal_those_sampled_one_by_one(spec, n, complete):
     fields = dict(max_tokens=n, temperature=0.0, complete=complete)
     jumping = run([call(spec, 1, **fields)])[1]
     stepping = run([call(spec, 1, logprobs=True, **fields)])[1]  # with logprobs every token is sampled

@@ -1,9 +1,9 @@
-"""Steps that are under way while messages come in: what arrives meanwhile changes nothing but what it is about."""
+"""Messages that arrive while a step is in flight affect only the requests that they are about."""
 
 from __future__ import annotations
 
 import pytest
-from fake_engine import EngineLoop, greedy, make_engine_loop, outcomes, run_until_idle
+from fake_engine import EngineLoop, assert_no_held_pages, greedy, make_engine_loop, outcomes, post, run_until_idle
 
 from plait.runtime.executor.step import StepExecutor, SyncStep
 from plait.runtime.messages import Abort, Append, Close, Finished, FlushCache, Generate, Open
@@ -12,7 +12,7 @@ from plait.runtime.sampling_params import sampling_params
 
 
 class SlowStep(SyncStep):
-    """Is not done before it is collected."""
+    """A step that is not done before it is collected."""
 
     @property
     def is_done(self) -> bool:
@@ -25,7 +25,7 @@ def slow_engine_loop(**settings) -> tuple[EngineLoop, object]:
 
     class SlowStepLauncher:
         def launch(self, batch, *, overlapped):
-            assert not overlapped, "its tokens are not on a device"
+            assert not overlapped, "tokens of a SyncStep are not on a device"
             return SlowStep(runner, sampler, batch)
 
     engine_loop.step_executor = StepExecutor(runner, sampler, SlowStepLauncher())
@@ -36,52 +36,49 @@ def gen(session, call, n=8):
     return Generate(session, call, sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True))
 
 
-def test_what_arrives_during_a_step_runs_in_the_next():
+def test_a_call_that_arrives_during_a_step_runs_in_the_next():
     engine_loop, transport = slow_engine_loop()
     late = [Open(2), Append(2, [2, 2]), gen(2, 2)]
-    transport.inbox += [(b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1))]
+    post(transport, Open(1), Append(1, [1, 2, 3]), gen(1, 1))
     engine_loop.step(0.0)
     engine_loop.step(0.0)
     assert engine_loop.pending_step is not None
-    transport.inbox += [(b"c", x) for x in late]
+    post(transport, *late)
     calls = run_until_idle(engine_loop, transport)
     assert calls[1].tokens == greedy([1, 2, 3], 8, ignore_eos=True)
     assert calls[2].tokens == greedy([2, 2], 8, ignore_eos=True)
 
 
-@pytest.mark.parametrize("request_of", [lambda: Abort(1, 1), lambda: Close(1), lambda: FlushCache(9)])
-def test_a_row_may_go_while_its_step_is_under_way(request_of):
-    """Its result is passed over, its pages come back (integrity is checked after the step), its neighbour goes on."""
+@pytest.mark.parametrize("message_of", [lambda: Abort(1, 1), lambda: Close(1), lambda: FlushCache(9)])
+def test_a_request_may_end_while_its_step_is_in_flight(message_of):
+    """Its result is discarded, its pages are freed, and the other request continues."""
     engine_loop, transport = slow_engine_loop(pages=200)
-    transport.inbox += [
-        (b"c", x) for x in (Open(1), Append(1, [1, 2, 3]), gen(1, 1), Open(2), Append(2, [1, 2]), gen(2, 2))
-    ]
+    post(transport, Open(1), Append(1, [1, 2, 3]), gen(1, 1), Open(2), Append(2, [1, 2]), gen(2, 2))
     for _ in range(3):
         engine_loop.step(0.0)
     assert engine_loop.pending_step is not None
-    transport.inbox.append((b"c", request_of()))
+    transport.inbox.append((b"c", message_of()))
     calls = run_until_idle(engine_loop, transport)
     assert calls[2].tokens == greedy([1, 2], 8, ignore_eos=True)
     assert isinstance(calls[2].end, Finished)
-    done = outcomes(transport)[1].tokens
-    assert done == greedy([1, 2, 3], 8, ignore_eos=True)[: len(done)]
-    free, cached, held = engine_loop.cache.counts()
-    assert held == 0 and free + cached == 200
+    tokens = outcomes(transport)[1].tokens
+    assert tokens == greedy([1, 2, 3], 8, ignore_eos=True)[: len(tokens)]
+    assert_no_held_pages(engine_loop)
 
 
-def test_a_step_that_breaks_when_collected_fails_its_rows_alone():
+def test_a_step_that_fails_when_collected_fails_only_its_requests():
     engine_loop, transport = slow_engine_loop()
-    broken = [True]
+    failures_left = [True]
 
-    class Breaking(SlowStep):
+    class FailingStep(SlowStep):
         def collect(self):
-            if broken and broken.pop():
+            if failures_left and failures_left.pop():
                 raise RuntimeError("the device is gone")
             return super().collect()
 
-    steps = engine_loop.step_executor._async_launcher
-    make = steps.launch
-    steps.launch = lambda batch, overlapped: Breaking(*_parts(make(batch, overlapped=overlapped)))
+    launcher = engine_loop.step_executor._async_launcher
+    launch = launcher.launch
+    launcher.launch = lambda batch, overlapped: FailingStep(*_parts(launch(batch, overlapped=overlapped)))
     calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1, 2, 3]), gen(1, 1))
     assert calls[1].end.kind == "internal"
     calls = run_until_idle(engine_loop, transport, Open(2), Append(2, [1, 2, 3]), gen(2, 2))
@@ -95,14 +92,14 @@ def _parts(step):
 @pytest.mark.parametrize(
     ("fields", "tokens"), [({}, None), ({"logprobs": True}, None), ({"logit_bias": {3: 100.0}}, [3] * 8)]
 )
-def test_greedy_rows_take_the_likeliest_unless_more_is_asked_for(fields, tokens):
-    """Alone without logits, and beside a row that wants them."""
+def test_greedy_requests_use_the_argmax_unless_they_need_logits(fields, tokens):
+    """In a batch without logits, and beside a request that needs them."""
     plain = sampling_params(max_tokens=8, temperature=0.0, ignore_eos=True)
-    for company in (plain, sampling_params(max_tokens=8, temperature=0.9, seed=1, ignore_eos=True)):
+    for other in (plain, sampling_params(max_tokens=8, temperature=0.9, seed=1, ignore_eos=True)):
         engine_loop, transport, _ = make_engine_loop()
-        asked = sampling_params(max_tokens=8, temperature=0.0, ignore_eos=True, **fields)
-        transport.inbox += [(b"c", x) for i in (1, 2) for x in (Open(i), Append(i, [1, 2, 3]))]
-        transport.inbox += [(b"c", Generate(1, 1, asked)), (b"c", Generate(2, 2, company))]
+        params = sampling_params(max_tokens=8, temperature=0.0, ignore_eos=True, **fields)
+        post(transport, *(message for i in (1, 2) for message in (Open(i), Append(i, [1, 2, 3]))))
+        post(transport, Generate(1, 1, params), Generate(2, 2, other))
         calls = run_until_idle(engine_loop, transport)
         assert calls[1].tokens == (tokens or greedy([1, 2, 3], 8, ignore_eos=True))
         assert len(calls[1].logprobs) == (8 if fields.get("logprobs") else 0)

@@ -1,6 +1,6 @@
-"""Steps launched before the tokens of the step before are known, on a device that is late, against the plain engine.
+"""Overlapped steps on a delayed device, compared with an engine without overlap.
 
-Every run has the integrity of the pool checked after each step, and ends with no page held.
+Every run checks the integrity of the page pool after each step and ends without held pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.runtime.scheduler.overlap import OverlapController
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """One set of weights as the plain engine runs them, and on a device: with pages for all, and with few."""
+    """Runners with the same weights: the plain one, one for a device, and one for a device with few pages."""
     folder = tmp_path_factory.mktemp("tiny")
     randomized(MODELS["Llama"]()).save_pretrained(folder)
 
@@ -41,8 +41,8 @@ def model(tmp_path_factory):
     return SimpleNamespace(plain=plain, device=runner(PAGES, kernels=kernels), short=runner(70, 12, kernels))
 
 
-def late(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=True, **settings):
-    """The run on a late device, and its steps."""
+def run_delayed(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=True, **settings):
+    """Runs on a delayed device; returns the outcomes and the step launcher."""
     steps = GpuStepLauncher(runner, rows, DelayedStream(progress_probability, seed), capture)
     found = run(QueuedRunner(runner, steps.stream), arrivals, steps, rows=rows, **settings)
     steps.stream.run_until(steps.stream.num_enqueued)
@@ -52,7 +52,7 @@ def late(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=Tru
 
 
 def check_table_rows(page_table):
-    """What the device has of the sequences' pages, and believes, is so."""
+    """Checks the device's copy of the sequences' page numbers."""
     for seq, table_row in page_table._rows.items():
         if table_row.version == seq.pages.version:
             first, count = table_row.number * page_table.length, table_row.count
@@ -63,16 +63,16 @@ def check_table_rows(page_table):
 def assert_same(found, expected, aborted=None):
     assert found.keys() == expected.keys()
     aborted = aborted or {}
-    for call, each in expected.items():
-        told = found[call].tokens
-        if call in aborted:  # how far it was when the abort came is not the same, nor what a later call goes on from
-            shorter = min(len(told), len(each.tokens)) if call == min(aborted[call]) else 0
-            assert told[:shorter] == each.tokens[:shorter], call
+    for call, outcome in expected.items():
+        tokens = found[call].tokens
+        if call in aborted:  # how far it got, and what a later call continues from, may differ
+            shorter = min(len(tokens), len(outcome.tokens)) if call == min(aborted[call]) else 0
+            assert tokens[:shorter] == outcome.tokens[:shorter], call
         else:
-            assert told == each.tokens, call
-            assert type(found[call].end) is type(each.end), call
-            assert getattr(found[call].end, "reason", None) == getattr(each.end, "reason", None), call
-            np.testing.assert_allclose(vector(found[call]), vector(each), atol=1e-4)
+            assert tokens == outcome.tokens, call
+            assert type(found[call].end) is type(outcome.end), call
+            assert getattr(found[call].end, "reason", None) == getattr(outcome.end, "reason", None), call
+            np.testing.assert_allclose(vector(found[call]), vector(outcome), atol=1e-4)
 
 
 def vector(call):
@@ -83,7 +83,7 @@ def generate(session, call, n, constraint=None, **fields):
     return Generate(session, call, sampling_params(**{"temperature": 0.0, "max_tokens": n} | fields), constraint)
 
 
-# -- anything beside anything ---------------------------------------------------------------------
+# -- random programs ------------------------------------------------------------------------------
 
 params = st.fixed_dictionaries(
     {
@@ -113,7 +113,7 @@ programs = st.fixed_dictionaries(
 
 
 def requests_of(number, program):
-    """What one program sends, with the steps before which it comes; and its calls that may be cut short."""
+    """A program's messages with the steps before which they arrive, and the calls that may be cut short."""
     call, at, constraint = 100 * number, program["at"], program["constraint"]
     sent = [(at, Open(number)), (at, Append(number, program["prompt"]))]
     for fields in program["calls"]:
@@ -129,7 +129,7 @@ def requests_of(number, program):
         sent += [(at, generate(child, 90 + 10 * child, 6)) for child in children]
     elif program["end"] == "select":
         sent.append((at, Select(number, call, [[1, 2], [3]])))
-    elif program["end"] == "embed":  # and, beside the calls, its prompt alone
+    elif program["end"] == "embed":  # after the calls, and its prompt alone
         alone = 3000 + number
         sent += [(at, Embed(number, call)), (at, Open(alone)), (at, Append(alone, program["prompt"]))]
         sent += [(at + program["after"], Embed(alone, alone))]
@@ -147,101 +147,103 @@ def requests_of(number, program):
     short=st.booleans(),
     pooling=st.sampled_from(["last", "mean"]),
 )
-def test_any_mix_gives_what_the_plain_engine_gives(model, work, rows, progress_probability, capture, short, pooling):
+def test_random_programs_equal_the_engine_without_overlap(
+    model, work, rows, progress_probability, capture, short, pooling
+):
     made = [requests_of(number, program) for number, program in enumerate(work)]
     arrivals, aborted = (
-        [each for sent, _ in made for each in sent],
+        [message for sent, _ in made for message in sent],
         {call: calls for _, calls in made for call in calls},
     )
-    found, _ = late(
+    found, _ = run_delayed(
         model.short if short else model.device, arrivals, progress_probability, 5, rows, capture, pooling=pooling
     )
     assert_same(found, run(model.plain, arrivals, rows=rows, pooling=pooling), aborted)
 
 
-# -- one thing at a time --------------------------------------------------------------------------
+# -- single behaviours ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("progress_probability", [0.0, 1.0])
-def test_most_steps_are_launched_ahead_and_only_tokens_are_waited_for(model, progress_probability):
-    arrivals = [(0, each) for _, each in arrivals_of(6, n=40)]
-    found, steps = late(model.device, arrivals, progress_probability)
+def test_most_steps_overlap_and_the_host_waits_only_for_tokens(model, progress_probability):
+    arrivals = [(0, message) for _, message in arrivals_of(6, n=40)]
+    found, steps = run_delayed(model.device, arrivals, progress_probability)
     assert_same(found, run(model.plain, arrivals))
     assert steps.num_overlapped > 35
-    if not progress_probability:  # a wait for each step's tokens, and none for a buffer, once graphs are there
+    if not progress_probability:  # one wait for each step's tokens, and none for a buffer once the graphs are captured
         assert steps.stream.num_waits <= 50
 
 
-def test_prompts_join_rows_that_run_ahead(model):
-    arrivals = [(0, each) for _, each in arrivals_of(2, n=50)]
+def test_prompts_join_overlapped_steps(model):
+    arrivals = [(0, message) for _, message in arrivals_of(2, n=50)]
     arrivals += [
-        (8 + 5 * i, each)
+        (8 + 5 * i, message)
         for i in range(4)
-        for each in (Open(10 + i), Append(10 + i, [3, 1, 2] * 15), generate(10 + i, 10 + i, 9, ignore_eos=True))
+        for message in (Open(10 + i), Append(10 + i, [3, 1, 2] * 15), generate(10 + i, 10 + i, 9, ignore_eos=True))
     ]
-    found, steps = late(model.device, arrivals)
+    found, steps = run_delayed(model.device, arrivals)
     assert_same(found, run(model.plain, arrivals))
     assert steps.num_overlapped > 40
 
 
-def test_a_row_that_ends_leaves_its_next_token_to_nobody(model):
-    """Stop tokens, which nobody foresees; the session's next call stands on other pages at the same places."""
+def test_tokens_sampled_after_an_unexpected_end_are_discarded(model):
+    """Stop tokens end calls unexpectedly; the session's next call has other pages at the same positions."""
     arrivals = []
     for i in range(6):
         calls = [generate(i, 10 * i + j, 30, ignore_eos=True, stop_token_ids=list(range(1 + j, 60, 4))) for j in (0, 1)]
         later = [Append(i, [1 + i] * 9), generate(i, 10 * i + 5, 12, ignore_eos=True)]
-        arrivals += [(0, each) for each in (Open(i), Append(i, [1 + i, 2, 3]), *calls, *later)]
-    found, steps = late(model.device, arrivals)
+        arrivals += [(0, message) for message in (Open(i), Append(i, [1 + i, 2, 3]), *calls, *later)]
+    found, steps = run_delayed(model.device, arrivals)
     assert_same(found, run(model.plain, arrivals))
     assert steps.num_overlapped > 5
 
 
-def test_a_lent_page_comes_back_when_nothing_writes_it_any_more(model, monkeypatch):
-    steps, lent, returned = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), {}, []
+def test_a_reserved_page_is_released_only_after_the_last_write(model, monkeypatch):
+    steps, work_until_free, released = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), {}, []
     reserve_page, release_reserved, stream = PrefixCache.reserve_page, PrefixCache.release_reserved, steps.stream
 
-    def lending(cache):
+    def reserve(cache):
         page = reserve_page(cache)
-        lent[page] = stream.num_enqueued + 2  # inputs and forward follow
+        work_until_free[page] = stream.num_enqueued + 2  # inputs and forward pass follow
         return page
 
-    def giving_back(cache, page):
-        assert stream.num_done >= lent[page]
-        returned.append(page)
+    def release(cache, page):
+        assert stream.num_done >= work_until_free[page]
+        released.append(page)
         release_reserved(cache, page)
 
-    monkeypatch.setattr(PrefixCache, "reserve_page", lending)
-    monkeypatch.setattr(PrefixCache, "release_reserved", giving_back)
+    monkeypatch.setattr(PrefixCache, "reserve_page", reserve)
+    monkeypatch.setattr(PrefixCache, "release_reserved", release)
     calls = [generate(i, i, 30, ignore_eos=True, stop_token_ids=list(range(1, 60, 6))) for i in range(6)]
-    run(model.device, [(0, each) for i in range(6) for each in (Open(i), Append(i, [1 + i, 2]), calls[i])], steps)
-    assert returned
+    run(model.device, [(0, message) for i in range(6) for message in (Open(i), Append(i, [1 + i, 2]), calls[i])], steps)
+    assert released
     stream.run_until(stream.num_enqueued)
     check_table_rows(steps.graphs.page_table)
 
 
-def test_constraints_are_masked_behind_the_forward(model):
-    """A row's mask needs the token before it, and is set once the forward has begun; forced tokens come behind."""
+def test_masks_are_set_after_the_forward_pass_is_launched(model):
+    """A mask depends on the token before it, which the overlapped forward pass does not wait for."""
     arrivals = [
-        (i // 3, each)
+        (i // 3, message)
         for i in range(6)
-        for each in (Open(i), Append(i, [2 + i] * 5), generate(i, i, 30, WORDS, seed=i, temperature=2.0))
+        for message in (Open(i), Append(i, [2 + i] * 5), generate(i, i, 30, WORDS, seed=i, temperature=2.0))
     ]
-    found, _ = late(model.device, arrivals)
+    found, _ = run_delayed(model.device, arrivals)
     assert_same(found, run(model.plain, arrivals))
 
 
-def test_calls_that_need_the_host_run_beside_those_that_do_not(model):
-    arrivals = [(0, each) for _, each in arrivals_of(3, n=40)]
+def test_calls_that_need_the_host_run_beside_overlapped_ones(model):
+    arrivals = [(0, message) for _, message in arrivals_of(3, n=40)]
     arrivals += [
-        (10, each)
-        for each in (Open(9), Append(9, [1, 2, 3]), generate(9, 9, 6, logprobs=True, ignore_eos=True), Close(9))
+        (10, message)
+        for message in (Open(9), Append(9, [1, 2, 3]), generate(9, 9, 6, logprobs=True, ignore_eos=True), Close(9))
     ]
-    found, steps = late(model.device, arrivals)
+    found, steps = run_delayed(model.device, arrivals)
     assert_same(found, run(model.plain, arrivals))
     assert steps.num_overlapped > 20
 
 
-def test_a_step_that_cannot_be_launched_fails_its_rows_after_those_before_have_come(model):
+def test_a_step_that_cannot_be_launched_fails_after_the_previous_one_is_committed(model):
     steps, launch, left = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, [9]
 
     def breaking(batch, *, overlapped):
@@ -252,7 +254,9 @@ def test_a_step_that_cannot_be_launched_fails_its_rows_after_those_before_have_c
         return launch(steps, batch, overlapped=overlapped)
 
     steps.launch = breaking
-    arrivals = [(0, each) for _, each in arrivals_of(2, n=30)] + [(30, each) for _, each in arrivals_of(4)[8:12]]
+    arrivals = [(0, message) for _, message in arrivals_of(2, n=30)] + [
+        (30, message) for _, message in arrivals_of(4)[8:12]
+    ]
     found, expected = run(model.device, arrivals, steps), run(model.plain, arrivals)
     for call in (0, 1):
         assert isinstance(found[call].end, Failed)
@@ -260,7 +264,7 @@ def test_a_step_that_cannot_be_launched_fails_its_rows_after_those_before_have_c
     assert_same({2: found[2]}, {2: expected[2]})
 
 
-def test_a_step_whose_tokens_never_come_takes_the_one_behind_it_along(model):
+def test_a_step_that_fails_when_collected_fails_the_overlapped_one_too(model):
     steps, launch, steps_launched = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, []
     broken = []
 
@@ -269,22 +273,24 @@ def test_a_step_whose_tokens_never_come_takes_the_one_behind_it_along(model):
 
     def launched(batch, *, overlapped):
         step = launch(steps, batch, overlapped=overlapped)
-        if overlapped and 5 in (each.request.call_id for each in batch.rows) and not broken:
+        if overlapped and 5 in (scheduled.request.call_id for scheduled in batch.rows) and not broken:
             broken.append(steps_launched[-1])
             steps_launched[-1].collect = gone
         steps_launched.append(step)
         return step
 
     steps.launch = launched
-    shared = [(0, each) for i in (0, 1) for each in (Open(i), Append(i, [2] * 20), generate(i, i, 30, ignore_eos=True))]
-    joins = [(9, each) for each in (Open(5), Append(5, [2] * 40), generate(5, 5, 4))]
-    after = [(30, each) for each in (Open(7), Append(7, [2] * 20), generate(7, 7, 30, ignore_eos=True))]
+    shared = [
+        (0, message) for i in (0, 1) for message in (Open(i), Append(i, [2] * 20), generate(i, i, 30, ignore_eos=True))
+    ]
+    joins = [(9, message) for message in (Open(5), Append(5, [2] * 40), generate(5, 5, 4))]
+    after = [(30, message) for message in (Open(7), Append(7, [2] * 20), generate(7, 7, 30, ignore_eos=True))]
     found = run(model.device, shared + joins + after, steps)
     assert [type(found[call].end) for call in (0, 1, 5)] == [Failed] * 3
     assert_same({7: found[7]}, {7: run(model.plain, after)[7]})
 
 
-def test_rows_that_often_jump_or_end_make_it_wait_for_tokens():
+def test_a_high_discard_rate_disables_overlap():
     overlap_controller = OverlapController()
     for _ in range(30):
         overlap_controller.record_outcome(8, 8)

@@ -1,6 +1,6 @@
-"""An Engine on the chain model of doubles.py: real client, scheduler, prefix cache, compiler and sampler, no weights.
+"""A complete engine on the hash-chain model of fake_engine.py: everything is real but the model.
 
-Its tokens are bytes, and what it says hangs on every token before: a wrong page, or a text that is not the same, shows.
+Tokens are bytes, and each depends on all tokens before it, so a wrong page or a wrong text changes the output.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import Tokenizer
 from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
-FIRST = ord("A")  # the chain's tokens 0, 1, ... say A, B, ...
+FIRST = ord("A")  # the chain's tokens 0, 1, ... are the bytes A, B, ...
 
 
 class WideHashChainRunner(ChainRunner):
-    """The chain, over a vocabulary in which only some tokens are ever likely."""
+    """The hash chain over a larger vocabulary, of which only VOCAB tokens are likely."""
 
     width = 259
 
     def forward(self, batch: Any) -> torch.Tensor:
-        narrow = super().forward(batch)
-        wide = torch.full((len(narrow), self.width), -50.0)
-        wide[:, FIRST : FIRST + VOCAB] = narrow
+        chain_logits = super().forward(batch)
+        wide = torch.full((len(chain_logits), self.width), -50.0)
+        wide[:, FIRST : FIRST + VOCAB] = chain_logits
         return wide
 
-    def logits(self, hidden: torch.Tensor, narrow: dict[int, Any]) -> torch.Tensor:
-        for row, ids in narrow.items():
+    def logits(self, hidden: torch.Tensor, allowed_ids: dict[int, Any]) -> torch.Tensor:
+        for row, ids in allowed_ids.items():
             only = torch.full((self.width,), float("-inf"))
             only[torch.from_numpy(ids)] = hidden[row][torch.from_numpy(ids)]
             hidden[row] = only
@@ -46,7 +46,7 @@ class WideHashChainRunner(ChainRunner):
 
 @contextlib.contextmanager
 def chain_engine(tokenizer: Tokenizer, pages: int = 20_000, **settings: Any) -> Iterator[SimpleNamespace]:
-    """What programs take for a backend; `runner` counts what was computed."""
+    """Yields a namespace with the `client` and the `runner`, which counts computed tokens."""
     transport, runner = LocalServerTransport(), WideHashChainRunner(pages, 256)
     compiler = CompilePool(tokenizer.vocabulary, deadline_s=60.0)
     compiler.start()

@@ -1,8 +1,8 @@
-"""A device that does its work late: a queue that goes on when somebody waits for it, or when it feels like it.
+"""A simulated device that executes its queue late: when the host waits for it, or at random times.
 
-What is put in reads the host's buffers, the tokens drawn and the KV pages only when it is done; a copy to the host is
-made at its own time, and until then its target holds rubbish. So whoever fills a buffer again too early, reads one too
-early, draws over tokens that are still to be read, or hands on what was not awaited gets wrong tokens here.
+Queued work reads host buffers, sampled tokens and KV pages only when it is executed. A copy to the host is made at a
+time of its own; until then its target holds garbage. So code that refills or reads a buffer too early, overwrites
+tokens that are still to be read, or uses results without waiting gets wrong tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ GARBAGE = -1_000_000
 
 
 class DelayedEvent:
+    """Complete when the stream has executed `place` pieces of work and, if given, the copy."""
+
     def __init__(self, stream: DelayedStream, place: int, copy=None) -> None:
         self._stream, self._place, self._copy = stream, place, copy
 
@@ -33,7 +35,7 @@ class DelayedEvent:
 
 
 class DelayedStream:
-    """`progress_probability`: how likely it is, at each chance, to do one more piece of work. 0.0: never before it must."""
+    """A Stream. `progress_probability`: of executing more work at each opportunity; 0.0: only when waited for."""
 
     def __init__(self, progress_probability: float, seed: int = 0) -> None:
         self.device = torch.device("cpu")
@@ -45,7 +47,7 @@ class DelayedStream:
             np.random.default_rng(seed),
         )
 
-    # -- what the engine uses
+    # -- the interface of Stream
 
     def enqueue(self, work) -> None:
         self._queue.append(work)
@@ -67,7 +69,7 @@ class DelayedStream:
         self.copies.append(copy)
         return DelayedEvent(self, self.num_enqueued, copy)
 
-    # -- what the device does
+    # -- the simulated device
 
     def maybe_progress(self) -> None:
         while self._random.random() < self._progress_probability and (self._queue or self.copies):
@@ -90,7 +92,7 @@ class DelayedStream:
 
 
 class QueuedRunner:
-    """A model runner whose own forwards, which the host waits for, come behind what is in the queue."""
+    """A model runner whose synchronous forward passes execute the queued work first."""
 
     def __init__(self, runner, stream: DelayedStream) -> None:
         self._runner, self._stream = runner, stream

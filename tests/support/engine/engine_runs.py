@@ -1,9 +1,9 @@
-"""Whole schedulers over tiny real models, stepped through requests that come at given steps."""
+"""Runs an EngineLoop over a tiny real model, with messages that arrive at given steps."""
 
 from __future__ import annotations
 
 import torch
-from fake_engine import VOCAB, ListTransport, ReadyCompiler, outcomes, vocabulary
+from fake_engine import VOCAB, ListTransport, ReadyCompiler, outcomes, post, vocabulary
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM
 
 from plait.constrained import Choices, compile_grammar
@@ -34,28 +34,30 @@ PAGES = 300
 
 
 def run(runner, arrivals, steps=None, rows=6, pooling="last", **settings):
-    """{call: tokens, ...} of requests that arrive before the step that numbers them; the number of steps."""
+    """Returns the outcomes by call. `arrivals`: (step before which it arrives, message). `steps`: an async launcher."""
     transport, config = (
         ListTransport(),
         engine_config(max_batch_rows=rows, check_integrity=True, prompt_lookup=False, **settings),
     )
     welcome = Welcome(PROTOCOL, "", VOCAB, 256, 0, EmbeddingInfo(SHAPE["hidden_size"], pooling, True))
-    made = (vocabulary(), ReadyCompiler(GRAMMARS), transport, steps)
-    engine_loop = EngineLoop(config, welcome, runner, Sampler(), *made)
+    engine_loop = EngineLoop(
+        config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(GRAMMARS), transport, steps
+    )
     for number in range(2000):
-        transport.inbox += [(b"c", request) for at, request in arrivals if at == number]
+        post(transport, *(message for at, message in arrivals if at == number))
         engine_loop.step(timeout_s=0.0)
-        later = any(at > number for at, _ in arrivals)
-        if not (engine_loop.has_work or later or transport.inbox):
-            assert engine_loop.cache.counts()[2] == 0, "pages are held at rest"
+        has_arrivals = any(at > number for at, _ in arrivals)
+        if not (engine_loop.has_work or has_arrivals or transport.inbox):
+            assert engine_loop.cache.counts()[2] == 0, "an idle engine holds pages"
             return outcomes(transport)
-    raise AssertionError("the scheduler did not come to rest")
+    raise AssertionError("the engine loop did not become idle")
 
 
 def arrivals_of(count, n=30, **fields):
+    """Messages of `count` sessions with one greedy call each; a session arrives every three steps."""
     greedy = sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True, **fields)
     return [
-        (3 * i, request)
+        (3 * i, message)
         for i in range(count)
-        for request in (Open(i), Append(i, [1 + i % 3] * (1 + i)), Generate(i, i, greedy), Close(i))
+        for message in (Open(i), Append(i, [1 + i % 3] * (1 + i)), Generate(i, i, greedy), Close(i))
     ]

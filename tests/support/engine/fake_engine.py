@@ -1,7 +1,7 @@
-"""Doubles for tests of the scheduler: a "model" whose KV is a hash chain, a link of lists, a compiler that is at hand.
+"""An EngineLoop over test doubles: a hash-chain model, a transport of two lists, and a compiler with ready grammars.
 
-The chain makes every mistake visible: the KV of a token is hashed from the KV before it, read from the page the
-scheduler says, so that a wrong page, a stale one, or one shared by mistake changes every later token.
+The hash chain makes errors visible. The KV of a token is a hash of the token and of the KV before it, which is read
+from the page that the scheduler names. A wrong, stale or wrongly shared page changes every later token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from plait.constrained import Vocabulary
 from plait.runtime.config import engine_config
 from plait.runtime.executor.runner import SUM_QUANTUM
-from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Tokens, Welcome
+from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Failed, Finished, Generate, Tokens, Welcome
 from plait.runtime.sampling.sampler import Sampler
+from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
 
 VOCAB = 64
@@ -27,18 +28,19 @@ MASK = (1 << 61) - 1
 
 
 def chain(previous: int, token: int) -> int:
-    """The "KV" of a token after `previous`."""
+    """The KV of a token after the KV `previous`."""
     return ((previous ^ (token + 1)) * 0x9E3779B97F4A7C15 + 12345) & MASK
 
 
 @functools.cache
 def logits_after(state: int) -> torch.Tensor:
-    """[VOCAB] float32 that depend on the whole text behind `state`."""
+    """[VOCAB] float32 logits that depend on all tokens before."""
     generator = np.random.default_rng(state)
     return torch.from_numpy(generator.normal(size=VOCAB).astype(np.float32) * 3)
 
 
 def state_of(tokens: list[int]) -> int:
+    """The KV of the last token."""
     state = 1
     for token in tokens:
         state = chain(state, token)
@@ -46,7 +48,7 @@ def state_of(tokens: list[int]) -> int:
 
 
 def greedy(tokens: list[int], count: int, ignore_eos: bool = False) -> list[int]:
-    """The obvious reference: no cache, no batch, no pages."""
+    """The reference: greedy decoding without cache, batch and pages."""
     text, out = list(tokens), []
     for _ in range(count):
         token = int(logits_after(state_of(text)).argmax())
@@ -58,11 +60,12 @@ def greedy(tokens: list[int], count: int, ignore_eos: bool = False) -> list[int]
 
 
 def logprob(tokens: list[int], token: int) -> float:
+    """The reference logprob of `token` after `tokens`."""
     return float(torch.log_softmax(logits_after(state_of(tokens)), -1)[token])
 
 
 class ChainRunner:
-    """Stands where the TorchRunner does."""
+    """A Runner of the hash-chain model. `batches`: (start, count) of each request of each step."""
 
     num_spared_tokens = 0
 
@@ -75,35 +78,37 @@ class ChainRunner:
 
     def forward(self, batch) -> torch.Tensor:
         if self.fail_when(batch):
-            for each in batch.rows:  # half-written garbage
-                for page in each.request.seq.pages.view()[each.start : each.start + each.count]:
+            for scheduled in batch.rows:  # half-written garbage
+                for page in scheduled.request.seq.pages.view()[scheduled.start : scheduled.start + scheduled.count]:
                     self.kv[int(page)] = -7
             raise RuntimeError("boom")
         rows: list[torch.Tensor] = []
-        self.batches.append([(each.start, each.count) for each in batch.rows])
-        # all KV is written before any is read, as in every layer of a real model; a chain needs an order, though:
-        # rows whose prefix another row writes in this step come after it
+        self.batches.append([(scheduled.start, scheduled.count) for scheduled in batch.rows])
+        # A real layer writes all KV of a step before it reads any. A chain needs an order: requests whose prefix
+        # another request computes in this step come after it.
         unwritten = {
-            int(p): each for each in batch.rows for p in each.request.seq.pages.view()[each.start :][: each.count]
+            int(p): scheduled
+            for scheduled in batch.rows
+            for p in scheduled.request.seq.pages.view()[scheduled.start :][: scheduled.count]
         }
         pending = list(batch.rows)
         while pending:
-            each = pending.pop(0)
-            pages, tokens = each.request.seq.pages.view().tolist(), each.request.seq.tokens.view().tolist()
-            if any(unwritten.get(p, each) is not each for p in pages[: each.start]):
-                pending.append(each)
+            scheduled = pending.pop(0)
+            pages, tokens = scheduled.request.seq.pages.view().tolist(), scheduled.request.seq.tokens.view().tolist()
+            if any(unwritten.get(p, scheduled) is not scheduled for p in pages[: scheduled.start]):
+                pending.append(scheduled)
                 continue
-            state = self.kv[pages[each.start - 1]] if each.start else 1
-            for at in range(each.start, each.start + each.count):
+            state = self.kv[pages[scheduled.start - 1]] if scheduled.start else 1
+            for at in range(scheduled.start, scheduled.start + scheduled.count):
                 state = chain(state, tokens[at])
                 self.kv[pages[at]] = state
                 unwritten.pop(pages[at], None)
-        for each in batch.rows:
-            self.num_computed += each.count
-            pages = each.request.seq.pages.view()
-            end = each.start + each.count
-            wanted = each.num_logits + each.num_states
-            rows += [logits_after(self.kv[int(p)]) for p in pages[end - wanted : end]]
+        for scheduled in batch.rows:
+            self.num_computed += scheduled.count
+            pages = scheduled.request.seq.pages.view()
+            end = scheduled.start + scheduled.count
+            num_rows = scheduled.num_logits + scheduled.num_states
+            rows += [logits_after(self.kv[int(p)]) for p in pages[end - num_rows : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
 
     def hidden_states_at(self, hidden, places):
@@ -113,11 +118,11 @@ class ChainRunner:
         return (hidden / SUM_QUANTUM).round().numpy().sum(0, dtype=np.float64) * SUM_QUANTUM
 
     def argmax_tokens(self, hidden):
-        highest, tokens = hidden.max(dim=-1)
-        return highest.tolist(), tokens.tolist()
+        peaks, tokens = hidden.max(dim=-1)
+        return peaks.tolist(), tokens.tolist()
 
     def logits(self, hidden, allowed_ids):
-        """The chain's hidden states are its logits; a narrow row sees its own tokens only."""
+        """The hidden states are the logits already; other tokens than the allowed ones become -inf."""
         for row, ids in allowed_ids.items():
             only = torch.full((VOCAB,), float("-inf"))
             only[torch.from_numpy(ids)] = hidden[row][torch.from_numpy(ids)]
@@ -126,7 +131,7 @@ class ChainRunner:
 
 
 class ListTransport:
-    """The scheduler's link: what is in `inbox` is received, what is sent lands in `outbox`."""
+    """A ServerTransport: receives what is in `inbox`, sends to `outbox`. `vanished`: clients that disconnected."""
 
     num_bad_frames = 0
     num_clients = 1
@@ -147,7 +152,7 @@ class ListTransport:
 
 
 class ReadyCompiler:
-    """Grammars are looked up in a dict; what is not there is refused."""
+    """A CompilePool whose grammars are ready: a dict from specs to grammars or GrammarErrors."""
 
     def __init__(self, grammars=None) -> None:
         self.grammars, self.tickets, self.done = grammars or {}, itertools.count(), []
@@ -181,38 +186,68 @@ def spell(text: str) -> list[int]:
 
 
 def make_engine_loop(*, pages=1024, batch_tokens=32, rows=16, context=None, grammars=None, pooling=None, **settings):
-    """(scheduler, link, runner) over the chain model; integrity is checked after every step. `pooling`: its hidden
-    states, which are its logits, are pooled so."""
+    """Returns (engine_loop, transport, runner). Cache integrity is checked after every step.
+
+    `pooling`: how embeddings are pooled; None for a model without embeddings.
+    """
     transport, runner = ListTransport(), ChainRunner(pages, batch_tokens)
-    made = EmbeddingInfo(VOCAB, pooling, True) if pooling else None
-    welcome = Welcome(PROTOCOL, "", VOCAB, min(pages, context or pages), 0, made, "" if made else "it says nothing")
+    embeddings = EmbeddingInfo(VOCAB, pooling, True) if pooling else None
+    welcome = Welcome(
+        PROTOCOL, "", VOCAB, min(pages, context or pages), 0, embeddings, "" if embeddings else "it says nothing"
+    )
     config = engine_config(max_batch_rows=rows, check_integrity=True, **settings)
     engine_loop = EngineLoop(config, welcome, runner, Sampler(), vocabulary(), ReadyCompiler(grammars), transport)
     return engine_loop, transport, runner
 
 
-def run_until_idle(engine_loop, transport, *requests, client=b"c", steps=10_000):
-    """Posts the requests, steps until nothing is left to do, and returns what came out by call."""
-    transport.inbox += [(client, request) for request in requests]
-    for _ in range(steps):
+def run_until_idle(engine_loop, transport, *messages, client=b"c", max_steps=10_000):
+    """Posts the messages, steps until there is no work left, and returns the `outcomes`."""
+    post(transport, *messages, client=client)
+    for _ in range(max_steps):
         engine_loop.step(timeout_s=0.0)
         if not engine_loop.has_work and not transport.inbox and not engine_loop.calls.num_compiling:
             break
     else:
-        raise AssertionError("the scheduler did not come to rest")
+        raise AssertionError("the engine loop did not become idle")
     return outcomes(transport, client)
 
 
 def outcomes(transport, client=b"c"):
-    """{call: SimpleNamespace(tokens, logprobs, end)} of one client; asserts exactly one end per call."""
+    """{call id: SimpleNamespace(tokens, logprobs, end)} of one client. Asserts that nothing follows a call's end."""
     calls: dict[int, SimpleNamespace] = {}
-    for whose, reply in transport.outbox:
-        if whose == client and isinstance(reply, (Tokens, Finished, Failed)):
+    for receiver, reply in transport.outbox:
+        if receiver == client and isinstance(reply, (Tokens, Finished, Failed)):
             call = calls.setdefault(reply.call, SimpleNamespace(tokens=[], logprobs=[], end=None))
-            assert call.end is None, "something came after a call's end"
+            assert call.end is None, "a reply came after the call's end"
             if isinstance(reply, Tokens):
                 call.tokens += reply.token_ids
                 call.logprobs += reply.logprobs or []
             else:
                 call.end = reply
     return calls
+
+
+def generate(session, call, max_tokens=8, **params):
+    """A greedy Generate message; `params` override its sampling parameters."""
+    return Generate(session, call, sampling_params(**{"max_tokens": max_tokens, "temperature": 0.0, **params}))
+
+
+def post(transport, *messages, client=b"c"):
+    """Puts messages into the inbox without stepping."""
+    transport.inbox += [(client, message) for message in messages]
+
+
+def text_of(tokens):
+    """The inverse of `spell`."""
+    return "".join(LETTERS[token - 1] for token in tokens)
+
+
+def finish_order(transport):
+    """The ids of the finished calls in the order of their replies."""
+    return [reply.call for _, reply in transport.outbox if isinstance(reply, Finished)]
+
+
+def assert_no_held_pages(engine_loop):
+    """Every page is free or cached."""
+    free, cached, held = engine_loop.cache.counts()
+    assert (free + cached, held) == (engine_loop.cache.pool.total, 0)

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from plait.kernels.cpu.decoder import instruction_set
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
 from plait.runtime.executor.runner_factory import make_runner

@@ -10,10 +10,11 @@ import torch
 from family_cases import FAMILY_CASES
 from transformers import Gemma3ForCausalLM
 
-from plait.runtime.batch.request import Batch, Request
+from plait.runtime.batch.batch import Batch
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
-from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.executor.runner_factory import make_runner
+from plait.runtime.kv_cache.sequence import Sequence
 
 
 def randomized(model):

@@ -15,7 +15,7 @@ from triton_device import DEVICE, INTERPRETED
 from plait.kernels.reference import sampling as reference
 from plait.kernels.sampling_inputs import NO_TOKEN, NOT_FINITE, LogitAdjustments, Penalties, RowBias, RowMasks
 from plait.kernels.triton.sampling import logit_adjustments, sampler, vocab_chunks
-from plait.runtime.sampling import sampler as cpu_sampler
+from plait.runtime.sampling.logit_ops import hash_uniform
 from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 from plait.runtime.sampling.torch_ops import TorchLogitOperations
 from plait.runtime.sampling_params import sampling_params
@@ -203,7 +203,7 @@ def test_the_reference_equals_the_cpu_sampler(rows, spread, seed):
 
 def test_the_hash_equals_the_cpu_samplers():
     for seed, step in [(0, 0), (-1, 5), (2**63 - 1, 2**40), (-(2**63), 1), (12345, 678)]:
-        assert reference.hash_seed_step(seed, step) == int(cpu_sampler.hash_uniform(seed, step) * 2.0**53) << 11
+        assert reference.hash_seed_step(seed, step) == int(hash_uniform(seed, step) * 2.0**53) << 11
 
 
 def test_count_tokens_skips_negative_rows_and_tokens():

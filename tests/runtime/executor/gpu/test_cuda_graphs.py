@@ -21,7 +21,8 @@ from tiny_hf_models import randomized, runner
 
 from plait.kernels.kernel_selection import select_kernels
 from plait.kernels.triton.operators import triton_kernels
-from plait.runtime.batch.request import Batch, Request, ScheduledRequest
+from plait.runtime.batch.batch import Batch, ScheduledRequest
+from plait.runtime.batch.request import Request
 from plait.runtime.config import engine_config
 from plait.runtime.executor.gpu.cuda_graphs import MAX_Q_LEN, GraphKey, make_capture_sizes
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer

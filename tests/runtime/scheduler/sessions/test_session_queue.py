@@ -1,8 +1,8 @@
-"""What waits behind a running call is bounded, and the bound changes nothing for what fits."""
+"""The queue behind a running call is bounded, and the bounds do not affect what fits."""
 
 from __future__ import annotations
 
-from fake_engine import LETTERS, greedy, make_engine_loop, run_until_idle
+from fake_engine import LETTERS, greedy, make_engine_loop, post, run_until_idle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,8 +34,8 @@ def call_of(kind, session, call, value):
     return gen(session, call, value) if kind == "gen" else gen(session, call, 6, stop=("ab", "c"))
 
 
-def requests_of(steps):
-    """The steps in a session that forks off others; each step goes to the youngest."""
+def messages_of(steps):
+    """Messages of a session that forks; each step goes to the youngest fork."""
     requests, session, call = [Open(0), Append(0, [1, 2])], 0, 0
     for kind, value in steps:
         if kind == "append":
@@ -51,27 +51,27 @@ def requests_of(steps):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(instructions, max_size=10))
-def test_sent_at_once_is_as_sent_one_by_one(steps):
+def test_messages_sent_at_once_act_as_sent_one_by_one(steps):
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
-    at_once = run_until_idle(engine_loop, transport, *requests_of(steps))
+    at_once = run_until_idle(engine_loop, transport, *messages_of(steps))
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     one_by_one = {}
-    for request in requests_of(steps):
+    for request in messages_of(steps):
         one_by_one = run_until_idle(engine_loop, transport, request)
     assert at_once.keys() == one_by_one.keys()
-    for call, told in at_once.items():
-        assert told.tokens == one_by_one[call].tokens
-        assert getattr(told.end, "kind", None) == getattr(one_by_one[call].end, "kind", None)
+    for call, outcome in at_once.items():
+        assert outcome.tokens == one_by_one[call].tokens
+        assert getattr(outcome.end, "kind", None) == getattr(one_by_one[call].end, "kind", None)
 
 
 def queued_tokens(session):
-    return sum(len(each.token_ids) for each in session.queue._queue.values() if isinstance(each, Append))
+    return sum(len(item.token_ids) for item in session.queue._queue.values() if isinstance(item, Append))
 
 
 def test_text_behind_a_call_is_bounded_by_the_context():
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     texts = [Append(0, [1 + i % 3] * 7) for i in range(1000)]
-    transport.inbox += [(b"c", request) for request in [Open(0), Append(0, [1]), gen(0, 1), *texts, gen(0, 2)]]
+    post(transport, Open(0), Append(0, [1]), gen(0, 1), *texts, gen(0, 2))
     engine_loop.receive(0.0)
     (session,) = engine_loop.sessions._sessions.values()
     assert queued_tokens(session) <= CONTEXT
@@ -82,7 +82,7 @@ def test_text_behind_a_call_is_bounded_by_the_context():
     assert f"the context holds {CONTEXT}" in calls[2].end.text
 
 
-def test_text_up_to_the_context_is_taken():
+def test_text_up_to_the_context_is_accepted():
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     pieces = [Append(0, [1 + i % 3]) for i in range(CONTEXT - 6)]
     calls = run_until_idle(engine_loop, transport, Open(0), Append(0, [1]), gen(0, 1), *pieces, gen(0, 2, 1))
@@ -91,11 +91,11 @@ def test_text_up_to_the_context_is_taken():
     assert calls[2].end.usage.prompt_tokens == CONTEXT - 1
 
 
-def test_text_that_fits_once_a_stop_string_is_cut_off_is_taken():
+def test_text_that_fits_after_a_stop_string_is_cut_is_accepted():
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     out = greedy([1], 12)
     cut = "".join(LETTERS[token - 1] for token in out)[-3:]
-    transport.inbox += [(b"c", request) for request in (Open(0), Append(0, [1]), gen(0, 1, 20, stop=(cut,)))]
+    post(transport, Open(0), Append(0, [1]), gen(0, 1, 20, stop=(cut,)))
     session = None
     while session is None or len(session.seq) < 1 + len(out) - 1:
         engine_loop.step(timeout_s=0.0)
@@ -108,7 +108,7 @@ def test_text_that_fits_once_a_stop_string_is_cut_off_is_taken():
     assert calls[2].end.usage.prompt_tokens == CONTEXT
 
 
-def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
+def test_other_instructions_are_bounded_and_all_calls_are_answered(monkeypatch):
     monkeypatch.setattr(session_queue, "MAX_WEIGHT", 20)
     engine_loop, transport, _ = make_engine_loop(context=200)
     selects = [Select(0, call, [[1, 2], [3]]) for call in range(2, 12)]  # each weighs 4
@@ -125,13 +125,13 @@ def test_what_else_waits_is_bounded_and_everyone_is_told(monkeypatch):
     assert len(engine_loop.sessions) == 0
 
 
-def test_room_that_a_select_gives_back_may_be_filled():
-    """The text behind one that takes tokens back fits the context, whether it is put while the select waits or runs."""
+def test_text_may_fill_the_tokens_that_a_select_replaces():
+    """Whether the text is queued while the select waits or while it runs."""
     for context in (10, 9):
         engine_loop, transport, _ = make_engine_loop(context=context)
         select = Select(0, 2, [[3], [4]], replaced=3)
-        calls = run_until_idle(engine_loop, transport, Open(0), Append(0, [1, 2, 3, 4]), gen(0, 1, 0), Append(0, [5, 6, 7]), select,
-                      Append(0, [1] * 5), gen(0, 3, 0))  # fmt: skip
+        before = [Open(0), Append(0, [1, 2, 3, 4]), gen(0, 1, 0), Append(0, [5, 6, 7])]
+        calls = run_until_idle(engine_loop, transport, *before, select, Append(0, [1] * 5), gen(0, 3, 0))
         assert isinstance(calls[2].end, Finished)
         if context == 10:
             assert calls[3].end.usage.prompt_tokens == 4 + 1 + 5
@@ -139,7 +139,7 @@ def test_room_that_a_select_gives_back_may_be_filled():
             assert calls[3].end.kind == "context_overflow"
 
 
-def test_what_a_select_claims_to_take_back_opens_no_queue():
+def test_an_invalid_replaced_count_does_not_widen_the_queue():
     queue = session_queue.SessionQueue(100)
     for call in range(10):
         assert queue.put(Select(0, call, [[1]], replaced=1 << 60 if call % 2 else -(1 << 60)), 0)
@@ -147,7 +147,7 @@ def test_what_a_select_claims_to_take_back_opens_no_queue():
     assert isinstance(queue.clear()[-1], session_queue.TextOverflow)
 
 
-def test_taking_a_call_out_gives_its_room_back(monkeypatch):
+def test_removing_a_call_frees_its_weight(monkeypatch):
     monkeypatch.setattr(session_queue, "MAX_WEIGHT", 12)
     queue = session_queue.SessionQueue(100)
     for call in range(50):
@@ -158,34 +158,34 @@ def test_taking_a_call_out_gives_its_room_back(monkeypatch):
         assert [type(queue.pop()) for _ in range(len(queue))] == [Append, Close]
 
 
-def test_a_fault_that_comes_often_is_told_once_and_counted(capsys):
+def test_a_repeated_internal_error_is_logged_once_and_counted(capsys):
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
 
-    def broken(prompt):
-        raise ZeroDivisionError("a fault of ours")
+    def broken(request):
+        raise ZeroDivisionError("an internal error")
 
     engine_loop.batch_scheduler.add = broken
     requests = [r for i in range(250) for r in (Open(i), Append(i, [1]), gen(i, i))]
     calls = run_until_idle(engine_loop, transport, *requests)
     assert {call.end.kind for call in calls.values()} == {"internal"}
     assert len(calls) == 250
-    said = capsys.readouterr().err
-    assert said.count("Traceback") == said.count("a fault of ours") - 1 == 1
-    assert [line.split(": ")[1] for line in said.splitlines() if "so far" in line] == [
+    log = capsys.readouterr().err
+    assert log.count("Traceback") == log.count("an internal error") - 1 == 1
+    assert [line.split(": ")[1] for line in log.splitlines() if "so far" in line] == [
         "10 times so far",
         "100 times so far",
     ]
 
 
-def test_a_call_is_taken_out_without_a_look_at_the_others(monkeypatch):
-    looks = [0]
+def test_removing_a_call_does_not_scan_the_queue(monkeypatch):
+    num_checks = [0]
 
-    class Counting(type):
+    class CountingMeta(type):
         def __instancecheck__(cls, value):
-            looks[0] += 1
+            num_checks[0] += 1
             return isinstance(value, Generate | Select)
 
-    monkeypatch.setattr(session_queue, "SessionCall", Counting("SessionCall", (), {}))
+    monkeypatch.setattr(session_queue, "SessionCall", CountingMeta("SessionCall", (), {}))
     queue, count = session_queue.SessionQueue(CONTEXT), 500
     for call in range(count):
         assert queue.put(gen(0, call), 0)
@@ -193,18 +193,18 @@ def test_a_call_is_taken_out_without_a_look_at_the_others(monkeypatch):
     assert not queue.pop_call(count - 1)
     assert queue.put(Close(0), 0) and queue.put(Close(0), 0)
     assert isinstance(queue.pop(), Generate) and isinstance(queue.pop(), Close) and not len(queue)
-    assert looks[0] < 10 * count
+    assert num_checks[0] < 10 * count
 
 
-def test_the_children_of_a_fork_are_set_free_without_a_look_for_each_among_all(monkeypatch):
+def test_materializing_the_children_of_a_fork_takes_linear_time(monkeypatch):
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
-    looks = [0]
+    num_checks = [0]
 
     def is_equal(one, other):
-        looks[0] += 1
+        num_checks[0] += 1
         return one is other
 
     run_until_idle(engine_loop, transport, Open(0), Append(0, [1, 2]))
     monkeypatch.setattr(Session, "__eq__", is_equal)
     run_until_idle(engine_loop, transport, Fork(0, list(range(1, 300))))
-    assert looks[0] < 300
+    assert num_checks[0] < 300

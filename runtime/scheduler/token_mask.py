@@ -1,0 +1,121 @@
+"""Builds the packed token masks of one step from constraints, forced tokens and `min_tokens`.
+
+Bit i % 32 of word i // 32 is set if token i is allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from plait.constrained import Matcher, Vocabulary
+from plait.runtime.arrays import IntArray
+from plait.runtime.batch.request import GenerationRequest, Request
+from plait.runtime.sampling.logit_ops import TokenMask
+
+MAX_CONSTRAINT_CPU_S = 0.1  # CPU time that one request's constraint may take for one token
+MAX_PARTIAL_HEAD_TOKENS = (
+    1024  # masks with at most this many tokens: only their columns of the output head are computed
+)
+
+
+class TokenMaskBuilder:
+    """Fills masks for one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.num_words = (len(vocabulary) + 31) // 32
+        self._eos_ids = vocabulary.eos_ids
+        self._scratch: IntArray = np.zeros(self.num_words, dtype=np.int32)
+        self._not_eos: IntArray = np.full(self.num_words, -1, dtype=np.int32)
+        _clear_bits(self._not_eos, vocabulary.eos_ids)
+
+    def build(
+        self,
+        sampled_requests: Sequence[tuple[int, GenerationRequest]],
+        discarded: Collection[Request],
+        partial_head: bool,
+        on_error: Callable[[GenerationRequest, Exception], None],
+    ) -> TokenMask | None:
+        """Returns the masks of the requests that may not sample every token, or None if there are none.
+
+        `sampled_requests`: (index of the logits, request). `discarded`: requests to skip. `partial_head`: whether the
+        runner may compute only the allowed logits. `on_error` is called for a request whose constraint fails.
+        """
+        rows, masks, allowed_ids = [], [], {}
+        for row, (logits_index, request) in enumerate(sampled_requests):
+            if request.matcher is None and not request.params.min_tokens:  # nearly all requests
+                continue
+            if allows_all_tokens(request) or request in discarded:
+                continue
+            words = np.empty(self.num_words, dtype=np.int32)
+            start_s = time.thread_time()
+            try:
+                self.fill(request, words)
+                check_constraint_cost(time.thread_time() - start_s)
+            except Exception as error:
+                on_error(request, error)
+                continue
+            rows.append(row)
+            masks.append(words)
+            if partial_head and not request.params.logprobs:
+                token_ids = _set_bits(words, MAX_PARTIAL_HEAD_TOKENS)
+                if token_ids is not None:
+                    allowed_ids[logits_index] = token_ids
+        return TokenMask(rows, np.stack(masks), allowed_ids) if rows else None
+
+    def fill(self, request: GenerationRequest, words: IntArray) -> None:
+        """Writes the mask [num_words] of the tokens that the request may sample next."""
+        if request.forced_queue:
+            words.fill(0)
+            _set_bit(words, request.forced_queue[0])
+            return
+        if request.matcher is None:
+            words.fill(-1)
+        else:
+            request.matcher.fill_mask(words)
+        if request.num_output < request.params.min_tokens:
+            before = words.copy()
+            _clear_bits(words, (*self._eos_ids, *request.params.stop_token_ids))
+            if not words.any():
+                words[:] = before  # the constraint is complete: it ends the output before min_tokens
+
+    def allows_only_eos(self, matcher: Matcher) -> bool:
+        """Whether the constraint allows nothing but the end of the output, so that no token need be sampled."""
+        if not matcher.is_accepting:
+            return False
+        matcher.fill_mask(self._scratch)
+        return not (self._scratch & self._not_eos).any()
+
+
+def allows_all_tokens(request: GenerationRequest) -> bool:
+    """Whether the request may sample any token next, so that it needs no mask."""
+    return request.matcher is None and request.num_output >= request.params.min_tokens and not request.forced_queue
+
+
+def check_constraint_cost(spent_s: float) -> None:
+    """Raises RuntimeError for a constraint that delays the other requests. `spent_s`: CPU seconds of this thread."""
+    if spent_s > MAX_CONSTRAINT_CPU_S:
+        raise RuntimeError(
+            f"one token of this constraint took {spent_s * 1e3:.0f} ms; {MAX_CONSTRAINT_CPU_S * 1e3:.0f} are allowed"
+        )
+
+
+def _clear_bits(words: IntArray, token_ids: Sequence[int]) -> None:
+    unsigned = words.view(np.uint32)
+    for token in token_ids:
+        unsigned[token // 32] &= np.uint32(~(1 << (token % 32)) & 0xFFFFFFFF)
+
+
+def _set_bit(words: IntArray, token: int) -> None:
+    words.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
+
+
+def _set_bits(words: IntArray, max_count: int) -> npt.NDArray[np.int64] | None:
+    """The indices of the set bits of a mask, or None if there are more than `max_count`, or none."""
+    if np.count_nonzero(words) > max_count:
+        return None
+    token_ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    return token_ids if 0 < len(token_ids) <= max_count else None
