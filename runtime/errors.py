@@ -20,7 +20,8 @@ Knows: names and sentences. Must not know: who raises them.
 
 from __future__ import annotations
 
-RUNTIME_EXITED = "the runtime process ended"  # how a RuntimeGone begins when it did
+RUNTIME_EXITED = "the runtime process ended"  # the start of the message if the process has exited
+CLIENT_CLOSED = "this client was closed"
 
 
 class PlaitError(Exception):

@@ -155,7 +155,8 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Message, frozen=True):
     """What a client must know of the model: where its tokenizer is and what fits.
 
-    `embeddings`: None where it makes none, for the reason in `no_embeddings_reason`. `can_generate`: it has an output head.
+    `embeddings`: None where it makes none, for the reason in `no_embeddings_reason`. `can_generate`: it has an output
+    head.
     """
 
     protocol: int

@@ -18,8 +18,7 @@ from plait.runtime.client.embedding import embed_texts
 from plait.runtime.config import engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.builder import build_engine_loop
-from plait.runtime.transport.local import LocalClientTransport
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
 
 class Engine:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -28,7 +27,6 @@ from plait.runtime.messages import (
     Hello,
     Inspect,
     Open,
-    ServerMessage,
     Status,
     TokenLogprob,
     Welcome,
@@ -37,29 +35,11 @@ from plait.runtime.sampling.sampler import NO_TOKEN, NOT_FINITE, Sampler, Sample
 from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.output_processor import FinishInfo, OutputProcessor, set_bits_up_to
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
-from plait.runtime.scheduler.sessions.session import ClientId
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
+from plait.runtime.transport.base import ClientId, ServerTransport
 
 MAX_CONSTRAINT_CPU_S = 0.1  # CPU time that one row's mask or matcher may take in a step
 MAX_PARTIAL_HEAD_TOKENS = 1024  # a mask with at most so many tokens: only their logits are computed
-
-
-class ServerTransport(Protocol):
-    """The scheduler's end of its channels."""
-
-    num_bad_frames: int
-
-    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, ClientMessage]]:
-        """What has come; waits up to `timeout_s` seconds (None: without end) if nothing has, or a fd is readable."""
-
-    def take_disconnected(self) -> list[ClientId]:
-        """Clients that vanished or said goodbye since the last call."""
-
-    def send(self, client: ClientId, reply: ServerMessage) -> None:
-        """Sends without waiting; a client that is gone is no error."""
-
-    @property
-    def num_clients(self) -> int: ...
 
 
 class EngineLoop:

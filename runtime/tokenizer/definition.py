@@ -34,8 +34,8 @@ class TokenizerDefinition:
     """Everything a Tokenizer needs. Both backends tokenize plain text and know no added token.
 
     `plain` continues a text, `start` begins one (SentencePiece puts a space before the first word);
-    `prefix_after_control`: text after a control token begins like a new one. `suffix_ids`: what the file's own tokenizer
-    puts behind a whole text (models that embed texts are trained with an end token there).
+    `prefix_after_control`: text after a control token begins like a new one. `suffix_ids`: what the file's own
+    tokenizer puts behind a whole text (models that embed texts are trained with an end token there).
     """
 
     plain: tokenizers.Tokenizer

@@ -100,8 +100,8 @@ def _added_tokens(
 ) -> tuple[dict[str, AddedToken], set[int]]:
     """The added tokens the template may name, and the ids of those that are not text.
 
-    One that is text and that BPE makes by itself (a run of spaces, say) stays an ordinary token, as does one that
-    the backends find in any text (see `_plain_text_added_tokens`). One beyond the width has no logit, so it is left out.
+    One that is text and that BPE makes by itself (a run of spaces, say) stays an ordinary token, as does one that the
+    backends find in any text (see `_plain_text_added_tokens`). One beyond the width has no logit, so it is left out.
     """
     added_tokens: dict[str, AddedToken] = {}
     control: set[int] = set()

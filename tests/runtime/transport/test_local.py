@@ -16,8 +16,7 @@ from plait.runtime.messages import PROTOCOL, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
-from plait.runtime.transport.local import LocalClientTransport
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
 
 @pytest.fixture

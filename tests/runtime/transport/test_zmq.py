@@ -42,8 +42,7 @@ from plait.runtime.messages import (
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.transport import zmq_client
 from plait.runtime.transport import zmq_server as link_module
-from plait.runtime.transport.zmq_client import ZmqClientTransport
-from plait.runtime.transport.zmq_connection import ZmqConnection
+from plait.runtime.transport.zmq_client import ZmqClientTransport, ZmqConnection
 from plait.runtime.transport.zmq_server import ZmqServerTransport
 
 CONTEXT = 100_000
