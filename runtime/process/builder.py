@@ -1,7 +1,4 @@
-"""Puts a scheduler together from a configuration: model, tokenizer, sampler, grammar compiler, link.
-
-Knows: what is needed and in which order. Must not know: how any of it works.
-"""
+"""Builds an engine loop from a configuration: model runner, sampler, tokenizer, grammar compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +25,10 @@ def build_engine_loop(
     transport: ServerTransport,
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
-    """A scheduler that is ready to step. Raises ModelError or InputError before anything is started."""
+    """Loads the model and returns a loop that is ready to step.
+
+    Raises ModelError or InputError before starting anything.
+    """
     runner, sampler, steps = make_runner(config, model_path, progress)
     progress(1.0, "ready")
     vocabulary = load_tokenizer(model_path, vocab_size=runner.config.vocab_size).vocabulary
@@ -54,7 +54,7 @@ def build_engine_loop(
 def make_runner(
     config: EngineConfig, model_path: Path, progress: StartupProgress = lambda fraction, doing: None
 ) -> tuple[LoadedRunner, Sampler, AsyncStepLauncher | None]:
-    """The model on its device, and what samples there. Packed weights go without torch, which is then never loaded."""
+    """Loads the model and returns its runner, sampler and launcher. For packed CPU weights, torch is never imported."""
     checkpoint = checkpoint_for_packed_cpu(config, model_path)
     if checkpoint is not None:
         from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
@@ -63,7 +63,7 @@ def make_runner(
         try:
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
         except NotPackable:
-            pass  # "as-stored" alone raises it: a block whose minimum float16 cannot hold, which no header tells
+            pass  # only with "as-stored": float16 cannot represent a block's minimum, which the file header does not tell
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner
     from plait.runtime.sampling.torch_ops import TorchLogitOperations

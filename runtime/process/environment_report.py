@@ -1,7 +1,4 @@
-"""What this machine has and what plait would choose on it: the lines of `plait check`.
-
-Knows: versions, devices, the selection functions. Must not know: how they are printed.
-"""
+"""Reports the environment, and what plait chooses on it: the lines of `plait check`."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ PACKAGES = (
 
 
 def report() -> dict[str, str]:
-    """One line per fact, in order.
+    """Returns the report as name and value per line, in display order.
 
     >>> report()["device"]                                                   # doctest: +SKIP
     'cpu (2 threads)'

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
+from socket import socket as StreamSocket
+from socket import socketpair
 from typing import Protocol, TypeVar
 
 import zmq
@@ -27,7 +28,7 @@ class DrivenSockets(Protocol):
     """The sockets that a driver waits for."""
 
     socket: zmq.Socket[bytes]
-    lifeline: socket.socket
+    lifeline: StreamSocket
 
     @property
     def fd(self) -> int: ...
@@ -73,7 +74,7 @@ class ThreadIoDriver:
     def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
         self._transport, self._sockets = transport, sockets
         self._is_stopped = False
-        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="plait-client", daemon=True)
