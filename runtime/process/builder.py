@@ -63,7 +63,7 @@ def make_runner(
         try:
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
         except NotPackable:
-            pass  # only with "as-stored": float16 cannot represent a block's minimum, which the file header does not tell
+            pass  # only for "as-stored": a block's minimum overflows float16, which the file header does not tell
     from plait.runtime.executor.gpu.step_launcher import make_gpu_step_launcher
     from plait.runtime.executor.torch_runner import TorchRunner
     from plait.runtime.sampling.torch_ops import TorchLogitOperations

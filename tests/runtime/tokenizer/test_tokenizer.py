@@ -206,7 +206,7 @@ def test_ends_user_defined_tokens_and_padding_rows() -> None:
     ],
 )
 def test_how_each_pre_tokenizer_cuts(pre: str, pieces: list[str]) -> None:
-    backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).plain
+    backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).continuation_backend
     text = "I'LL 12345 café\n\n  x!!\n  "
     found = backend.pre_tokenizer.pre_tokenize_str(text)
     assert [text[a:b] for _, (a, b) in found] == pieces
