@@ -16,22 +16,28 @@ SchedulingOrder = Literal["fair", "first-come"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one runtime. Build it with `engine_config(...)`, which checks every field.
 
-    model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; "" is the embedded model. device: "auto" is
-    CUDA if available, else the CPU. dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it
-    fast and for weights packed for a CPU, else float32. kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8"
-    take half the memory (on a GPU). weights: "as-stored" uses the 4- and 8-bit weights of a file directly where the
-    CPU or CUDA device supports it; "int8" and "int4" round weights that have more bits, and raise where that is not
-    supported; "bf16" converts quantized weights to `dtype`. "auto" is "as-stored" on a CPU and "bf16" elsewhere.
-    kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token. context_length:
-    longest text of a session; 0 is the model's own. max_batch_tokens, max_batch_rows: limits of one step;
-    max_batch_tokens=0 chooses by device. max_sessions, max_waiting_calls: limits above which sessions and calls are
-    refused. cuda_graphs: replay captured decode steps, on a GPU. prefix_groups: attention reads a prefix that several
-    requests of a step share once for all of them, where the kernels support it and it is faster. deterministic: the
-    tokens of a call do not depend on other requests in the batch, cache hits, chunked prefill or preemption.
-    compile_deadline_s: time limit for compiling a grammar, in seconds. order: "fair" shares the engine among tenants
-    and programs, "first-come" is FIFO. prompt_lookup: verify several draft tokens, proposed from the text itself, in
-    one step, where steps are not captured graphs. Tokens change no more than they do with different requests in the
-    batch. check_integrity: verify the page accounting after every step (slow).
+    model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; "" is the embedded model.
+    device: "auto" is CUDA if available, else the CPU.
+    dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it fast and for weights packed for a
+        CPU, else float32.
+    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8" take half the memory (on a GPU).
+    weights: "as-stored" uses the 4- and 8-bit weights of a file directly where the CPU or CUDA device supports it;
+        "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16" converts
+        quantized weights to `dtype`. "auto" is "as-stored" on a CPU and "bf16" elsewhere.
+    kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token.
+    context_length: longest text of a session; 0 is the model's own.
+    max_batch_tokens, max_batch_rows: limits of one step; max_batch_tokens=0 chooses by device.
+    max_sessions, max_waiting_calls: limits above which sessions and calls are refused.
+    cuda_graphs: replay captured decode steps, on a GPU.
+    prefix_groups: attention reads a prefix that several requests of a step share once for all of them, where the
+        kernels support it and it is faster.
+    deterministic: the tokens of a call do not depend on other requests in the batch, cache hits, chunked prefill or
+        preemption.
+    compile_deadline_s: time limit for compiling a grammar, in seconds.
+    order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
+    prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
+        captured graphs. Tokens change no more than they do with different requests in the batch.
+    check_integrity: verify the page accounting after every step (slow).
     """
 
     model_path: str = ""

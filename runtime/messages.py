@@ -77,8 +77,8 @@ class Select(Message, frozen=True):
     """Scores each choice (token ids) after the session's text and appends the best one.
 
     replaced: number of last tokens of the text that are removed first. Each choice then begins with their bytes. This
-    is how a token can span the border between text and choice (token healing). top_logprobs: number of likeliest
-    tokens to report at each position.
+        is how a token can span the border between text and choice (token healing).
+    top_logprobs: number of likeliest tokens to report at each position.
     """
 
     session: int
@@ -93,8 +93,8 @@ class Select(Message, frozen=True):
 class Embed(Message, frozen=True):
     """Embeds the session's text, which stays unchanged; the result is `Finished.embedding`.
 
-    dimensions: number of leading values of the vector to return (0: all). normalize: whether to scale them to unit
-    length (None: as the model's files say).
+    dimensions: number of leading values of the vector to return (0: all).
+    normalize: whether to scale them to unit length (None: as the model's files say).
     """
 
     session: int
@@ -143,8 +143,9 @@ SessionCall = Generate | Select | Embed
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """The embeddings of a model: `size` values, pooled from the hidden states after its last norm.
 
-    pooling: "last" takes the state of the last token, "mean" the average. normalized: the model's files ask for unit
-    length. prompt: the text that they put before every input.
+    pooling: "last" takes the state of the last token, "mean" the average.
+    normalized: the model's files ask for unit length.
+    prompt: the text that they put before every input.
     """
 
     size: int
@@ -156,8 +157,8 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
 class Welcome(Message, frozen=True):
     """The model that the scheduler serves.
 
-    embeddings: None if the model gives none, for the reason `no_embeddings_reason`. can_generate: it has an output
-    head.
+    embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
+    can_generate: it has an output head.
     """
 
     protocol: int
@@ -176,8 +177,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: prompt tokens whose KV was cached, in the radix tree or by the session itself.
     computed_tokens: prompt tokens that went through the model.
     recomputed_tokens: tokens computed a second time after a preemption, because the KV pool was full.
-    completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling, and
-        drafted_tokens were proposed by prompt lookup and accepted by the model.
+    completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling,
+        and drafted_tokens were proposed by prompt lookup and accepted by the model.
     queue_s, ttft_s, wall_s: seconds until admission, until the first token, and in total.
     compile_s: the part of queue_s spent waiting for the grammar of this call.
     """
@@ -228,8 +229,9 @@ class Tokens(Message, frozen=True):
 class Finished(Message, frozen=True):
     """The call ended with a value.
 
-    matched: the stop string or stop token that ended it. prompt_logprobs: one entry per token from
-    `SamplingParams.prompt_logprobs_from` on, if requested. embedding: the vector of an Embed, float32, little-endian.
+    matched: the stop string or stop token that ended it.
+    prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested.
+    embedding: the vector of an Embed, float32, little-endian.
     """
 
     call: int

@@ -116,8 +116,10 @@ class Runtime:
         """Embeds each text: [len(texts), dimensions] float32, for a model whose files specify pooling.
 
         dimensions: keep only the first values of each vector, for models trained that way. Whether vectors have unit
-        length is the model's default. timeout_s: per text. Raises UnsupportedModel if the model has no pooling,
-        InputError, or the CallFailed of the first text that fails.
+            length is the model's default.
+        timeout_s: per text.
+
+        Raises UnsupportedModel if the model has no pooling, InputError, or the CallFailed of the first text that fails.
 
         >>> runtime.embed(["a cat", "a dog"]).shape                          # doctest: +SKIP
         (2, 1024)

@@ -33,11 +33,12 @@ class AddedToken:
 class TokenizerDefinition:
     """Everything a Tokenizer needs. Neither backend recognises added tokens.
 
-    continuation_backend: tokenizes plain text that continues another text. initial_backend: tokenizes plain text at
-    the start of a session; SentencePiece puts a space before the first word. prefix_after_control: text after a
-    control token is tokenized like initial text. token_bytes: the bytes of each token; b"" for control tokens.
+    continuation_backend: tokenizes plain text that continues another text.
+    initial_backend: tokenizes plain text at the start of a session; SentencePiece puts a space before the first word.
+    prefix_after_control: text after a control token is tokenized like initial text.
+    token_bytes: the bytes of each token; b"" for control tokens.
     suffix_ids: what the file's own tokenizer appends to a complete text. Embedding models are trained with an end
-    token.
+        token.
     """
 
     continuation_backend: tokenizers.Tokenizer

@@ -35,7 +35,8 @@ class Tokenizer:
 
     bos_id, add_bos: the BOS token, and whether the model wants it at the start of a text; the caller prepends it.
     suffix_ids: tokens that the model's own tokenizer appends, see `encode_with_special_tokens`.
-    eos_ids: tokens that end a text. control_ids: tokens that are not text.
+    eos_ids: tokens that end a text.
+    control_ids: tokens that are not text.
     """
 
     def __init__(self, definition: TokenizerDefinition) -> None:
