@@ -1,7 +1,4 @@
-"""The engine's settings: one frozen struct, handed down; the command line and `Runtime(...)` read their defaults here.
-
-Knows: names, units, ranges. Must not know: torch, or what the settings are used for.
-"""
+"""The settings of an engine, with their defaults and limits. The command line and `Runtime(...)` use these defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import msgspec
 
 from plait.runtime.errors import InputError
 
-_GIB = 1 << 30
 WeightFormat = Literal["auto", "as-stored", "bf16", "int8", "int4"]
 SchedulingOrder = Literal["fair", "first-come"]
 
@@ -20,20 +16,28 @@ SchedulingOrder = Literal["fair", "first-come"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one runtime. Build it with `engine_config(...)`, which checks every field.
 
-    model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; empty: the embedded model.
-    device: "auto" takes CUDA where there is one. dtype: of weights and KV; "auto" takes bfloat16 where the device
-    computes it fast, and where weights are packed for a CPU, else float32. weights: "auto" is "as-stored" on a CPU,
-    "bf16" elsewhere; "as-stored" uses a file's 4- and 8-bit numbers as they are where the CPU or CUDA device can;
-    "int8" and "int4" round what has more bits, or refuse where that cannot be had; "bf16" widens what has fewer to
-    `dtype`. kv_dtype: how keys and values are kept; "auto" is the model's dtype, "fp8" and "int8" take half the memory
-    (on a GPU).
-    kv_memory_bytes: 0 lets the engine choose. max_batch_tokens: tokens of one step (0: chosen by device).
-    cuda_graphs: replay captured decode steps, on a GPU. prefix_groups: attention reads a prefix that rows of a step
-    share once for all of them, where the operators can and it pays. deterministic: a call's tokens do not depend on its
-    neighbours, on cache hits, chunking or retraction. order: who goes first, "fair" to tenants and programs or
-    "first-come". prompt_lookup: several tokens that the text itself suggests are verified in one step, where steps
-    are not captured graphs; tokens change no more than by other company in the batch. check_integrity: verify the page
-    accounting after every step (slow).
+    model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; "" is the embedded model.
+    device: "auto" is CUDA if available, else the CPU.
+    dtype: of weights and KV cache. "auto" is bfloat16 where the device computes it fast and for weights packed for a
+        CPU, else float32.
+    kv_dtype: of the KV cache. "auto" is `dtype`; "fp8" and "int8" take half the memory (on a GPU).
+    weights: "as-stored" uses the 4- and 8-bit weights of a file directly where the CPU or CUDA device supports it;
+        "int8" and "int4" round weights that have more bits, and raise where that is not supported; "bf16" converts
+        quantized weights to `dtype`. "auto" is "as-stored" on a CPU and "bf16" elsewhere.
+    kv_memory_bytes, max_pages: size of the KV pool; 0 lets the engine choose. A page holds one token.
+    context_length: longest text of a session; 0 is the model's own.
+    max_batch_tokens, max_batch_rows: limits of one step; max_batch_tokens=0 chooses by device.
+    max_sessions, max_waiting_calls: limits above which sessions and calls are refused.
+    cuda_graphs: replay captured decode steps, on a GPU.
+    prefix_groups: attention reads a prefix that several requests of a step share once for all of them, where the
+        kernels support it and it is faster.
+    deterministic: the tokens of a call do not depend on other requests in the batch, cache hits, chunked prefill or
+        preemption.
+    compile_deadline_s: time limit for compiling a grammar, in seconds.
+    order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
+    prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
+        captured graphs. Tokens change no more than they do with different requests in the batch.
+    check_integrity: verify the page accounting after every step (slow).
     """
 
     model_path: str = ""
@@ -69,7 +73,9 @@ _LIMITS = {
 
 
 def engine_config(**settings: Any) -> EngineConfig:
-    """Checked settings; InputError names the one that is unknown, of the wrong type, or out of range.
+    """Builds and checks a configuration. None means the default.
+
+    Raises InputError, which names the setting that is unknown, of the wrong type, or out of range.
 
     >>> engine_config(max_batch_rows=8).max_batch_rows
     8
@@ -80,9 +86,9 @@ def engine_config(**settings: Any) -> EngineConfig:
         raise InputError(f"unknown runtime setting {sorted(unknown)[0]!r}; known are: {known}")
     if settings.get("model_path") is not None:
         settings["model_path"] = str(settings["model_path"])
-    given = {name: value for name, value in settings.items() if value is not None}
+    non_default = {name: value for name, value in settings.items() if value is not None}
     try:
-        config = msgspec.convert(given, EngineConfig)
+        config = msgspec.convert(non_default, EngineConfig)
     except msgspec.ValidationError as error:
         raise InputError(f"a runtime setting does not fit: {error}") from None
     for name, (lowest, highest) in _LIMITS.items():

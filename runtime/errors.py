@@ -1,34 +1,33 @@
-"""Every error a user of the runtime can meet, in one tree.
+"""All exceptions that the runtime raises to its users.
 
-    PlaitError
-    ├── InputError            the caller's value is wrong (also a ValueError)
-    ├── ModelError            the model cannot be used
-    │   ├── ModelNotFound     nothing at that path, or no model installed
-    │   ├── CorruptModel      a file that is truncated or contradicts itself
-    │   └── UnsupportedModel  a sound file that plait cannot run
-    └── CallFailed            one call ended without a value; `kind` says why
-        ├── ContextOverflow   prompt and answer do not fit the context or the KV pool
-        ├── ConstraintFailed  the grammar did not compile, or it broke in the middle
-        ├── Aborted           the call, its session or its client was ended on purpose
-        ├── DeadlineExceeded  the call's own deadline passed
-        ├── Overloaded        the queue is full; nothing was computed
-        ├── CallRejected      the scheduler refused a value (also a ValueError)
-        └── RuntimeGone       the runtime process ended or stopped answering
-
-Knows: names and sentences. Must not know: who raises them.
+PlaitError
+├── InputError            an argument is wrong (also a ValueError)
+├── ModelError            the model cannot be used
+│   ├── ModelNotFound     there is no file at that path, or no model is installed
+│   ├── CorruptModel      a file is truncated or inconsistent
+│   └── UnsupportedModel  the file is valid, but plait cannot run it
+└── CallFailed            one call ended without a value; `kind` says why
+    ├── ContextOverflow   prompt and completion do not fit the context or the KV pool
+    ├── ConstraintFailed  the grammar did not compile, or failed while sampling
+    ├── Aborted           the call, its session or its client was ended deliberately
+    ├── DeadlineExceeded  the call's timeout passed
+    ├── Overloaded        the queue is full; nothing was computed
+    ├── CallRejected      the scheduler rejected a value (also a ValueError)
+    └── RuntimeGone       the runtime process ended or stopped answering
 """
 
 from __future__ import annotations
 
-RUNTIME_EXITED = "the runtime process ended"  # how a RuntimeGone begins when it did
+RUNTIME_EXITED = "the runtime process ended"  # the start of the message if the process has exited
+CLIENT_CLOSED = "this client was closed"
 
 
 class PlaitError(Exception):
-    """The root: `except PlaitError` catches whatever plait itself raises."""
+    """Base class of all exceptions raised by plait."""
 
 
 class InputError(PlaitError, ValueError):
-    """A caller's value is out of range, of the wrong type, or unknown."""
+    """An argument is out of range, of the wrong type, or unknown."""
 
 
 class ModelError(PlaitError):
@@ -36,19 +35,19 @@ class ModelError(PlaitError):
 
 
 class ModelNotFound(ModelError):
-    """Nothing at that path, or no model is installed."""
+    """There is no file at that path, or no model is installed."""
 
 
 class CorruptModel(ModelError):
-    """A model file is truncated or contradicts itself."""
+    """A model file is truncated or inconsistent."""
 
 
 class UnsupportedModel(ModelError):
-    """The file is sound, but plait has no code for it."""
+    """The model file is valid, but plait does not support it."""
 
 
 class CallFailed(PlaitError):
-    """One call ended without a value. `kind` is the word that crossed the wire."""
+    """A call ended without a value. `kind` is the error code of the `Failed` message."""
 
     kind = "internal"
 
@@ -83,7 +82,7 @@ class RuntimeGone(CallFailed):
 
 
 class CallRejected(CallFailed, ValueError):
-    """The scheduler refused a value that the client's own check should have caught."""
+    """The scheduler rejected a value that the client should have rejected before."""
 
     kind = "invalid"
 
@@ -103,7 +102,7 @@ _BY_KIND: dict[str, type[CallFailed]] = {
 
 
 def call_failed(kind: str, text: str) -> CallFailed:
-    """The exception for a `Failed` message.
+    """Returns the exception for a `Failed` message.
 
     >>> type(call_failed("deadline", "took longer than 2 s")).__name__
     'DeadlineExceeded'

@@ -1,16 +1,14 @@
-"""The frames between a client and the scheduler: one struct per message, encoded by msgspec, never pickled.
+"""The messages between a client and the scheduler, and their frames: MessagePack, encoded by msgspec.
 
 Client to scheduler: Hello Open Append Generate Select Embed Fork Close Abort Inspect FlushCache.
 Scheduler to client: Welcome Tokens Finished Failed Status.
 
-Frames are lists, both ways: requests that were queued together, and all that one step has for a client. A frame is
-bounded by the time that it takes to decode and carry out, since the scheduler does that between two steps: 256 requests
-in 128 KiB; what is larger is alone in its frame and of a kind that may be, see `decode_client_messages`.
+A frame is a list of messages: those that a client queued together, or all replies of one step to one client. Since the
+scheduler decodes and handles a frame between two steps, its size is limited: 256 messages in 128 KiB. A larger message
+travels alone in its frame and must be of a kind in MAX_LARGE_MESSAGE_BYTES.
 
-Ids are integers that the client counts up; the scheduler owns them per connection, so that no client can name
-another's. Every call (Generate, Select, Embed, Inspect, FlushCache) gets exactly one Finished, Failed or Status.
-
-Knows: the shape of a message. Must not know: sockets, tensors, text.
+The client assigns ids by counting. They are scoped to its connection, so no client can name a session of another one.
+Every call (Generate, Select, Embed, Inspect, FlushCache) is answered by exactly one Finished, Failed or Status.
 """
 
 from __future__ import annotations
@@ -25,15 +23,15 @@ from plait.constrained.specs import Spec
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 5  # counts up whenever a frame changes its shape
+PROTOCOL = 5  # incremented when the layout of any message changes
 MAX_FRAME_BYTES = 128 << 10
-MAX_LARGE_MESSAGE_BYTES = {b"Generate": 8 << 20, b"Select": 256 << 10}  # of those that may be alone in a larger frame
-MAX_MESSAGES_PER_FRAME = 256  # of one frame
-MAX_APPEND_TOKENS = 1 << 14  # of one instruction; more are several
+MAX_LARGE_MESSAGE_BYTES = {b"Generate": 8 << 20, b"Select": 256 << 10}  # kinds that may exceed MAX_FRAME_BYTES alone
+MAX_MESSAGES_PER_FRAME = 256
+MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
-MAX_REPLACED = 8  # tokens at the end of a text that a Select may take back
+MAX_REPLACED = 8  # last tokens of a text that a Select may replace
 MAX_FORK_CHILDREN = 4096
-MAX_NAME_CHARS = 256  # characters of a tenant or cache salt
+MAX_NAME_CHARS = 256  # of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
 SelectMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -42,7 +40,7 @@ PoolingKind = Literal["last", "mean"]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Base of every frame."""
+    """Base class. On the wire a message is an array that begins with its class name."""
 
 
 class Hello(Message, frozen=True):
@@ -50,24 +48,24 @@ class Hello(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Starts an empty session. `tenant` and `cache_salt` choose the prefix cache it may share."""
+    """Opens an empty session. Sessions share cached prefixes if `tenant` and `cache_salt` are equal."""
 
     session: int
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
-    program: int = 0  # sessions of one program share one fairness account; 0: a program of its own
+    program: int = 0  # sessions of one program are scheduled as one user; 0: a program of its own
 
 
 class Append(Message, frozen=True):
-    """Adds tokens to the session's text. Costs nothing until a call needs them."""
+    """Appends tokens to the session's text. Nothing is computed until a call needs them."""
 
     session: int
     token_ids: Annotated[list[int], Meta(max_length=MAX_APPEND_TOKENS)]
 
 
 class Generate(Message, frozen=True):
-    """Samples tokens after the session's text; what is sampled becomes part of the text."""
+    """Samples tokens after the session's text and appends them to it."""
 
     session: int
     call: int
@@ -78,8 +76,9 @@ class Generate(Message, frozen=True):
 class Select(Message, frozen=True):
     """Scores each choice (token ids) after the session's text and appends the best one.
 
-    `replaced`: so many of the text's last tokens are left out first. The choices begin with the bytes of these, where
-    text and choice meet in a token.
+    replaced: number of last tokens of the text that are removed first. Each choice then begins with their bytes. This
+        is how a token can span the border between text and choice (token healing).
+    top_logprobs: number of likeliest tokens to report at each position.
     """
 
     session: int
@@ -87,15 +86,15 @@ class Select(Message, frozen=True):
     choices: Annotated[list[list[int]], Meta(max_length=MAX_CHOICES)]
     method: SelectMethod = "token_length_normalized"
     timeout_s: float | None = None
-    top_logprobs: int = 0  # how many of the likeliest tokens to tell at each position
+    top_logprobs: int = 0
     replaced: int = 0
 
 
 class Embed(Message, frozen=True):
-    """Makes one vector of the session's text, which stays as it is; the answer is `Finished.embedding`.
+    """Embeds the session's text, which stays unchanged; the result is `Finished.embedding`.
 
-    `dimensions`: only so many of its first numbers are wanted (0: all). `normalize`: whether it is then scaled to the
-    length 1 (None: where the model's files say so).
+    dimensions: number of leading values of the vector to return (0: all).
+    normalize: whether to scale them to unit length (None: as the model's files say).
     """
 
     session: int
@@ -106,33 +105,33 @@ class Embed(Message, frozen=True):
 
 
 class Fork(Message, frozen=True):
-    """Opens sessions `children` that begin with this session's text as it is when the instruction is reached."""
+    """Opens the sessions `children`, which begin with this session's text after its earlier instructions."""
 
     session: int
     children: Annotated[list[int], Meta(max_length=MAX_FORK_CHILDREN)]
 
 
 class Close(Message, frozen=True):
-    """Ends the session after its earlier instructions; its pages become ordinary cache."""
+    """Ends the session after its earlier instructions. Its KV pages stay in the prefix cache."""
 
     session: int
 
 
 class Abort(Message, frozen=True):
-    """Ends one call, or with `call=None` the whole session, at once. Its calls fail with kind `aborted`."""
+    """Aborts one call at once, or with `call=None` the whole session. The calls fail with kind `aborted`."""
 
     session: int
     call: int | None = None
 
 
 class Inspect(Message, frozen=True):
-    """Asks for a `Status`."""
+    """Requests a `Status`."""
 
     call: int
 
 
 class FlushCache(Message, frozen=True):
-    """Drops every cached prefix that no running call needs; answered by a `Status`."""
+    """Evicts every cached prefix that no running call uses. Answered by a `Status`."""
 
     call: int
 
@@ -142,9 +141,12 @@ SessionCall = Generate | Select | Embed
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
-    """What a model makes of a text: `size` numbers, pooled from the states behind its last norm: that of the last
-    token, or the mean of all. `normalized`: its files want the vector's length to be 1. `prompt`: what they put before
-    every text."""
+    """The embeddings of a model: `size` values, pooled from the hidden states after its last norm.
+
+    pooling: "last" takes the state of the last token, "mean" the average.
+    normalized: the model's files ask for unit length.
+    prompt: the text that they put before every input.
+    """
 
     size: int
     pooling: PoolingKind
@@ -153,9 +155,10 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(Message, frozen=True):
-    """What a client must know of the model: where its tokenizer is and what fits.
+    """The model that the scheduler serves.
 
-    `embeddings`: None where it makes none, for the reason in `no_embeddings_reason`. `can_generate`: it has an output head.
+    embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
+    can_generate: it has an output head.
     """
 
     protocol: int
@@ -169,14 +172,15 @@ class Welcome(Message, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """What one call cost. prompt_tokens == cached_tokens + computed_tokens, whatever happened on the way.
+    """The cost of one call. Always prompt_tokens == cached_tokens + computed_tokens.
 
-    `cached_tokens`: prompt tokens whose KV was found (in the radix tree, or kept by the session itself).
-    `computed_tokens`: prompt tokens that went through the model. `recomputed_tokens`: tokens computed a second
-    time because the pool was full. `completion_tokens` are sampled or forced; `forced_tokens` of them were not
-    sampled, and `drafted_tokens` were guessed from the text before the model confirmed them. Times in seconds:
-    waiting to be admitted, until the first token, and in all; `compile_s`, a part of `queue_s`, was spent waiting for
-    the call's own grammar.
+    cached_tokens: prompt tokens whose KV was cached, in the radix tree or by the session itself.
+    computed_tokens: prompt tokens that went through the model.
+    recomputed_tokens: tokens computed a second time after a preemption, because the KV pool was full.
+    completion_tokens: tokens sampled or forced. Of these, forced_tokens followed from the grammar without sampling,
+        and drafted_tokens were proposed by prompt lookup and accepted by the model.
+    queue_s, ttft_s, wall_s: seconds until admission, until the first token, and in total.
+    compile_s: the part of queue_s spent waiting for the grammar of this call.
     """
 
     prompt_tokens: int = 0
@@ -193,7 +197,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One sampled token, its logprob, and the most likely tokens at that position with theirs."""
+    """A token, its logprob, and the likeliest tokens at its position with their logprobs."""
 
     token_id: int
     logprob: float
@@ -201,9 +205,10 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a Select. `token_logprobs[i][j]`: logprob of token j of choice i; scores decide.
+    """The result of a Select: the `index` of the best choice, and the scores that decided.
 
-    `top_logprobs[i][j]`: the likeliest tokens where token j of choice i stands, where that was asked for.
+    token_logprobs[i][j]: logprob of token j of choice i.
+    top_logprobs[i][j]: the likeliest tokens at the position of token j of choice i, if requested.
     """
 
     index: int
@@ -214,7 +219,7 @@ class ChoiceScores(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tokens(Message, frozen=True):
-    """Tokens that now belong to the text, in order. Tokens a stop string may still cut off are held back."""
+    """Tokens appended to the text, in order. Tokens that a stop string may still cut off are held back."""
 
     call: int
     token_ids: list[int]
@@ -222,10 +227,11 @@ class Tokens(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The call ended with a value. `matched` is the stop string or stop token that ended it.
+    """The call ended with a value.
 
-    `prompt_logprobs`: one for each token from `SamplingParams.prompt_logprobs_from` on, where that was asked for.
-    `embedding`: an Embed's numbers, float32, little-endian.
+    matched: the stop string or stop token that ended it.
+    prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested.
+    embedding: the vector of an Embed, float32, little-endian.
     """
 
     call: int
@@ -238,7 +244,7 @@ class Finished(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The call ended without a value; `kind` names a class in runtime/errors.py."""
+    """The call ended without a value. `kind` is the `kind` of a CallFailed subclass in `errors`."""
 
     call: int
     kind: str
@@ -246,10 +252,11 @@ class Failed(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """A look at the scheduler. Page counts: free + cached + held == total (one page holds one token's KV).
+    """The state of the scheduler. free_pages + cached_pages + held_pages == total_pages; a page holds one token's KV.
 
-    From `steps` on the counts only grow: see `scheduler.totals` for the four from `prompt_tokens` on. `spared_tokens`:
-    tokens of cached KV that attention did not read again, because rows that share them read them once.
+    The fields from `steps` on are counters; `scheduler.totals` describes the four from `prompt_tokens` on.
+    spared_tokens: cached KV tokens that attention did not read again, since requests that share them read them
+    together.
     """
 
     call: int
@@ -280,12 +287,12 @@ _decode_client_messages = msgspec.msgpack.Decoder(
     Annotated[list[ClientMessage], Meta(max_length=MAX_MESSAGES_PER_FRAME)]
 ).decode
 _split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_MESSAGES_PER_FRAME)]).decode
-_ARRAY32 = b"\xdd"  # MessagePack's header of a list: this, and how many in four bytes
+_ARRAY32 = b"\xdd"  # MessagePack array header: this byte, then the length in 4 bytes, big-endian
 _ONE_MESSAGE_PREFIX = _ARRAY32 + (1).to_bytes(4, "big")
 
 
 def build_frame(messages: list[bytes]) -> bytes:
-    """The frame of messages that are encoded already: a list in MessagePack is a header, then one after the other.
+    """Builds a frame from encoded messages: an array header and the messages.
 
     >>> decode_server_messages(build_frame([encode(Tokens(1, [2])), encode(Tokens(3, [4]))]))[1].call
     3
@@ -294,32 +301,33 @@ def build_frame(messages: list[bytes]) -> bytes:
 
 
 def build_frames(messages: Iterable[bytes]) -> Iterator[bytes]:
-    """Requests as few frames, none above the limit but those of one request."""
-    taken: list[bytes] = []
+    """Groups encoded messages into as few frames as possible. Only single-message frames may exceed MAX_FRAME_BYTES."""
+    batch: list[bytes] = []
     size = len(_ONE_MESSAGE_PREFIX)
     for message in messages:
-        if taken and (size + len(message) > MAX_FRAME_BYTES or len(taken) == MAX_MESSAGES_PER_FRAME):
-            yield build_frame(taken)
-            taken, size = [], len(_ONE_MESSAGE_PREFIX)
-        taken.append(message)
+        if batch and (size + len(message) > MAX_FRAME_BYTES or len(batch) == MAX_MESSAGES_PER_FRAME):
+            yield build_frame(batch)
+            batch, size = [], len(_ONE_MESSAGE_PREFIX)
+        batch.append(message)
         size += len(message)
-    if taken:
-        yield build_frame(taken)
+    if batch:
+        yield build_frame(batch)
 
 
 def encode_client_message(request: ClientMessage) -> bytes:
-    """A request as it stands in a frame. InputError for one that the scheduler would not take."""
+    """Encodes a message for `build_frame`. Raises InputError if it exceeds the size limit of its kind."""
     message = encode(request)
-    most = MAX_LARGE_MESSAGE_BYTES.get(type(request).__name__.encode(), MAX_FRAME_BYTES - len(_ONE_MESSAGE_PREFIX))
-    if len(message) > most:
-        raise InputError(f"a message of {len(message)} bytes is above the limit of {most}")
+    limit = MAX_LARGE_MESSAGE_BYTES.get(type(request).__name__.encode(), MAX_FRAME_BYTES - len(_ONE_MESSAGE_PREFIX))
+    if len(message) > limit:
+        raise InputError(f"a message of {len(message)} bytes is above the limit of {limit}")
     return message
 
 
 def decode_client_messages(frame: bytes) -> list[ClientMessage]:
-    """The requests of a frame. msgspec.DecodeError for what is none, and, undecoded, for what is too large.
+    """Decodes the messages of a frame. Raises msgspec.DecodeError for an invalid frame.
 
-    Bytes bound the time: integers take the most, and lists of them are bounded by their number.
+    A frame that is too large is refused undecoded. The size bounds the decoding time: integers are the most expensive
+    content, and the lists of them have limited lengths.
     """
     _check_frame_size(frame)
     requests: list[ClientMessage] = _decode_client_messages(frame)
@@ -327,48 +335,45 @@ def decode_client_messages(frame: bytes) -> list[ClientMessage]:
 
 
 def split_frame(frame: bytes) -> list[bytes]:
-    """The requests of a frame, each as a frame of its own, not decoded. Raises as `decode_client_messages` does."""
+    """Splits a frame into one frame per message, without decoding them. Raises msgspec.DecodeError."""
     _check_frame_size(frame)
     return [build_frame([bytes(message)]) for message in _split(frame)]
 
 
 def _check_frame_size(frame: bytes) -> None:
     if len(frame) > MAX_FRAME_BYTES:
-        head = MessageHeader.parse(frame)
-        most = (
-            0
-            if head is None or not frame.startswith(_ONE_MESSAGE_PREFIX)
-            else MAX_LARGE_MESSAGE_BYTES.get(head.kind, 0) + len(_ONE_MESSAGE_PREFIX)
-        )
-        if len(frame) > most:
+        header = MessageHeader.parse(frame)
+        is_single = header is not None and frame.startswith(_ONE_MESSAGE_PREFIX)
+        limit = MAX_LARGE_MESSAGE_BYTES.get(header.kind, 0) if header is not None and is_single else 0
+        if not limit or len(frame) > limit + len(_ONE_MESSAGE_PREFIX):
             raise msgspec.DecodeError(f"a frame of {len(frame)} bytes is above the limit")
 
 
 class MessageHeader(NamedTuple):
-    """What the first request of a frame is, and the numbers of its session and its call, as far as it has them."""
+    """The kind of the first message of a frame, and its session id and call id as far as it has them."""
 
     kind: bytes
     ids: list[int]
 
     @classmethod
     def parse(cls, frame: bytes) -> MessageHeader | None:
-        """Read without the rest, which may be anything. None where nothing there looks like a request.
+        """Parses only the header; the rest of the frame may be invalid. Returns None if there is no header.
 
-        >>> Head.of(build_frame([encode(Select(7, 8, [[1]]))]))
-        Head(kind=b'Select', numbers=[7, 8])
+        >>> MessageHeader.parse(build_frame([encode(Select(7, 8, [[1]]))]))
+        MessageHeader(kind=b'Select', ids=[7, 8])
         """
         if len(frame) < 8 or not frame.startswith(_ARRAY32) or frame[5] & 0xF0 != 0x90 or frame[6] & 0xE0 != 0xA0:
             return None
-        at = 7 + (frame[6] & 0x1F)
-        head = frame[7:at]
+        offset = 7 + (frame[6] & 0x1F)
+        kind = frame[7:offset]
         ids: list[int] = []
-        while at < len(frame) and len(ids) < 2:
-            first, size = frame[at], _UINT_SIZES.get(frame[at], 0)
-            if not size and first > 0x7F:
+        while offset < len(frame) and len(ids) < 2:
+            first_byte, size = frame[offset], _UINT_SIZES.get(frame[offset], 0)
+            if not size and first_byte > 0x7F:
                 break
-            ids.append(int.from_bytes(frame[at + 1 : at + 1 + size], "big") if size else first)
-            at += 1 + size
-        return cls(head, ids)
+            ids.append(int.from_bytes(frame[offset + 1 : offset + 1 + size], "big") if size else first_byte)
+            offset += 1 + size
+        return cls(kind, ids)
 
 
-_UINT_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # of MessagePack's unsigned integers behind their first byte
+_UINT_SIZES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # bytes after the first byte of a MessagePack unsigned integer

@@ -1,5 +1,8 @@
-"""For all tests: OpenMP threads that wait must not spin against other processes (see launch.GOMP_SPIN_COUNT), and
-Triton's kernels run in its interpreter where there is no GPU, which must be said before anything imports triton."""
+"""Environment of all tests: variables that must be set before numba, torch or triton are imported.
+
+Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
+Triton kernels run in its interpreter.
+"""
 
 import os
 import signal
@@ -16,9 +19,9 @@ if not Path("/dev/nvidiactl").exists():
 
 @pytest.fixture(scope="session")
 def default_signals() -> Iterator[None]:
-    """Gives ignored SIGINT and SIGTERM their default effect, in this process and in those that it starts.
+    """Restores the default handlers of ignored SIGINT and SIGTERM, in this process and in its children.
 
-    A suite that runs as a background job of a shell inherits SIGINT ignored.
+    A background job of a shell inherits SIGINT ignored.
     """
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     ignored = [number for number in defaults if signal.getsignal(number) is signal.SIG_IGN]

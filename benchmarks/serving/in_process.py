@@ -17,8 +17,7 @@ from fixed_step_runtime import build
 from plait.runtime.client.client import Client
 from plait.runtime.process.engine import Engine
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.transport.local import LocalClientTransport
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
 
 def client_of(step_s: float, rows: int, settings: dict[str, Any]) -> Client:

@@ -16,7 +16,7 @@ import msgspec
 from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
 from plait.lang.testing.text_client import Asked, Outcome, words
 from plait.lang.tools.call_syntax import result_text
-from plait.runtime.client.constraint_match import constraint_mismatch
+from plait.runtime.client.constraint_check import constraint_mismatch
 from plait.runtime.errors import CallFailed, ConstraintFailed, PlaitError
 from plait.runtime.messages import FinishReason, Usage
 

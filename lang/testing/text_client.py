@@ -213,8 +213,8 @@ def byte_tokenizer(template: ChatTemplate | None, control_texts: Iterable[str]) 
     control = {text: 256 + index for index, text in enumerate(control_texts)}
     return Tokenizer(
         TokenizerDefinition(
-            plain=backend,
-            start=backend,
+            continuation_backend=backend,
+            initial_backend=backend,
             prefix_after_control=False,
             added_tokens={text: AddedToken(token) for text, token in control.items()},
             control_ids=frozenset(control.values()),

@@ -34,9 +34,7 @@ def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
         if spec is None or isinstance(spec, Choices):
             continue
         if spec not in known:
-            from plait.runtime.client.constraint_compile import (
-                constraint_error,  # grammar libraries, which few programs need here
-            )
+            from plait.runtime.client.constraint_check import constraint_error  # imports the grammar libraries
 
             known[spec] = constraint_error(spec)
         why = known[spec]

@@ -1,8 +1,4 @@
-"""A call in flight: the one place where a program waits for the runtime.
-
-Knows: pieces of text, results, and waiting (in threads and on an event loop).
-Must not know: sockets, or what the call is about beyond its name.
-"""
+"""One generate, select or embed request in flight: the only place where a program waits for the runtime."""
 
 from __future__ import annotations
 
@@ -24,16 +20,18 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-DEADLINE_GRACE_S = 1.0  # how long after a call's deadline the scheduler may still report it itself
+DEADLINE_GRACE_S = 1.0  # after its deadline a call waits this long for the scheduler to report it
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a finished call gives. `text` never holds the stop string that ended it.
+    """The value of a finished call.
 
-    `token_ids` are the tokens that stand in the session's text; `logprobs` those that were sampled, which are
-    more where a stop string was cut off. `lenient_constraint` is the lenient constraint that the value was sampled under.
-    `embedding_bytes`: what an embedding is, float32, little-endian.
+    text: the generated text, without the stop string that ended it; of a select, the chosen text.
+    token_ids: the tokens that were appended to the session's text.
+    logprobs: one entry per sampled token. There are more of them than `token_ids` if a stop string was cut off.
+    lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
+    embedding_bytes: the vector of an embed call, float32, little-endian.
     """
 
     text: str
@@ -49,37 +47,37 @@ class CallResult:
 
     @cached_property
     def embedding(self) -> npt.NDArray[np.float32]:
-        """[dimensions] float32, read-only, of an embedding's call; empty for another."""
+        """The vector of an embed call: [dimensions] float32, read-only. Empty for other calls."""
         import numpy as np
 
         return np.frombuffer(self.embedding_bytes or b"", dtype="<f4")
 
     @cached_property
     def violation(self) -> str | None:
-        """Why the text is not what a lenient constraint asks for, in one line; None where it is, or none was given.
+        """Why the text violates its lenient constraint, in one line.
 
-        A full validator reads the text when this is first asked for.
+        None if it does not, or if the call has no such constraint. The first access validates the text.
         """
         if self.lenient_constraint is None:
             return None
-        from plait.constrained.full_validation import validation_error  # a validator that few programs need
+        from plait.constrained.full_validation import validation_error  # imported on demand: few programs need it
 
         return validation_error(self.lenient_constraint, self.text)
 
 
 @dataclass(frozen=True)
 class ScoredChoices:
-    """What a select chooses from: the texts, and the tokens of each, which may begin in the text before them."""
+    """The choices of a select, and their token ids, which may replace the last tokens of the text before them."""
 
     choices: tuple[str, ...]
     token_ids: list[list[int]]
 
 
 class Call:
-    """One Generate, Select or Embed on its way. Reading waits; nothing else does.
+    """A request in flight. `result`, `aresult`, `iter_text` and `aiter_text` wait; all other methods return at once.
 
     >>> call = session.generate(sampling_params(max_tokens=8))     # doctest: +SKIP
-    >>> for piece in call.pieces(): print(piece, end="")           # doctest: +SKIP
+    >>> for piece in call.iter_text(): print(piece, end="")        # doctest: +SKIP
     >>> call.result().usage.cached_tokens                          # doctest: +SKIP
     """
 
@@ -107,9 +105,9 @@ class Call:
         self._result: CallResult | None = None
         self._error: CallFailed | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._arrivals: list[tuple[float, int]] = []  # (when, how many) of tokens
+        self._arrivals: list[tuple[float, int]] = []  # (monotonic time, number of tokens) per message
 
-    # -- what the channel's side calls ------------------------------------------------------------
+    # -- called by the client for each reply ------------------------------------------------------
 
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
         with self._lock:
@@ -119,7 +117,7 @@ class Call:
                 self._logprobs = self._logprobs or []
                 self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
-            if piece and self.scored_choices is None:  # a choice's text comes with its end
+            if piece and self.scored_choices is None:  # `on_finished` appends the text of the choice
                 self._pieces.append(piece)
             self._notify()
 
@@ -152,10 +150,10 @@ class Call:
         for listener in self._listeners:
             listener()
 
-    # -- what `stream_updates` needs ----------------------------------------------------------------------
+    # -- used by `stream_updates` -----------------------------------------------------------------
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called, in the channel's thread, whenever something is new."""
+        """Calls `listener` after every update, in the thread that delivers replies."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -164,69 +162,72 @@ class Call:
             self._listeners.remove(listener)
 
     def raise_if_failed(self) -> None:
-        """Raises the CallFailed of a call that failed; nothing for another."""
+        """Raises the call's CallFailed, if it has failed."""
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     def read_since(self, since: ReadPosition) -> tuple[CallUpdate, ReadPosition]:
-        """What came after `since`, and the place after it."""
+        """Returns what has arrived after `since`, and the new position."""
         with self._lock:
             text, token_ids = "".join(self._pieces[since.num_pieces :]), self._token_ids[since.num_tokens :]
             logprobs = self._logprobs or []
-            here = ReadPosition(len(self._pieces), len(self._token_ids), len(logprobs))
-            return CallUpdate(text, token_ids, logprobs[since.num_logprobs :], self.done()), here
+            position = ReadPosition(len(self._pieces), len(self._token_ids), len(logprobs))
+            return CallUpdate(text, token_ids, logprobs[since.num_logprobs :], self.done()), position
 
-    # -- what a program calls ---------------------------------------------------------------------
+    # -- public -----------------------------------------------------------------------------------
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that have come so far."""
+        """Number of tokens received so far."""
         return len(self._token_ids)
 
     @property
     def usage(self) -> Usage | None:
-        """What it cost; None while it runs and where it failed."""
+        """The cost of the finished call; None while it runs and if it has failed."""
         return None if self._result is None else self._result.usage
 
     @property
     def failure(self) -> CallFailed | None:
-        """Why the call failed; None while it runs and where it did not."""
+        """The error of a failed call; None otherwise."""
         return self._error
 
     def inter_token_gaps(self) -> list[tuple[float, int]]:
-        """(seconds since the tokens before came, how many came together) for all that followed the first ones."""
+        """(seconds since the previous message, tokens in this message) for each message after the first one."""
         arrivals = self._arrivals[: len(self._arrivals)]
-        return [(at - before, count) for (before, _), (at, count) in itertools.pairwise(arrivals) if count]
+        return [(time - previous, count) for (previous, _), (time, count) in itertools.pairwise(arrivals) if count]
 
     def done(self) -> bool:
-        """True once a result or an error is there."""
+        """Whether the call has a result or an error."""
         return self._result is not None or self._error is not None
 
     def result(self, timeout_s: float | None = None) -> CallResult:
-        """Waits for the value. Raises the call's CallFailed, or DeadlineExceeded after `timeout_s` seconds."""
+        """Waits for the value.
+
+        Raises the call's CallFailed, or DeadlineExceeded after `timeout_s` seconds of waiting.
+        """
         with self._changed:
             self._wait(self.done, timeout_s)
             return self._value()
 
     def iter_text(self, timeout_s: float | None = None) -> Iterator[str]:
-        """The text as it comes, in pieces of whole characters; raises at its end if the call failed."""
-        at, until = 0, None if timeout_s is None else time.monotonic() + timeout_s
+        """Yields the text as it arrives, in whole characters, then raises CallFailed if the call has failed."""
+        num_read, deadline = 0, None if timeout_s is None else time.monotonic() + timeout_s
 
         def has_news() -> bool:
-            return len(self._pieces) > at or self.done()
+            return len(self._pieces) > num_read or self.done()
 
         while True:
             with self._changed:
-                self._wait(has_news, None if until is None else until - time.monotonic())
-                fresh, at = self._pieces[at:], len(self._pieces)
-                ended = self.done()
-            yield from fresh
-            if ended:
+                self._wait(has_news, None if deadline is None else deadline - time.monotonic())
+                new_pieces, num_read = self._pieces[num_read:], len(self._pieces)
+                is_done = self.done()
+            yield from new_pieces
+            if is_done:
                 self._value()
                 return
 
     async def aiter_text(self) -> AsyncIterator[str]:
-        """`iter_text()` for an event loop: waits without holding a thread."""
+        """`iter_text()` for an event loop; it occupies no thread."""
         async for batch in stream_updates([self]):
             for _, update in batch:
                 if update.text:
@@ -240,12 +241,15 @@ class Call:
         return self._value()
 
     def abort(self) -> None:
-        """Ends the call at once and frees its pages; a later read raises Aborted."""
+        """Aborts the call, which frees its KV pages; later reads raise Aborted."""
         if not self.done():
             self._cancel()
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        """Waits, `_changed` held, for `ready()`, the caller's own `timeout_s`, or the call's deadline."""
+        """Waits until `ready()`. The caller holds `_changed`.
+
+        Raises DeadlineExceeded after the caller's `timeout_s`, and fails the call after its own deadline.
+        """
         remaining = None if self.deadline is None else self.deadline - time.monotonic()
         limits = [max(0.0, limit) for limit in (remaining, timeout_s) if limit is not None]
         if self._changed.wait_for(ready, min(limits, default=None)):
@@ -256,7 +260,7 @@ class Call:
             raise DeadlineExceeded("no answer in the time given to this read (the call goes on; abort() ends it)")
 
     def expire(self) -> None:
-        """The deadline is past and the scheduler, which should have said so, is silent."""
+        """Aborts the call locally: its deadline has passed and the scheduler has not reported it."""
         self._cancel()
         self.on_failed(DeadlineExceeded("the call's timeout passed and the runtime did not answer"))
 

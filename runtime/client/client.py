@@ -1,7 +1,4 @@
-"""The client: opens sessions, numbers calls, and hands each reply to the call it is for.
-
-Knows: ids, calls, and the model's tokenizer. Must not know: how messages travel, or what a program is.
-"""
+"""The client: opens sessions, assigns ids, and dispatches each reply to its call."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, ScoredChoices
 from plait.runtime.client.session import Session
-from plait.runtime.errors import CallFailed, InputError, PlaitError, RuntimeGone, call_failed
+from plait.runtime.errors import CLIENT_CLOSED, CallFailed, InputError, PlaitError, RuntimeGone, call_failed
 from plait.runtime.messages import (
     MAX_NAME_CHARS,
     MAX_PRIORITY,
@@ -39,7 +36,7 @@ STATUS_TIMEOUT_S = 60.0
 
 
 class Client:
-    """A connection to one scheduler. Threads may share it.
+    """A connection to one scheduler. Thread-safe.
 
     >>> with Runtime() as runtime:                          # doctest: +SKIP
     ...     session = runtime.client.open_session()
@@ -58,7 +55,11 @@ class Client:
     def open_session(
         self, *, tenant: str = "", cache_salt: str = "", priority: int = 0, program: int | None = None
     ) -> Session:
-        """An empty session. Sessions given one `program` number share a fairness account."""
+        """Opens an empty session.
+
+        Sessions with equal `tenant` and `cache_salt` share cached prefixes. Sessions with the same `program` number
+        count as one program in fair scheduling; None makes the session a program of its own. Raises InputError.
+        """
         for name in (tenant, cache_salt):
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
                 raise InputError(f"tenant and cache_salt are printable texts of at most {MAX_NAME_CHARS} characters")
@@ -69,16 +70,16 @@ class Client:
         return Session(self, session_id)
 
     def encode_for_embedding(self, text: str) -> list[int]:
-        """The ids of a whole text as the model embeds it, behind the prompt that its files put before every text."""
-        made = self.model.embeddings
-        return self.tokenizer.encode_with_special_tokens(text, made.prompt if made is not None else "")
+        """Returns the ids of a text to embed, with the model's default prompt and its special tokens."""
+        info = self.model.embeddings
+        return self.tokenizer.encode_with_special_tokens(text, info.prompt if info is not None else "")
 
     def status(self) -> Status:
-        """Counts of sessions, calls and pages in the scheduler now."""
+        """Returns the scheduler's current counts. Raises RuntimeGone."""
         return self._request_status(Inspect)
 
     async def astatus(self) -> Status:
-        """`status()` for an event loop; waits as long as the runtime lives."""
+        """`status()` for an event loop; waits without a time limit while the runtime is alive."""
         changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
         call_id, status_request = self.next_id(), _StatusRequest(lambda: notifier.notify(changed))
         self._register(call_id, status_request)
@@ -87,29 +88,35 @@ class Client:
         return status_request.value()
 
     def flush_cache(self) -> Status:
-        """Drops every cached prefix that no running call needs."""
+        """Evicts every cached prefix that no running call uses."""
         return self._request_status(FlushCache)
 
     def attach_to_loop(self) -> None:
-        """Reads replies in the running event loop from now on, without a change of thread. For a process that has one
-        loop and nothing that blocks it; call it there, and `detach_from_loop` before that loop is closed."""
+        """Receives replies in the running event loop from now on, instead of in a thread.
+
+        For a process with one event loop that is never blocked. Call it in that loop, and call `detach_from_loop`
+        before the loop is closed.
+        """
         self._transport.attach_to_loop()
 
     def detach_from_loop(self) -> None:
-        """Reads in a thread again."""
+        """Receives replies in a thread again."""
         self._transport.detach_from_loop()
 
     def close(self) -> None:
-        """Ends this connection; the scheduler frees its sessions. Idempotent."""
+        """Disconnects; the scheduler drops the sessions of this client, and waiting calls raise RuntimeGone.
+
+        Idempotent.
+        """
         self._transport.close()
-        self._on_disconnect("this client was closed")
+        self._on_disconnect(CLIENT_CLOSED)
 
     @property
     def is_closed(self) -> bool:
-        """True once no call can be answered any more: the runtime ended, or this client was closed."""
+        """Whether the runtime has ended or this client was closed."""
         return self._disconnect_reason is not None
 
-    # -- for sessions -----------------------------------------------------------------------------
+    # -- used by sessions -------------------------------------------------------------------------
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -118,7 +125,7 @@ class Client:
         self._transport.send(request)
 
     def send_if_open(self, request: ClientMessage) -> None:
-        """For goodbyes: a scheduler that is gone needs none."""
+        """Sends a message that ends something. Does nothing if the scheduler has ended."""
         if self._disconnect_reason is None:
             try:
                 self._transport.send(request)
@@ -133,7 +140,10 @@ class Client:
         lenient_constraint: Spec | None = None,
         scored_choices: ScoredChoices | None = None,
     ) -> Call:
-        """Numbers a call, sends `request(call id)` and returns the call to wait on, at most `timeout_s` seconds."""
+        """Assigns a call id, sends `request(call_id)` and returns the call, which fails after `timeout_s` seconds.
+
+        Raises RuntimeGone after the end of the connection, InputError for a message that is too large.
+        """
         call_id = self.next_id()
         abort = Abort(session_id, call_id)
         detokenizer = Detokenizer(self.tokenizer.vocabulary)
@@ -174,15 +184,15 @@ class Client:
         elif isinstance(reply, Status) and isinstance(call, _StatusRequest):
             call.on_status(reply)
 
-    def _on_disconnect(self, why: str) -> None:
+    def _on_disconnect(self, reason: str) -> None:
         with self._lock:
             if self._disconnect_reason is not None:
                 return
-            self._disconnect_reason = why
+            self._disconnect_reason = reason
             waiting = list(self._calls.values())
             self._calls.clear()
         for call in waiting:
-            call.on_failed(RuntimeGone(why))
+            call.on_failed(RuntimeGone(reason))
 
     def _request_status(self, request: Callable[[int], Inspect | FlushCache]) -> Status:
         call_id, status_request = self.next_id(), _StatusRequest()
@@ -195,7 +205,7 @@ class Client:
 
 
 class _StatusRequest:
-    """A question about the scheduler, waiting for its Status."""
+    """An Inspect or FlushCache in flight; the reply is a Status."""
 
     def __init__(self, listener: Callable[[], None] = lambda: None) -> None:
         self.changed = threading.Condition()

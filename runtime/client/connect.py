@@ -1,7 +1,6 @@
-"""A client for a runtime's address, and its tokenizer before there is one to connect to.
+"""Connects a client to the address of a runtime, and loads its tokenizer in advance.
 
-A module of its own, since it takes a third of a second to import, which `launch` does while its process starts. Knows:
-client, channel, tokenizer. Must not know: processes.
+`process.runtime` imports this module while its child process starts, since the import takes a third of a second.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 
 def try_load_tokenizer(model_path: Path) -> Tokenizer | None:
-    """The file's tokenizer, or None where something is wrong with it, which the runtime itself will say."""
+    """Loads the model's tokenizer. Returns None for a faulty one, which the runtime itself will report."""
     try:
         return load_tokenizer(model_path)
     except PlaitError:
@@ -26,10 +25,11 @@ def try_load_tokenizer(model_path: Path) -> Tokenizer | None:
 def connect_client(
     address: str, exit_reason: Callable[[], str] = lambda: RUNTIME_EXITED, tokenizer: Tokenizer | None = None
 ) -> Client:
-    """A client of the runtime at `address`, with this tokenizer if the model has as many tokens, else with its own.
+    """Connects a client to the runtime at `address`.
 
-    Raises RuntimeGone where no runtime answers, and what `load_tokenizer` does.
+    The client uses `tokenizer` if its vocabulary size is the model's, and loads the model's own otherwise. Raises
+    RuntimeGone if no runtime answers, and the errors of `load_tokenizer`.
     """
     transport = ZmqClientTransport(address, exit_reason)
-    fits = tokenizer is not None and tokenizer.vocab_size == transport.welcome.vocab_size
-    return Client(transport, tokenizer if fits else None)
+    is_matching = tokenizer is not None and tokenizer.vocab_size == transport.welcome.vocab_size
+    return Client(transport, tokenizer if is_matching else None)

@@ -1,7 +1,4 @@
-"""Embeddings of many texts: one session each, a few of them at a time, in order.
-
-Knows: clients, sessions, calls. Must not know: protocols, how anything is pooled.
-"""
+"""Embeds many texts: one session per text, a limited number of them at a time."""
 
 from __future__ import annotations
 
@@ -16,24 +13,23 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 
-MAX_CONCURRENT_TEXTS = 256  # enough for the largest batches; what is beyond waits here, not in the scheduler
+MAX_CONCURRENT_TEXTS = 256  # fills the largest batches; further texts wait here, not in the scheduler
 
 
 def embed_texts(
     client: Client, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
 ) -> npt.NDArray[np.float32]:
-    """[len(texts), dimensions] float32: one vector for each text, see `Session.embed`.
+    """Returns one vector per text, [len(texts), dimensions] float32; see `Session.embed` for `dimensions`.
 
-    Each text is tokenized as a whole one, behind the model's default prompt, if it has one, and with the tokens that
-    its own tokenizer puts around it. `timeout_s` is each text's own. Raises UnsupportedModel, InputError, or the first
-    failed call's CallFailed, and ends the others.
+    Each text is tokenized with the model's default prompt and special tokens. `timeout_s` applies to each text. Raises
+    UnsupportedModel, InputError, or the CallFailed of the first call that fails, and then aborts the other calls.
     """
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise InputError("embed takes a list of texts")
     pending: deque[tuple[Session, Call]] = deque()
     rows: list[npt.NDArray[np.float32]] = []
 
-    def take() -> None:
+    def collect_first() -> None:
         session, call = pending[0]
         rows.append(call.result().embedding)
         session.close()
@@ -42,16 +38,16 @@ def embed_texts(
     try:
         for text in texts:
             if len(pending) == MAX_CONCURRENT_TEXTS:
-                take()
+                collect_first()
             session = client.open_session()
             pending.append((session, _start(client, session, text, dimensions, timeout_s)))
         while pending:
-            take()
+            collect_first()
     finally:
         for session, _ in pending:
             session.abort()
-    made = client.model.embeddings
-    return np.stack(rows) if rows else np.empty((0, dimensions or (made.size if made else 0)), np.float32)
+    info = client.model.embeddings
+    return np.stack(rows) if rows else np.empty((0, dimensions or (info.size if info else 0)), np.float32)
 
 
 def _start(client: Client, session: Session, text: str, dimensions: int | None, timeout_s: float | None) -> Call:

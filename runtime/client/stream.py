@@ -1,7 +1,4 @@
-"""Follows calls from an event loop: what is new in each, without a thread that waits.
-
-Knows: asyncio and how far each call was read. Must not know: channels, detokenizing.
-"""
+"""Streams the updates of calls in an event loop, without a thread per call."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from plait.runtime.transport.notifier import LoopNotifier, SingleWaiterEvent, wa
 
 
 class ReadPosition(NamedTuple):
-    """How far a call was read: counts of pieces, tokens and logprobs."""
+    """How much of a call has been read."""
 
     num_pieces: int = 0
     num_tokens: int = 0
@@ -22,7 +19,13 @@ class ReadPosition(NamedTuple):
 
 
 class CallUpdate(NamedTuple):
-    """What is new in a call: whole characters, tokens of the text, logprobs of sampled tokens; `finished`: all is here."""
+    """What a call has received since the last read.
+
+    text: whole characters only.
+    token_ids: tokens appended to the session's text.
+    logprobs: one entry per sampled token.
+    finished: this is the last update of the call.
+    """
 
     text: str
     token_ids: list[int]
@@ -31,7 +34,7 @@ class CallUpdate(NamedTuple):
 
 
 class StreamedCall(Protocol):
-    """A call, as seen from here."""
+    """What `stream_updates` uses of a call."""
 
     deadline: float | None
 
@@ -46,69 +49,74 @@ class StreamedCall(Protocol):
 async def stream_updates(
     calls: Sequence[StreamedCall], *, only_final: bool = False, raise_on_failure: bool = False
 ) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
-    """Each time something is new: (index of the call, what is new). Every call has one last Progress that `finished`.
+    """Yields (index of the call, its update) for all calls with news, until every call is done.
 
-    With `only_final` a call is told of once, whole. With `raise_on_failure` a call that failed raises at its end; without,
-    whether it did is for its own `result()` to say.
+    Each call has exactly one update that is `finished`, its last one. With `only_final` there are no others. With
+    `raise_on_failure` the CallFailed of a failed call is raised instead of that update; without it, the call's own
+    `result()` raises. A call that passes its deadline is expired.
     """
     changed, notifier = SingleWaiterEvent(), LoopNotifier.for_running_loop()
-    places, open_calls = [ReadPosition()] * len(calls), list(range(len(calls)))
-
-    def listener(call: StreamedCall) -> Callable[[], None]:
-        is_first = True
-
-        def wake() -> None:
-            nonlocal is_first
-            if not only_final or call.done():
-                notifier.notify(
-                    changed, is_urgent=is_first
-                )  # a first token goes before the next ones of its neighbours
-                is_first = False
-
-        return wake
-
-    listeners = [listener(call) for call in calls]
-    for call, wake in zip(calls, listeners, strict=True):
-        call.add_listener(wake)
-    has_limits = any(call.deadline is not None for call in calls)
+    positions, open_indices = [ReadPosition()] * len(calls), list(range(len(calls)))
+    listeners = [_make_listener(call, changed, notifier, only_final) for call in calls]
+    for call, listener in zip(calls, listeners, strict=True):
+        call.add_listener(listener)
+    has_deadlines = any(call.deadline is not None for call in calls)
     try:
         while True:
             changed.clear()
-            batch, num_ended = [], 0
-            for index in open_calls:
+            batch, num_finished = [], 0
+            for index in open_indices:
                 call = calls[index]
                 if only_final and not call.done():
                     continue
-                update, places[index] = call.read_since(places[index])
+                update, positions[index] = call.read_since(positions[index])
                 if update.finished:
-                    num_ended += 1
+                    num_finished += 1
                     if raise_on_failure:
                         call.raise_if_failed()
                 if update.finished or update.token_ids or update.logprobs:
                     batch.append((index, update))
-            if num_ended:
-                over = {index for index, update in batch if update.finished}
-                open_calls = [index for index in open_calls if index not in over]
+            if num_finished:
+                finished = {index for index, update in batch if update.finished}
+                open_indices = [index for index in open_indices if index not in finished]
             if batch:
                 yield batch
-            if not open_calls:
+            if not open_indices:
                 return
-            if not has_limits:
+            if not has_deadlines:
                 await changed.wait()
-            elif not await wait_for_event(changed, _seconds_to_deadline(calls, open_calls)):
-                _expire_overdue(calls, open_calls)
+            elif not await wait_for_event(changed, _seconds_to_deadline(calls, open_indices)):
+                _expire_overdue(calls, open_indices)
     finally:
-        for call, wake in zip(calls, listeners, strict=True):
-            call.remove_listener(wake)
+        for call, listener in zip(calls, listeners, strict=True):
+            call.remove_listener(listener)
 
 
-def _seconds_to_deadline(calls: Sequence[StreamedCall], open_calls: Sequence[int]) -> float | None:
-    limits = [at for index in open_calls if (at := calls[index].deadline) is not None]
-    return min(limits) - time.monotonic() if limits else None
+def _make_listener(
+    call: StreamedCall, changed: SingleWaiterEvent, notifier: LoopNotifier, only_final: bool
+) -> Callable[[], None]:
+    """Returns a listener that sets `changed`.
+
+    The first update of a call is urgent, to shorten the time to first token.
+    """
+    is_first = True
+
+    def listener() -> None:
+        nonlocal is_first
+        if not only_final or call.done():
+            notifier.notify(changed, is_urgent=is_first)
+            is_first = False
+
+    return listener
 
 
-def _expire_overdue(calls: Sequence[StreamedCall], open_calls: Sequence[int]) -> None:
-    for index in open_calls:
-        at = calls[index].deadline
-        if at is not None and at <= time.monotonic():
+def _seconds_to_deadline(calls: Sequence[StreamedCall], open_indices: Sequence[int]) -> float | None:
+    deadlines = [deadline for index in open_indices if (deadline := calls[index].deadline) is not None]
+    return min(deadlines) - time.monotonic() if deadlines else None
+
+
+def _expire_overdue(calls: Sequence[StreamedCall], open_indices: Sequence[int]) -> None:
+    for index in open_indices:
+        deadline = calls[index].deadline
+        if deadline is not None and deadline <= time.monotonic():
             calls[index].expire()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from plait.runtime.arrays import IntArray
 from plait.runtime.errors import InputError
 from plait.runtime.executor.batch_arrays import starts
 from plait.runtime.executor.host_machine import host_kv_cache_budget
-from plait.runtime.arrays import IntArray
 
 UPLOAD_ALIGN_BYTES = 16  # Triton compiles a kernel again for each mixture of aligned and unaligned pointers
 INT32_BYTES = 4

@@ -12,8 +12,9 @@ from plait.runtime.executor.runner import StartupProgress
 from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
-from plait.runtime.scheduler.engine_loop import EngineLoop, ServerTransport
+from plait.runtime.scheduler.engine_loop import EngineLoop
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
+from plait.runtime.transport.base import ServerTransport
 
 
 def build_engine_loop(

@@ -1,7 +1,6 @@
-"""`Engine`: the scheduler in this process, on a thread of its own.
+"""`Engine`: a scheduler in this process, on a thread of its own.
 
-For notebooks, tests and machines where a second process is unwelcome. Knows: how to build one and hand out a
-client. Must not know: what a client does.
+For notebooks, tests and machines on which a second process is not wanted.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from plait.runtime.client.embedding import embed_texts
 from plait.runtime.config import engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.builder import build_engine_loop
-from plait.runtime.transport.local import LocalClientTransport
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
 
 class Engine:
-    """A model and its scheduler in this process. `settings` are those of `EngineConfig`.
+    """A model and its scheduler in this process. `settings` are the fields of `EngineConfig`.
 
     >>> with Engine() as engine:                                             # doctest: +SKIP
     ...     state = program.run(backend=engine)
@@ -41,11 +39,11 @@ class Engine:
     def embed(
         self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
     ) -> npt.NDArray[np.float32]:
-        """A vector for each text: [len(texts), dimensions] float32; see `Runtime.embed`."""
+        """Embeds each text: [len(texts), dimensions] float32; see `Runtime.embed`."""
         return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
 
     def shutdown(self) -> None:
-        """Ends it; calls still waiting fail. Idempotent."""
+        """Ends the engine; calls in flight raise RuntimeGone. Idempotent."""
         self.client.close()
         self.engine_loop.compiler.close()
         self._server_transport.close()

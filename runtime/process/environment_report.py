@@ -1,4 +1,4 @@
-"""Collects what `plait check` prints: versions, the device, and the kernels chosen for it."""
+"""Reports the environment, and what plait chooses on it: the lines of `plait check`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Runtime`: starts the runtime process, talks to it, and ends it.
-
-Knows: one child process and its directory. Must not know: torch, or anything the child does.
-"""
+"""`Runtime`: starts the runtime process, connects to it, and ends it."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.transport.fork import register_after_fork_in_child
 
-if TYPE_CHECKING:  # what takes longer to import is imported while the runtime process starts
+if TYPE_CHECKING:  # slow imports happen while the runtime process starts
     import numpy as np
     import numpy.typing as npt
     from tqdm import tqdm
@@ -35,24 +32,26 @@ if TYPE_CHECKING:  # what takes longer to import is imported while the runtime p
 
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 5.0
-GOMP_SPIN_COUNT = "20000"  # OpenMP threads that wait longer sleep: beside other processes spinning costs tenfold
-PROGRESS_BAR_DELAY_S = 0.5  # loading that takes longer shows a progress bar
+GOMP_SPIN_COUNT = (
+    "20000"  # waiting OpenMP threads then sleep; spinning longer is ten times slower beside other processes
+)
+PROGRESS_BAR_DELAY_S = 0.5  # a progress bar appears if loading takes longer
 
 
 class Runtime:
-    """A runtime process of our own; `Runtime.connect(runtime.address)` uses it from another process.
+    """Starts a runtime process. `Runtime.connect(runtime.address)` uses it from another process.
 
-    Settings, all optional, an unknown one is an error: model_path (a GGUF, a folder of safetensors, a Hugging Face
-    id; none: the embedded model), device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16",
-    "float16"), kv_dtype ("auto", "fp8", "int8"), kv_memory_bytes or max_pages (one page holds one token's KV),
-    context_length, max_batch_tokens and max_batch_rows (of one step), max_sessions, max_waiting_calls,
-    cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"), prompt_lookup,
-    weights ("auto", "as-stored", "bf16", "int8", "int4"), compile_deadline_s, check_integrity. `progress` shows a
-    bar while loading (default: on a terminal). `meanwhile` is called while the process loads, for what a
-    program may have to load itself.
+    model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; None is the embedded model.
+    progress: show a progress bar while loading; None shows it on a terminal.
+    start_timeout_s: time limit for starting, in seconds.
+    meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
+    settings: the other fields of `plait.runtime.config.EngineConfig`, which describes them: device, dtype, kv_dtype,
+        weights, kv_memory_bytes, max_pages, context_length, max_batch_tokens, max_batch_rows, max_sessions,
+        max_waiting_calls, cuda_graphs, prefix_groups, deterministic, compile_deadline_s, order, prompt_lookup,
+        check_integrity.
 
-    Raises ModelNotFound, CorruptModel, UnsupportedModel or InputError before it returns, RuntimeGone when the
-    process cannot start. It ends with `shutdown()`, with the `with` block, or with this process.
+    Raises InputError, ModelNotFound, CorruptModel or UnsupportedModel before it returns, and RuntimeGone if the process
+    cannot start. The process ends with `shutdown()`, with the `with` block, or with this process.
 
     >>> with Runtime() as runtime:                                           # doctest: +SKIP
     ...     set_default_backend(runtime)
@@ -72,8 +71,8 @@ class Runtime:
             raise errors.InputError(f"start_timeout_s must be a number of seconds, not {start_timeout_s!r}")
         if not 0 < start_timeout_s <= 86_400:
             raise errors.InputError(f"start_timeout_s must be above 0 to 86400 seconds, not {start_timeout_s!r}")
-        found = locate_model(config.model_path or None)
-        self.address = tempfile.mkdtemp(prefix="plait-")  # mkdtemp makes it mode 0700
+        located_path = locate_model(config.model_path or None)
+        self.address = tempfile.mkdtemp(prefix="plait-")  # created with mode 0700
         self._log = Path(self.address) / "runtime.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._started = time.monotonic()
@@ -81,21 +80,21 @@ class Runtime:
         try:
             self._process = self._start()
             with self._kill_after(start_timeout_s):
-                self._send_worker_args(config, found)
+                self._send_worker_args(config, located_path)
                 if meanwhile is not None:
                     meanwhile()
                 from plait.runtime.client.connect import connect_client, try_load_tokenizer
 
-                tokenizer = try_load_tokenizer(found)
+                tokenizer = try_load_tokenizer(located_path)
                 self._wait_until_ready(sys.stderr.isatty() if progress is None else progress)
             self.client: Client = connect_client(self.address, self._exit_reason, tokenizer)
         except BaseException:
-            self._stop_process(grace_s=0.0)  # nobody has asked it for anything
+            self._stop_process(grace_s=0.0)  # it has no work to finish
             raise
 
     @classmethod
     def connect(cls, address: str) -> Runtime:
-        """A runtime that another process started; `address` is its `.address`. `shutdown()` only disconnects.
+        """Connects to a runtime that another process started, at its `.address`. `shutdown()` then only disconnects.
 
         >>> Runtime.connect("/tmp/plait-x1").client.status().sessions        # doctest: +SKIP
         """
@@ -108,17 +107,19 @@ class Runtime:
 
     @property
     def pid(self) -> int:
-        """The runtime's process id."""
+        """The id of the runtime process."""
         return self.client.model.server_pid
 
     def embed(
         self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
     ) -> npt.NDArray[np.float32]:
-        """A vector for each text: [len(texts), dimensions] float32, from a model whose files say how to pool.
+        """Embeds each text: [len(texts), dimensions] float32, for a model whose files specify pooling.
 
-        `dimensions`: only so many first numbers of each, for a model that was trained to be cut. Whether they have the
-        length 1 is the model's to say. `timeout_s`: each text's own. Raises UnsupportedModel where there is no pooling,
-        InputError, or the first failed text's CallFailed.
+        dimensions: keep only the first values of each vector, for models trained that way. Whether vectors have unit
+            length is the model's default.
+        timeout_s: per text.
+
+        Raises UnsupportedModel if the model has no pooling, InputError, or the CallFailed of the first text that fails.
 
         >>> runtime.embed(["a cat", "a dog"]).shape                          # doctest: +SKIP
         (2, 1024)
@@ -128,7 +129,7 @@ class Runtime:
         return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
 
     def shutdown(self) -> None:
-        """Disconnects, and ends the process if it is ours. Idempotent."""
+        """Disconnects, and ends the runtime process if this object started it. Idempotent."""
         client = getattr(self, "client", None)
         if client is not None:
             client.close()
@@ -155,21 +156,21 @@ class Runtime:
     def _send_worker_args(self, config: EngineConfig, model_path: Path) -> None:
         worker_args = {"config": msgspec.to_builtins(config), "model_path": str(model_path), "directory": self.address}
         assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the waiting tells better
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; `_wait_until_ready` reports why
             self._process.stdin.write(json.dumps(worker_args).encode() + b"\n")
             self._process.stdin.flush()
 
     @contextlib.contextmanager
     def _kill_after(self, timeout_s: float) -> Iterator[None]:
-        """Ends the process unless the block ends sooner; it is then a RuntimeGone that says so."""
+        """Kills the process if the block takes longer than `timeout_s` seconds, and raises RuntimeGone."""
         assert self._process is not None
         timed_out, process = threading.Event(), self._process
 
-        def end() -> None:
+        def kill() -> None:
             timed_out.set()
             process.kill()
 
-        watchdog = threading.Timer(timeout_s, end)
+        watchdog = threading.Timer(timeout_s, kill)
         watchdog.start()
         try:
             yield
@@ -180,7 +181,7 @@ class Runtime:
         finally:
             watchdog.cancel()
 
-    def _wait_until_ready(self, show: bool) -> None:
+    def _wait_until_ready(self, shows_progress: bool) -> None:
         process = self._process
         assert process is not None and process.stdout is not None
         bar: tqdm[Any] | None = None
@@ -191,7 +192,7 @@ class Runtime:
                     raise _startup_error(status_line["error"], status_line["text"])
                 if status_line.get("ready"):
                     return
-                if show and bar is None and time.monotonic() - self._started > PROGRESS_BAR_DELAY_S:
+                if shows_progress and bar is None and time.monotonic() - self._started > PROGRESS_BAR_DELAY_S:
                     bar = _progress_bar()
                 if bar is not None:
                     bar.set_description_str(status_line.get("doing", ""), refresh=False)
@@ -202,12 +203,12 @@ class Runtime:
                 bar.close()
 
     def _after_fork(self) -> None:
-        """In a forked child: the process is the parent's, and so is the pipe whose end would end it."""
+        """Runs in a forked child: the process belongs to the parent, and so does the pipe whose end ends it."""
         process, self._process = self._process, None
         if process is not None and process.stdin is not None and process.stdout is not None:
             process.stdin.close()
             process.stdout.close()
-            process.returncode = 0  # not ours to wait for
+            process.returncode = 0  # the child must not wait for the parent's process
 
     def _exit_reason(self) -> str:
         code: int | None = None
@@ -216,11 +217,13 @@ class Runtime:
                 code = self._process.wait(2.0)
         if code is None:
             return errors.RUNTIME_EXITED
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        exit_status = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         with contextlib.suppress(OSError):
-            tail = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            return f"{errors.RUNTIME_EXITED} ({how})" + (f"; its last words: {tail[0][:200]}" if tail else "")
-        return f"{errors.RUNTIME_EXITED} ({how})"
+            last_lines = self._log.read_text(errors="replace").strip().splitlines()[-1:]
+            return f"{errors.RUNTIME_EXITED} ({exit_status})" + (
+                f"; its last words: {last_lines[0][:200]}" if last_lines else ""
+            )
+        return f"{errors.RUNTIME_EXITED} ({exit_status})"
 
     def _stop_process(self, grace_s: float = STOP_TIMEOUT_S) -> None:
         process, self._process = self._process, None
@@ -228,11 +231,11 @@ class Runtime:
             return
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()  # the child ends when it sees this
+            process.stdin.close()  # the worker exits at end of file
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            process.kill()  # it is in a long step; nobody waits for its outcome any more
+            process.kill()  # a long step is running, and nobody waits for its result
             process.wait()
         process.stdout.close()
         shutil.rmtree(self.address, ignore_errors=True)

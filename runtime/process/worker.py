@@ -1,9 +1,7 @@
-"""The runtime process: `python -m plait.runtime.process.worker`, started by `launch.Runtime`.
+"""The runtime process: `python -m plait.runtime.process.worker`, started by `process.runtime.Runtime`.
 
-Reads one JSON line from standard input (settings, model, directory), then serves until standard input ends,
-which is when its owner has. Says how far it is in JSON lines on standard output.
-
-Knows: the owner's two pipes and the loop. Must not know: what a step does.
+It reads one JSON line from standard input (`WorkerArgs`), loads the model, and serves until standard input ends, which
+means that its owner has exited. It reports its progress as JSON lines on standard output.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from plait.runtime.errors import PlaitError
 
 
 class WorkerArgs(msgspec.Struct):
-    """What the owner wants started."""
+    """The JSON line on standard input. `directory` is where the sockets are created."""
 
     config: EngineConfig
     model_path: str
@@ -32,13 +30,13 @@ class WorkerArgs(msgspec.Struct):
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle; its end is ours
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C; this process ends with the owner
     signal.signal(signal.SIGTERM, _exit_on_signal)
     args = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=WorkerArgs)
     os.umask(0o077)
     try:
         return _serve(args)
-    except SystemExit:  # told to end while it loads, perhaps together with its owner, who then removes nothing
+    except SystemExit:  # SIGTERM while loading; the owner may be ending too and then removes nothing
         shutil.rmtree(args.directory, ignore_errors=True)
         raise
     except PlaitError as error:
@@ -61,7 +59,10 @@ def _serve(args: WorkerArgs) -> int:
 
     transport = ZmqServerTransport(Path(args.directory), owner_fd=sys.stdin.fileno())
     engine_loop = build_engine_loop(
-        args.config, Path(args.model_path), transport, lambda share, doing: _send_status(progress=share, doing=doing)
+        args.config,
+        Path(args.model_path),
+        transport,
+        lambda fraction, doing: _send_status(progress=fraction, doing=doing),
     )
     signal.signal(signal.SIGTERM, lambda number, frame: transport.stop())
     _send_status(ready=True)
@@ -71,24 +72,24 @@ def _serve(args: WorkerArgs) -> int:
     finally:
         engine_loop.compiler.close()
         transport.close()
-        if transport.owner_exited:  # else the owner removes it, once it has read our last words
+        if transport.owner_exited:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)
     return 0
 
 
 def _read_line(fd: int) -> bytes:
-    """One line, unbuffered, so that the rest of the pipe stays in the pipe."""
+    """Reads one line byte by byte, so that nothing after it is taken from the pipe."""
     line = bytearray()
     while (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte
     return bytes(line)
 
 
-def _send_status(**what: object) -> None:
+def _send_status(**fields: object) -> None:
     try:
-        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.write(json.dumps(fields) + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the owner is gone; standard input will say so
+    except BrokenPipeError:  # the owner has exited; standard input will end, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

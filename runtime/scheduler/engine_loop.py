@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
 
 import msgspec
 
@@ -26,7 +25,6 @@ from plait.runtime.messages import (
     Hello,
     Inspect,
     Open,
-    ServerMessage,
     Status,
     TokenLogprob,
     Welcome,
@@ -37,34 +35,11 @@ from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import FinishInfo, OutputProcessor
 from plait.runtime.scheduler.overlap import OverlapController, OverlappedStep
-from plait.runtime.scheduler.sessions.session import ClientId
 from plait.runtime.scheduler.sessions.session_manager import SessionManager
 from plait.runtime.scheduler.token_mask import check_constraint_cost
+from plait.runtime.transport.base import ClientId, ServerTransport
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
-
-
-class ServerTransport(Protocol):
-    """The engine's end of the connections to its clients."""
-
-    num_bad_frames: int
-
-    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, ClientMessage]]:
-        """Returns the messages that have arrived.
-
-        If there are none, waits up to `timeout_s` seconds (None: without limit) for one, or until one of the file
-        descriptors `wake_fds` is readable.
-        """
-
-    def take_disconnected(self) -> list[ClientId]:
-        """Returns the clients that disconnected since the last call."""
-
-    def send(self, client: ClientId, reply: ServerMessage) -> None:
-        """Sends without blocking. Does nothing if the client is gone."""
-
-    @property
-    def num_clients(self) -> int:
-        """Connected clients."""
 
 
 class EngineLoop:

@@ -1,9 +1,8 @@
-"""A model's chat template: a conversation as text, whole or turn by turn.
+"""Renders a model's chat template, as a whole conversation or turn by turn.
 
-Turn by turn means: the template's own text before and after one turn's content, found by rendering
-placeholder contents and looking at what stands around them. So a language can add to a conversation without
-rendering it again, and keeps the template's text, which may hold control tokens, apart from all other.
-Knows: roles, contents, templates. Must not know: token ids, models.
+Turn by turn means: the template's text before and after the content of one turn. It is found by rendering placeholder
+contents and reading the text around them. So a program can extend a conversation without rendering it again, and the
+template's text, which may contain control tokens, stays separate from all other text.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Roles = tuple[str, ...]
 
 
 class ChatTemplate:
-    """Jinja source and the two tokens it may name. Compiled at first use; safe to use from several threads.
+    """A Jinja chat template and the two tokens it may insert. Compiled at first use. Thread-safe.
 
     >>> source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     >>> template = ChatTemplate(source, bos_token="", eos_token="</s>")
@@ -59,10 +58,10 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the model was trained to read it.
+        """Renders the conversation.
 
-        Raises InputError if the template refuses the messages, UnsupportedModel if it does not compile,
-        needs something it may not have, or runs beyond its limits.
+        Raises InputError if the template rejects the messages; UnsupportedModel if it does not compile, violates the
+        sandbox or exceeds its limits.
         """
         template = self._compiled
         try:
@@ -83,7 +82,7 @@ class ChatTemplate:
             raise InputError(f"the chat template refuses these messages: {error}") from error
         except (LimitReached, SecurityError, MemoryError) as error:
             raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
-        except Exception as error:  # a template is a program: it may fail in every way a program can
+        except Exception as error:  # a template is a program and may raise anything
             raise InputError(f"the chat template cannot render these messages ({type(error).__name__})") from error
 
     @cached_property
@@ -99,7 +98,7 @@ class ChatTemplate:
 
     @cached_property
     def literals(self) -> frozenset[str]:
-        """The texts that stand in the source itself; none where it does not parse."""
+        """The string constants and plain text of the source; empty if it does not parse."""
         try:
             tree = BoundedEnvironment().parse(self.source[:MAX_SOURCE])
         except (TemplateError, RecursionError, MemoryError, ValueError):
@@ -108,24 +107,24 @@ class ChatTemplate:
         return frozenset([*data, *(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))])
 
     def turn_prefix(self, roles: Sequence[str], role: str) -> str:
-        """The template's text before the content of a turn of `role` that follows finished turns of `roles`.
+        """Returns the template's text before the content of a `role` turn that follows complete turns of `roles`.
 
-        A system turn that the template adds by itself belongs to the first prefix. Prefixes, contents and
-        suffixes one after the other are `render` of them all, for contents the template does not change.
-        Raises InputError where that cannot be: the template refuses the order, or rewrites earlier turns.
+        A default system turn of the template belongs to the first prefix. The concatenation of all prefixes, contents
+        and suffixes equals `render` of the conversation, for contents that the template does not change. Raises
+        InputError if that is impossible: the template rejects the order of roles, or rewrites earlier turns.
         """
         return self._turn(roles, role)[0]
 
     def turn_suffix(self, roles: Sequence[str], role: str) -> str:
-        """The template's text after that content; see `turn_prefix`."""
+        """Returns the template's text after that content; see `turn_prefix`."""
         return self._turn(roles, role)[1]
 
     def _turn(self, roles: Sequence[str], role: str) -> tuple[str, str]:
         key = (tuple(roles), role, self._today)
-        found = self._turns.get(key)
-        if found is not None:
-            return found
-        if len(key[0]) >= MAX_TURNS or not all(isinstance(r, str) for r in (*key[0], role)):
+        cached = self._turns.get(key)
+        if cached is not None:
+            return cached
+        if len(key[0]) >= MAX_TURNS or not all(isinstance(name, str) for name in (*key[0], role)):
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
             before, after = self._layout(key[0]), self._layout((*key[0], role))
@@ -137,23 +136,25 @@ class ChatTemplate:
 
     @property
     def _today(self) -> date | None:
-        """Part of the cache's key where the template writes the date."""
+        """Part of the cache key if the template writes the date, else None."""
         return date.today() if "strftime_now" in self.source else None
 
     def _layout(self, roles: Roles) -> str:
-        """The text of the finished turns, placeholders for their contents; each begins with the one before.
+        """Returns the rendered text of complete turns, with placeholders for their contents.
+
+        A layout begins with the layout of one turn less:
 
         ()                 ""
         (user,)            "<s>[INST] #0# [/INST]"
         (user, assistant)  "<s>[INST] #0# [/INST] #1# </s>"
         """
         text, today = "", self._today
-        known = len(roles)
-        while known and (roles[:known], today) not in self._layouts:
-            known -= 1
-        if known:
-            text = self._layouts[roles[:known], today]
-        for count in range(known + 1, len(roles) + 1):
+        num_cached = len(roles)
+        while num_cached and (roles[:num_cached], today) not in self._layouts:
+            num_cached -= 1
+        if num_cached:
+            text = self._layouts[roles[:num_cached], today]
+        for count in range(num_cached + 1, len(roles) + 1):
             text = self._extend_layout(text, roles[:count])
             self._layouts[roles[:count], today] = text
             if len(self._layouts) > _MAX_LAYOUTS:
@@ -161,28 +162,28 @@ class ChatTemplate:
         return text
 
     def _extend_layout(self, before: str, roles: Roles) -> str:
-        """The layout of `roles`, given that of all but the last of them."""
-        own = _placeholder(len(roles) - 1)
-        whole, refusal = self._try_render(roles)
-        if whole is not None and whole.startswith(before) and whole.count(own) == 1:
-            return whole
-        # The turn cannot stand last: see it with another behind it, and leave its end to that one's prefix.
+        """Returns the layout of `roles`, given the layout of all turns but the last one."""
+        placeholder = _placeholder(len(roles) - 1)
+        text, error = self._try_render(roles)
+        if text is not None and text.startswith(before) and text.count(placeholder) == 1:
+            return text
+        # The turn cannot be the last one. Render another turn after it; its suffix becomes part of that turn's prefix.
         for follower in ("user", "assistant"):
             longer, _ = self._try_render((*roles, follower))
-            if longer is not None and longer.startswith(before) and longer.count(own) == 1:
-                return longer[: longer.index(own) + len(own)]
-        # Not shown at all, but the template says how its turn would begin.
+            if longer is not None and longer.startswith(before) and longer.count(placeholder) == 1:
+                return longer[: longer.index(placeholder) + len(placeholder)]
+        # The content is not rendered, but the generation prompt tells how an assistant turn begins.
         if roles[-1] == "assistant":
             prompt, _ = self._try_render(roles[:-1], add_generation_prompt=True)
             if prompt is not None and prompt.startswith(before):
-                return prompt + own
+                return prompt + placeholder
         raise InputError(
             f"the chat template cannot take a turn of {roles[-1]!r:.40} after {len(roles) - 1} others: "
-            + (str(refusal) if refusal else "it rewrites the turns before it, or the turn's content")
+            + (str(error) if error else "it rewrites the turns before it, or the turn's content")
         )
 
     def _try_render(self, roles: Roles, add_generation_prompt: bool = False) -> tuple[str | None, str]:
-        """(text, "") or (None, why not)"""
+        """Returns (text, "") or (None, error message)."""
         messages = [{"role": role, "content": _placeholder(i)} for i, role in enumerate(roles)]
         if any(message["content"] in self.source for message in messages):
             return None, "it contains plait's own placeholder"
@@ -193,5 +194,5 @@ class ChatTemplate:
 
 
 def _placeholder(turn: int) -> str:
-    """A content that no template trims, splits or finds anything in."""
+    """Returns a content that templates do not trim, split or interpret."""
     return f"Qz{turn}turn{turn}zQ"

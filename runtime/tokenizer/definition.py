@@ -1,6 +1,6 @@
-"""What a tokenizer is made of, whichever file it came from, and the bytes behind the letters of its tokens.
+"""The parts of a tokenizer, independent of its file format, and the bytes of its tokens.
 
-Knows: the two alphabets in use, GPT-2's byte letters and SentencePiece's. Must not know: files, templates.
+Two token alphabets are supported: GPT-2's byte-level letters and SentencePiece's.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import tokenizers
 
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece writes it for a space
+SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece writes a space as this character
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that stands for a whole text, matched before tokenization, in the chat template's text only.
+    """A token that is matched as text before tokenization, in the chat template's text only.
 
-    `strip_left` and `strip_right`: white space beside it goes with it.
+    `strip_left` and `strip_right`: the match includes the white space on that side.
     """
 
     id: int
@@ -31,15 +31,18 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class TokenizerDefinition:
-    """Everything a Tokenizer needs. Both backends tokenize plain text and know no added token.
+    """Everything a Tokenizer needs. Neither backend recognises added tokens.
 
-    `plain` continues a text, `start` begins one (SentencePiece puts a space before the first word);
-    `prefix_after_control`: text after a control token begins like a new one. `suffix_ids`: what the file's own tokenizer
-    puts behind a whole text (models that embed texts are trained with an end token there).
+    continuation_backend: tokenizes plain text that continues another text.
+    initial_backend: tokenizes plain text at the start of a session; SentencePiece puts a space before the first word.
+    prefix_after_control: text after a control token is tokenized like initial text.
+    token_bytes: the bytes of each token; b"" for control tokens.
+    suffix_ids: what the file's own tokenizer appends to a complete text. Embedding models are trained with an end
+        token.
     """
 
-    plain: tokenizers.Tokenizer
-    start: tokenizers.Tokenizer
+    continuation_backend: tokenizers.Tokenizer
+    initial_backend: tokenizers.Tokenizer
     prefix_after_control: bool
     added_tokens: Mapping[str, AddedToken]
     control_ids: frozenset[int]
@@ -59,10 +62,10 @@ _TEXT_TOKEN = re.compile(rf"\s+|{SENTENCEPIECE_SPACE}+|</?(?:{_TAGS})>")
 
 
 def is_text_token(text: str) -> bool:
-    """Whether a token that is matched before BPE is plain text: white space, or an HTML tag (Gemma has both).
+    """Whether an added token is ordinary text: white space or an HTML tag. Gemma has both.
 
-    Such tokens are found in everybody's text. The list is closed, so that no text becomes a control token because
-    a file calls that token "user defined".
+    Such tokens are recognised in user text, too. The list is closed, so that a token does not become control text, or
+    user text a control token, because a file marks it "user defined".
 
     >>> is_text_token("\\n\\n"), is_text_token("</table>"), is_text_token("<|im_end|>"), is_text_token("<think>")
     (True, True, False, False)
@@ -72,9 +75,9 @@ def is_text_token(text: str) -> bool:
 
 @cache
 def unicode_to_byte() -> dict[str, int]:
-    """GPT-2's alphabet: a printable letter for each of the 256 bytes.
+    """GPT-2's byte-level alphabet: a printable letter for each of the 256 bytes.
 
-    The printable bytes of Latin-1 stand for themselves, the others for U+0100 on, in order.
+    Printable Latin-1 bytes are their own letters. The others are U+0100 and following, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -82,7 +85,7 @@ def unicode_to_byte() -> dict[str, int]:
 
 
 def byte_level_token_bytes(token: str) -> bytes:
-    """The bytes of a token written in GPT-2's alphabet, or in plain letters if it is not.
+    """Returns the bytes of a token in GPT-2's alphabet. A token with other letters is plain UTF-8 text.
 
     >>> byte_level_token_bytes("\u0120the")
     b' the'
@@ -98,7 +101,7 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def sentencepiece_token_bytes(token: str) -> bytes:
-    """The bytes of a SentencePiece token: `<0x0A>` is one byte, the low block letter a space.
+    """Returns the bytes of a SentencePiece token: `<0x0A>` is one byte, SENTENCEPIECE_SPACE is a space.
 
     >>> sentencepiece_token_bytes("\u2581the"), sentencepiece_token_bytes("<0x0A>")
     (b' the', b'\\n')

@@ -1,7 +1,4 @@
-"""Token ids to text while they come: only whole characters leave, the rest waits for its other bytes.
-
-Knows: token bytes and UTF-8. Must not know: how text was tokenized, stop strings.
-"""
+"""Converts streamed token ids to text and holds back incomplete UTF-8 characters."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from plait.runtime.errors import InputError
 
 
 class Detokenizer:
-    """One text as it grows.
+    """Decodes the tokens of one text.
 
-    All pushes together are `b"".join(bytes of all tokens).decode("utf-8", "replace")`, however the ids are split,
-    less a character at the end that was begun and not completed (max_tokens may cut there). An invalid sequence
-    becomes U+FFFD as soon as no further byte can complete it.
+    The results of all `push` calls joined equal `b"".join(bytes of all tokens).decode("utf-8", "replace")`, however
+    the ids are divided among the calls, except that an incomplete last character is omitted (max_tokens may cut
+    there). An invalid sequence becomes U+FFFD as soon as no further byte can complete it.
 
     >>> vocabulary = Vocabulary((b"\\xc3", b"\\xa9", b"a"), eos_ids=(), encode=lambda text: [])
     >>> text = Detokenizer(vocabulary)
@@ -30,7 +27,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that is complete now and was not before. InputError for an id beyond the vocabulary."""
+        """Returns the text that these tokens complete. Raises InputError for an id outside the vocabulary."""
         for i in ids:
             if not 0 <= i < len(self._token_bytes):
                 raise InputError(f"the token id {i} is not in 0 to {len(self._token_bytes) - 1}")

@@ -1,7 +1,4 @@
-"""A tokenizer out of a GGUF's metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
-
-Knows: the keys `tokenizer.ggml.*` and the pre-tokenizers they name. Must not know: tensors, folders.
-"""
+"""Builds a tokenizer from GGUF metadata: byte-level BPE ("gpt2") and SentencePiece BPE ("llama")."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from plait.runtime.tokenizer.definition import (
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 _KEY = "tokenizer.ggml."
 
-# tokenizer.ggml.pre -> how text is cut into words before BPE.
+# Values of tokenizer.ggml.pre: how text is split into words before BPE.
 _GPT2 = ("gpt-2", "gpt2", "default")
 _SINGLE_DIGITS = ("smollm", "starcoder")
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
@@ -37,9 +34,9 @@ _WORD_PATTERN = (
 
 
 def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = None) -> TokenizerDefinition:
-    """The tokenizer in the metadata; `vocab_size` is the number of logits where it is known.
+    """Builds the tokenizer. `vocab_size` is the model's number of logits; by default the metadata tells it.
 
-    Raises UnsupportedModel for another kind of tokenizer, CorruptModel where the lists contradict.
+    Raises UnsupportedModel for another kind of tokenizer, CorruptModel for inconsistent lists.
     """
     kind = _name(metadata, "model")
     if kind not in ("gpt2", "llama"):
@@ -50,24 +47,26 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
     pre = _name(metadata, "pre", "default")
     bos = _special_id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     eos_ids = _eos_ids(metadata, len(tokens), 2 if sentencepiece else None)
-    control_ids = {i for i, t in enumerate(types) if t in (_UNKNOWN, _CONTROL, _UNUSED)} | set(eos_ids)
+    control_ids = {i for i, token_type in enumerate(types) if token_type in (_UNKNOWN, _CONTROL, _UNUSED)} | set(
+        eos_ids
+    )
     control_ids |= set() if bos is None else {bos}
     plain_text_ids = _plain_text_user_defined_ids(metadata, tokens, types, control_ids) if sentencepiece else set()
     try:
-        plain, start = (
+        continuation_backend, initial_backend = (
             _sentencepiece(metadata, tokens, types, plain_text_ids)
             if sentencepiece
             else _byte_level(metadata, tokens, types)
         )
     except (UnsupportedModel, CorruptModel):
         raise
-    except Exception as error:  # `tokenizers` raises nothing narrower for lists that contradict
+    except Exception as error:  # `tokenizers` raises plain Exception for inconsistent lists
         raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
     to_bytes = sentencepiece_token_bytes if sentencepiece else byte_level_token_bytes
     return TokenizerDefinition(
-        plain=plain,
-        start=start,
-        prefix_after_control=start is not plain,
+        continuation_backend=continuation_backend,
+        initial_backend=initial_backend,
+        prefix_after_control=initial_backend is not continuation_backend,
         added_tokens={
             text: AddedToken(i)
             for i, text in enumerate(tokens)
@@ -88,14 +87,14 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
 def _plain_text_user_defined_ids(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], control_ids: set[int]
 ) -> set[int]:
-    """User-defined tokens that SentencePiece finds in any text before it merges letters, the longest first.
+    """Returns the user-defined tokens that SentencePiece matches in any text, longest first, before it merges letters.
 
-    None where a fresh text begins with a space: `tokenizers` would put one after each of these tokens too.
+    Returns none if an initial text begins with a space, since `tokenizers` would insert one after each of these tokens.
     """
     if _flag(metadata, "add_space_prefix", True):
         return set()
-    found = (i for i, kind in enumerate(types) if kind == _USER_DEFINED)
-    return {i for i in found if i not in control_ids and is_text_token(tokens[i])}
+    user_defined = (i for i, token_type in enumerate(types) if token_type == _USER_DEFINED)
+    return {i for i in user_defined if i not in control_ids and is_text_token(tokens[i])}
 
 
 def _name(metadata: Mapping[str, Any], key: str, default: str = "") -> str:
@@ -135,7 +134,7 @@ def _special_id(metadata: Mapping[str, Any], key: str, count: int, default: int 
         return None
     if type(value) is not int:
         raise CorruptModel(f"{_KEY}{key} is not a whole number")
-    if value == 0xFFFFFFFF:  # how -1, "none", is written
+    if value == 0xFFFFFFFF:  # -1 as uint32: no such token
         return None
     if not 0 <= value < count:
         raise CorruptModel(f"{_KEY}{key} is {value}, beyond the {count} tokens")
@@ -143,19 +142,19 @@ def _special_id(metadata: Mapping[str, Any], key: str, count: int, default: int 
 
 
 def _eos_ids(metadata: Mapping[str, Any], count: int, default: int | None) -> tuple[int, ...]:
-    """The tokens that end a text, a turn or a message, in this order."""
+    """Returns the tokens that end a text, a turn or a message, in this order."""
     ends = [_special_id(metadata, "eos_token_id", count, default)]
     ends += [_special_id(metadata, key, count) for key in ("eot_token_id", "eom_token_id")]
-    found = tuple(dict.fromkeys(i for i in ends if i is not None))
-    if not found:
+    eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
+    if not eos_ids:
         raise CorruptModel("the file names no token that ends a text (tokenizer.ggml.eos_token_id)")
-    return found
+    return eos_ids
 
 
 def _checked_vocab_size(metadata: Mapping[str, Any], vocab_size: int | None, count: int) -> int:
     if vocab_size is None:
-        known = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", count)
-        vocab_size = known if type(known) is int else count
+        stored = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", count)
+        vocab_size = stored if type(stored) is int else count
     if not count <= vocab_size <= 2**24:
         raise CorruptModel(f"the tokenizer has {count} tokens and the model {vocab_size} rows for them")
     return vocab_size
@@ -164,12 +163,11 @@ def _checked_vocab_size(metadata: Mapping[str, Any], vocab_size: int | None, cou
 def _all_bytes(
     tokens: Sequence[str], types: Sequence[int], control_ids: Iterable[int], to_bytes: Any, vocab_size: int
 ) -> tuple[bytes, ...]:
-    found = [text.encode() if types[i] == _USER_DEFINED else to_bytes(text) for i, text in enumerate(tokens)] + [
-        b""
-    ] * (vocab_size - len(tokens))
+    token_bytes = [text.encode() if types[i] == _USER_DEFINED else to_bytes(text) for i, text in enumerate(tokens)]
+    token_bytes += [b""] * (vocab_size - len(tokens))
     for i in control_ids:
-        found[i] = b""
-    return tuple(found)
+        token_bytes[i] = b""
+    return tuple(token_bytes)
 
 
 def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | None, eos: int) -> ChatTemplate | None:
@@ -181,12 +179,12 @@ def _template(metadata: Mapping[str, Any], tokens: Sequence[str], bos: int | Non
     return ChatTemplate(source, "" if bos is None else tokens[bos], tokens[eos])
 
 
-BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
+BackendPair = tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]  # (continuation, initial)
 
 
 def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> BackendPair:
     pre = _name(metadata, "pre", "default")
-    # Only what BPE may produce goes in: text never becomes a control token.
+    # The vocabulary holds only what BPE may produce, so that text never becomes a control token.
     vocab = {text: i for i, text in enumerate(tokens) if types[i] == _NORMAL}
     merges = [merge for text in _strings(metadata, "merges") if (merge := _merge(text, vocab))]
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3))
@@ -197,10 +195,10 @@ def _byte_level(metadata: Mapping[str, Any], tokens: Sequence[str], types: Seque
 
 
 def _merge(text: str, vocab: Mapping[str, int]) -> tuple[str, str] | None:
-    """The two halves of "left right", None if the result is no plain token."""
-    cut = text.find(" ", 1)
-    left, right = text[:cut], text[cut + 1 :]
-    if cut < 0 or not right:
+    """Returns the two halves of "left right", or None if one of the three tokens is not in `vocab`."""
+    split = text.find(" ", 1)
+    left, right = text[:split], text[split + 1 :]
+    if split < 0 or not right:
         raise CorruptModel(f"the merge {text!r:.40} is not two tokens")
     return (left, right) if left + right in vocab and left in vocab and right in vocab else None
 
@@ -209,14 +207,14 @@ def _pre_tokenizer(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
     if pre in _GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
     if pre in _SINGLE_DIGITS:
-        decode_byte_level_token = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), decode_byte_level_token])
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=True)
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     if pre not in _LLAMA3 + _QWEN2:
         known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
         raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; there are {known}")
     pattern = Regex(_WORD_PATTERN % ("{1,3}" if pre in _LLAMA3 else ""))
-    decode_byte_level_token = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), decode_byte_level_token])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])
 
 
 def _sentencepiece(
@@ -229,27 +227,28 @@ def _sentencepiece(
     unknown_text = tokens[unknown] if unknown is not None and tokens[unknown] in vocab else None
     merges = _merges_by_score(tokens, types, scores, vocab)
     model = models.BPE(vocab, merges, unk_token=unknown_text, fuse_unk=True, byte_fallback=True)
-    plain, start = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
+    continuation, initial = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", SENTENCEPIECE_SPACE)
-    plain.normalizer = spaces
-    start.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
-    plain.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
-    return plain, start if _flag(metadata, "add_space_prefix", True) else plain
+    continuation.normalizer = spaces
+    initial.normalizer = normalizers.Sequence([normalizers.Prepend(SENTENCEPIECE_SPACE), spaces])
+    continuation.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(plain_text_ids)])
+    return continuation, initial if _flag(metadata, "add_space_prefix", True) else continuation
 
 
 def _merges_by_score(
     tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], vocab: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """SentencePiece merges whatever two neighbours make the token of the highest score.
+    """Converts SentencePiece scores to an ordered merge list.
 
-    So every way to cut a token into two tokens is a merge, and the token's score gives its turn.
+    SentencePiece merges the two neighbours that form the token with the highest score. So each way to split a token
+    into two tokens is a merge, ordered by the score of the token.
     """
     normal = {text: i for text, i in vocab.items() if types[i] == _NORMAL}
-    found = [
+    merges = [
         (-scores[i], normal[left], normal[right], left, right)
         for text, i in normal.items()
         if 2 <= len(text) <= 256
-        for cut in range(1, len(text))
-        if (left := text[:cut]) in normal and (right := text[cut:]) in normal
+        for split in range(1, len(text))
+        if (left := text[:split]) in normal and (right := text[split:]) in normal
     ]
-    return [(left, right) for *_, left, right in sorted(found)]
+    return [(left, right) for *_, left, right in sorted(merges)]

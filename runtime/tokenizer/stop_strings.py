@@ -1,7 +1,7 @@
-"""Finds stop strings and stop patterns in a growing byte stream, across token borders.
+"""Finds stop strings and stop patterns in a stream of bytes, across token borders.
 
-One Knuth-Morris-Pratt automaton per stop string and one automaton per pattern, so that the cost of a byte is bounded
-whatever the strings and patterns are. Knows: bytes. Must not know: tokens or sessions.
+Each stop string has a Knuth-Morris-Pratt automaton and each pattern an automaton of its own, which bounds the cost per
+byte.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from plait.constrained.regex.incremental_search import IncrementalSearch, search
 
 
 class StopHit(NamedTuple):
-    """The stop string, or the pattern, that was completed first, and the byte offset at which its match begins."""
+    """A match: the stop string or pattern, and the byte offset at which the match begins."""
 
     text: str
     start: int
 
 
 class StopScanner:
-    """Feed it the output's bytes; `num_safe` bytes can no longer be cut off by a stop string or pattern.
+    """Scans the bytes of one output. The first `num_safe` bytes can no longer be part of a match.
 
-    Patterns are matched against characters; a byte that is of none is U+FFFD. They are `search_automaton`'s.
+    Patterns have the syntax of `search_automaton` and match characters; invalid UTF-8 is U+FFFD.
 
     >>> scanner = StopScanner(("END",), (r"[0-9]+;",))
     >>> scanner.push(b"the E"), scanner.num_safe
@@ -43,30 +43,30 @@ class StopScanner:
         return safe if self._patterns is None else min(safe, self._patterns.num_safe)
 
     def push(self, data: bytes) -> StopHit | None:
-        """The first one completed by `data`, the one that begins first where several end together; else None."""
+        """Returns the first match that `data` completes; of several that end together, the one that begins first."""
         hit = self._strings.push(data)
         if self._patterns is None:
             return hit
-        found = self._patterns.push(data)
-        if hit is None or found is None:
-            return hit or found
-        return min((self._strings.length, hit.start, hit), (self._patterns.length, found.start, found))[-1]
+        pattern_hit = self._patterns.push(data)
+        if hit is None or pattern_hit is None:
+            return hit or pattern_hit
+        return min((self._strings.length, hit.start, hit), (self._patterns.length, pattern_hit.start, pattern_hit))[-1]
 
 
 class _StopStrings:
-    """The stop strings."""
+    """Matches the stop strings."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = [(text, text.encode(), _failure_table(text.encode())) for text in stops]
-        self._matched = [0] * len(stops)  # length of the longest prefix of each that ends the stream
-        self.length = 0  # bytes up to here were looked at
+        self._matched = [0] * len(stops)  # per string: length of its longest prefix that the stream ends with
+        self.length = 0  # bytes scanned so far
 
     @property
     def num_safe(self) -> int:
         return self.length - max(self._matched) if self._matched else self.length
 
     def push(self, data: bytes) -> StopHit | None:
-        """The first stop string completed by `data`, the longest where several end together; else None."""
+        """Returns the first stop string that `data` completes, the longest one of several that end together."""
         if not self._stops:
             self.length += len(data)
             return None
@@ -91,21 +91,21 @@ class _StopStrings:
 
 
 class _StopPatterns:
-    """The stop patterns, which see characters."""
+    """Matches the stop patterns."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self._searches = [(pattern, IncrementalSearch(search_automaton(pattern))) for pattern in patterns]
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.length = 0
-        self._char_start = 0  # where the character begins whose bytes are not all there
+        self._char_start = 0  # where the incomplete last character begins
 
     @property
     def num_safe(self) -> int:
         return min(
             self._char_start,
             *(
-                each.earliest_start if each.earliest_start is not None else self._char_start
-                for _, each in self._searches
+                search.earliest_start if search.earliest_start is not None else self._char_start
+                for _, search in self._searches
             ),
         )
 
@@ -116,7 +116,7 @@ class _StopPatterns:
             for index, char in enumerate(characters):
                 is_last = index == len(characters) - 1
                 if index and is_last:
-                    self._char_start = self.length - 1  # the byte that showed the ones before it to be no character
+                    self._char_start = self.length - 1  # this byte proved the bytes before it invalid
                 hit = self._step_patterns(char)
                 if hit is not None:
                     return hit
@@ -125,10 +125,12 @@ class _StopPatterns:
         return None
 
     def _step_patterns(self, char: str) -> StopHit | None:
-        found = [
-            (start, text) for text, each in self._searches if (start := each.step(char, self._char_start)) is not None
+        matches = [
+            (start, pattern)
+            for pattern, search in self._searches
+            if (start := search.step(char, self._char_start)) is not None
         ]
-        return StopHit(min(found)[1], min(found)[0]) if found else None
+        return StopHit(min(matches)[1], min(matches)[0]) if matches else None
 
 
 def _failure_table(pattern: bytes) -> list[int]:

@@ -1,9 +1,8 @@
-"""A Jinja environment in which no template can read what it should not, write without end or run for ever.
+"""A Jinja environment with limits on what a chat template can read, write and compute.
 
-Attributes are the business of Jinja's sandbox. Size: whatever makes a value larger than its parts (joining,
-repeating, padding, nesting) is weighed first. Time: each line of the template passes a hook that counts it
-and looks at the clock, and no single step is long. Only filters that keep to this exist.
-Knows: Jinja. Must not know: chats, tokenizers.
+Access to attributes is restricted by Jinja's sandbox. Size: every operation that makes a value larger than its parts
+(joining, repeating, padding, nesting) checks the size first. Time: a trace hook counts the executed lines of the
+template and checks the clock, and no single operation takes long. Only filters that keep these limits are available.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_environment
 from jinja2.visitor import NodeTransformer
 
-MAX_VALUE_SIZE = 4 * 2**20  # of one value: a character weighs 1, an item _ITEM
+MAX_VALUE_SIZE = 4 * 2**20  # of one value: 1 per character, _ITEM_SIZE per item
 _ITEM_SIZE = 8
-MAX_EXECUTED_LINES = 2_000_000  # executed, in one rendering
+MAX_EXECUTED_LINES = 2_000_000  # per rendering
 MAX_SECONDS = 2.0
-_MAX_INTEGER = 100_000  # as an argument
+_MAX_INTEGER = 100_000  # as an argument of a call
 
 
 class LimitReached(Exception):
-    """The template does more than a chat template has any reason to."""
+    """The template exceeded a limit."""
 
 
 class RaisedByTemplate(Exception):
-    """The template itself called raise_exception."""
+    """The template called raise_exception."""
 
 
 def check_size(value: Any, times: int = 1) -> Any:
-    """The value, if all it holds, written out `times` times, stays under MAX_VALUE_SIZE; else LimitReached.
+    """Returns `value` if `times` copies of it stay below MAX_VALUE_SIZE, else raises LimitReached.
 
-    What is held twice counts twice, as it would in a text.
+    The size includes all contained values. A value that occurs twice counts twice, as it would when written out.
     """
     left = MAX_VALUE_SIZE // max(times, 1)
-    if type(value) is str and len(value) < left:  # nearly all of them
+    if type(value) is str and len(value) < left:  # the common case
         return value
     stack = [value]
     while stack:
@@ -73,7 +72,7 @@ def check_size(value: Any, times: int = 1) -> Any:
 
 @contextmanager
 def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LINES) -> Iterator[None]:
-    """Within it, LimitReached is raised in template code of this thread that runs longer or further."""
+    """Raises LimitReached in template code of this thread that takes more than `seconds` or `lines` in the block."""
     previous, end, left = sys.gettrace(), time.monotonic() + seconds, lines
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
@@ -91,7 +90,7 @@ def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LIN
 
 
 class _SizeCheckTransformer(NodeTransformer):
-    """Sends every `a ~ b`, list, tuple and dict that the template writes through a filter that weighs."""
+    """Wraps every `a ~ b`, list, tuple and dict expression of the template in a filter that checks its size."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -99,7 +98,7 @@ class _SizeCheckTransformer(NodeTransformer):
 
     def _container(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
-        stored = getattr(node, "ctx", "load") != "load"  # `for a, b in ...` names, it does not build
+        stored = getattr(node, "ctx", "load") != "load"  # the target of `for a, b in ...` builds no value
         return node if stored else _wrap_in_filter(node, "plait_weigh", node.lineno)
 
     visit_List = visit_Tuple = visit_Dict = _container
@@ -110,7 +109,7 @@ def _wrap_in_filter(node: nodes.Expr, name: str, line: int) -> nodes.Filter:
 
 
 class _GenerationExtension(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model writes; for rendering it is its content."""
+    """Renders the content of `{% generation %}...{% endgeneration %}`, which marks model output for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -120,12 +119,12 @@ class _GenerationExtension(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up for chat templates, with the limits above."""
+    """The Jinja environment that transformers uses for chat templates, with the limits of this module."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        # Without the optimizer nothing is computed while the template is compiled.
+        # The optimizer would compute constant expressions during compilation, outside the limits.
         extensions = [loopcontrols, _GenerationExtension]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False)
         self.filters = _filters(self.filters)
@@ -144,7 +143,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """What a template, a macro or a block wrote."""
+        """Joins the output of a template, a macro or a block."""
         return _join(parts)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -208,7 +207,7 @@ def _check_replace(text: str | bytes, old: Any, new: Any) -> None:
 
 
 def _check_format(layout: str | bytes) -> None:
-    """Refuses widths of four digits and more, and widths that come from an argument."""
+    """Raises LimitReached for widths of four or more digits and for widths taken from arguments."""
     text = layout if isinstance(layout, str) else layout.decode("latin-1")
     if len(text) > 65_536 or re.search(r"\d{4}|%[^a-zA-Z%]*\*|\{[^{}]*\{", text):
         raise LimitReached("it formats with a width that is too large")
@@ -231,7 +230,7 @@ def _check_product(left: Any, right: Any) -> None:
             check_size(repeated, times + 1 if times > 0 else 1)
 
 
-# The filters that Jinja's own code bounds by the size of what goes in.
+# Filters whose output in Jinja is bounded by the size of their input.
 _UNCHANGED_FILTERS = (
     "abs",
     "capitalize",
@@ -322,7 +321,7 @@ def _filter_tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: Jinja's own would escape it for HTML."""
+    """Returns plain JSON; Jinja's own filter would escape it for HTML."""
     if indent is not None and not 0 <= (len(indent) if isinstance(indent, str) else indent) <= 16:
         raise LimitReached("it indents too far")
     check_size(separators)

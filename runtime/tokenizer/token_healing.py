@@ -1,10 +1,9 @@
-"""Choices behind a text, tokenized as one with it: "It is " and "red" meet in the token " red".
+"""Token healing for select: tokenizes choices together with the end of the text before them.
 
-A model has hardly ever seen a text tokenized as "It is", " ", "red": scored so, the likeliest choice can lose. So the
-last tokens of the text are tokenized anew together with each choice, and what any choice changes belongs to all of
-them, which are then compared from the same character on (token healing; SGLang's select scores so too).
-
-Knows: token ids. Must not know: sessions, how choices are scored.
+"It is " and "red" meet in the token " red". A model has hardly ever seen "It is", " ", "red", so with separate
+tokenization the best choice can lose. Therefore the last tokens of the text are tokenized again together with each
+choice. Tokens that change for any choice are replaced for all choices, so that all are compared from the same
+character on. SGLang's select does the same.
 """
 
 from __future__ import annotations
@@ -18,38 +17,38 @@ from plait.runtime.messages import MAX_REPLACED
 if TYPE_CHECKING:
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
-MAX_HEALED_TOKENS = MAX_REPLACED  # tokens at the end of a text that what comes behind it may join to others
-MAX_TAIL_CHARS = 1024  # of a text's end that is kept for what comes behind it
+MAX_HEALED_TOKENS = MAX_REPLACED  # last tokens of a text that are tokenized again
+MAX_TAIL_CHARS = 1024
 
 
 class TextTail(NamedTuple):
-    """How a text ends: its last ids, at most MAX_HEALED_TOKENS, and the plain text that the last of these stand for.
+    """The end of a text: its last ids (at most MAX_HEALED_TOKENS), and the plain text that the last of them encode.
 
-    Nothing is known of a text's end where tokens came that nobody wrote: `UNKNOWN_TAIL`.
+    After sampled tokens or tokens appended as ids the end is `UNKNOWN_TAIL`.
     """
 
     ids: tuple[int, ...] = ()
     text: str = ""
 
     def extend(self, parts: Sequence[tuple[str, bool]], ids: Sequence[int]) -> TextTail:
-        """The end once `parts`, whose ids are `ids`, stand behind this one.
+        """Returns the tail after appending `parts`, whose ids are `ids`.
 
         >>> TextTail((5,), "It").extend([(" is", False)], [6])
         TextTail(ids=(5, 6), text='It is')
         """
-        run = [text for text, _ in takewhile(lambda part: not part[1], reversed(parts))]
-        before = [self.text] if len(run) == len(parts) else []
-        whole = "".join([*before, *reversed(run)])
-        return TextTail((*self.ids, *ids)[-MAX_HEALED_TOKENS:], whole[-MAX_TAIL_CHARS:])
+        plain_texts = [text for text, _ in takewhile(lambda part: not part[1], reversed(parts))]
+        before = [self.text] if len(plain_texts) == len(parts) else []
+        plain_end = "".join([*before, *reversed(plain_texts)])
+        return TextTail((*self.ids, *ids)[-MAX_HEALED_TOKENS:], plain_end[-MAX_TAIL_CHARS:])
 
 
 UNKNOWN_TAIL = TextTail()
 
 
 class HealedChoices(NamedTuple):
-    """The ids of the text, how many at the end of all of it the choices stand in for, and the ids of each choice then.
+    """The ids of the parts, how many last ids of the text the choices replace, and the ids of each choice.
 
-    The text's ids are whole, so that it is still all there where no choice comes of it.
+    `ids` includes the replaced ones, so that the text is complete even if the select fails.
     """
 
     ids: list[int]
@@ -65,45 +64,45 @@ def heal_choices(
     num_sent: int = 0,
     sent: TextTail = UNKNOWN_TAIL,
 ) -> HealedChoices:
-    """The ids of `parts`, and of the choices behind them with what of the text's end any choice changes.
+    """Tokenizes `parts` and the choices after them, with token healing at the border.
 
-    `parts`: (text, control), as `Tokenizer.encode` takes them. `num_sent` tokens stand before them and end with `sent`;
-    where `parts` are not enough some of these are replaced. Of a text that is not empty some is always left.
+    `parts` are (text, control) as in `Tokenizer.encode`. `num_sent` tokens precede them and end with the tail `sent`;
+    some of these are replaced if `parts` are too short. At least one token of the text is never replaced.
 
-    >>> joined(tokenizer, [("It is ", False)], ["red", "blue"])                    # doctest: +SKIP
-    Joined(ids=[1589, 314, 216], num_replaced=1, choices=[[1928], [4461]])
+    >>> heal_choices(tokenizer, [("It is ", False)], ["red", "blue"])              # doctest: +SKIP
+    HealedChoices(ids=[1589, 314, 216], num_replaced=1, choices=[[1928], [4461]])
     """
     ids = tokenizer.encode(parts, at_start=not num_sent)
-    plain = HealedChoices(ids, 0, [tokenizer.encode_plain(choice) for choice in choices])
+    unhealed = HealedChoices(ids, 0, [tokenizer.encode_plain(choice) for choice in choices])
     tail = _tail(tokenizer, sent.extend(parts, ids))
     if not tail:
-        return plain
-    last = tokenizer.encode_plain(tail)
-    whole = [tokenizer.encode_plain(tail + choice) for choice in choices]
-    num_common = min(common_prefix_length(last, each) for each in whole)
-    behind = [each[num_common:] for each in whole]
-    num_changed = len(last) - num_common
-    if num_changed >= num_sent + len(ids) or not all(behind):
-        return plain
-    return HealedChoices(ids, num_changed, behind)
+        return unhealed
+    tail_ids = tokenizer.encode_plain(tail)
+    joined_ids = [tokenizer.encode_plain(tail + choice) for choice in choices]
+    num_common = min(common_prefix_length(tail_ids, joined) for joined in joined_ids)
+    choice_ids = [joined[num_common:] for joined in joined_ids]
+    num_replaced = len(tail_ids) - num_common
+    if num_replaced >= num_sent + len(ids) or not all(choice_ids):
+        return unhealed
+    return HealedChoices(ids, num_replaced, choice_ids)
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many elements from the first on both have alike.
+    """Returns the length of the longest common prefix.
 
     >>> common_prefix_length([1, 2, 3], [1, 2, 4, 5])
     2
     """
-    pairs = zip(one, other, strict=False)  # the longer one goes on
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    pairs = zip(one, other, strict=False)  # the lengths may differ
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
-def _tail(tokenizer: Tokenizer, end: TextTail) -> str:
-    """The text of the last few ids, if they are plain text that gives the same ids alone; else ""."""
-    for size in range(len(end.ids), 0, -1):
-        last = list(end.ids[-size:])
-        data = b"".join(tokenizer.vocabulary.token_bytes[each] for each in last)
+def _tail(tokenizer: Tokenizer, tail: TextTail) -> str:
+    """Returns the text of as many last ids as are plain text and give the same ids when tokenized alone, or ""."""
+    for size in range(len(tail.ids), 0, -1):
+        ids = list(tail.ids[-size:])
+        data = b"".join(tokenizer.vocabulary.token_bytes[token_id] for token_id in ids)
         text = data.decode(errors="replace")
-        if text and end.text.endswith(text) and tokenizer.encode_plain(text) == last:
+        if text and tail.text.endswith(text) and tokenizer.encode_plain(text) == ids:
             return text
     return ""

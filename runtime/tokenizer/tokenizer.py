@@ -1,7 +1,4 @@
-"""Text to token ids and back, with one rule: only the chat template's own text can become a control token.
-
-Knows: plain backends, added tokens and how they are kept apart. Must not know: torch, the scheduler.
-"""
+"""Converts text to token ids and back. Only text marked as the chat template's own can become a control token."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from plait.runtime.tokenizer.from_hf import definition_from_folder
 
 
 def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer of a .gguf file or of a Hugging Face folder.
+    """Loads the tokenizer of a .gguf file or of a Hugging Face folder.
 
-    `vocab_size` is the model's number of logits; without it, what the file or config.json says. Raises
+    `vocab_size` is the model's number of logits; by default it is read from the file or from config.json. Raises
     ModelNotFound, CorruptModel or UnsupportedModel.
 
     >>> load_tokenizer(locate_model()).encode_plain("Hello")  # doctest: +SKIP
@@ -34,11 +31,12 @@ def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokeni
 
 
 class Tokenizer:
-    """Made by `load_tokenizer`. Safe to use from several threads.
+    """A model's tokenizer. Create it with `load_tokenizer`. Thread-safe.
 
-    `bos_id` and `add_bos`: the token a fresh text begins with, and whether the model wants it; the caller
-    adds it. `suffix_ids`: what the model's own tokenizer puts behind a whole text, see `encode_with_special_tokens`.
-    `eos_ids`: what ends a text. `control_ids`: tokens that are not text.
+    bos_id, add_bos: the BOS token, and whether the model wants it at the start of a text; the caller prepends it.
+    suffix_ids: tokens that the model's own tokenizer appends, see `encode_with_special_tokens`.
+    eos_ids: tokens that end a text.
+    control_ids: tokens that are not text.
     """
 
     def __init__(self, definition: TokenizerDefinition) -> None:
@@ -55,38 +53,41 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of logits: ids are below it."""
+        """The number of logits; every id is below it."""
         return len(self._definition.token_bytes)
 
     @property
     def added_texts(self) -> frozenset[str]:
-        """What stands for one token in a chat template's own text, such as "<|im_end|>"."""
+        """The texts that become a single token in control text, such as "<|im_end|>"."""
         return frozenset(self._definition.added_tokens)
 
     @cached_property
     def control_texts(self) -> dict[int, str]:
-        """The text that stands for each control token that has one."""
+        """The text of each control token that has one."""
         return {token.id: text for text, token in self._definition.added_tokens.items() if token.id in self.control_ids}
 
     @cached_property
     def _template_texts(self) -> frozenset[str]:
-        """What the chat template itself says between control tokens."""
+        """The plain texts of the chat template between control tokens."""
         literals = frozenset() if self.chat_template is None else self.chat_template.literals
         return frozenset(
-            p for text in literals for p in self._split_added_tokens([(text, True)]) if isinstance(p, str) and p
+            piece
+            for text in literals
+            for piece in self._split_added_tokens([(text, True)])
+            if isinstance(piece, str) and piece
         )
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokens as constraints see them."""
+        """The vocabulary for constrained decoding and detokenizing."""
         return Vocabulary(self._definition.token_bytes, self.eos_ids, self.encode_plain)
 
     def encode(self, parts: Sequence[tuple[str, bool]], *, at_start: bool = False) -> list[int]:
-        """The ids of (text, control) parts that stand one after the other.
+        """Tokenizes consecutive (text, control) parts.
 
-        Control tokens are recognised where `control` is true, within one part; all other text is plain,
-        whatever it says. Neighbouring plain pieces are tokenized as one text, so where a part ends leaves no
-        trace. `at_start`: nothing stands before, so SentencePiece's leading space applies. Raises InputError.
+        Control tokens are recognised only within a part whose `control` is true. All other text is plain, whatever it
+        contains. Adjacent plain text is tokenized as one text, independent of the borders between parts. `at_start`:
+        the parts begin the session's text, so SentencePiece's leading space applies. Raises InputError.
 
         >>> tokenizer.encode([("<|im_start|>", True), ("<|im_start|>", False)])  # doctest: +SKIP
         [1, 44, 108, 306, 79, 3738, 108, 46]
@@ -94,33 +95,33 @@ class Tokenizer:
         ids: list[int] = []
         pending: list[str] = []
         before: AddedToken | None = None
-        begins = at_start
+        is_initial = at_start
         for piece in self._split_added_tokens(parts):
             if isinstance(piece, str):
                 pending.append(piece)
                 continue
-            ids += self._encode_run(pending, begins, before, piece)
+            ids += self._encode_run(pending, is_initial, before, piece)
             ids.append(piece.id)
-            pending, before, begins = [], piece, self._definition.prefix_after_control
-        return ids + self._encode_run(pending, begins, before, None)
+            pending, before, is_initial = [], piece, self._definition.prefix_after_control
+        return ids + self._encode_run(pending, is_initial, before, None)
 
     def _split_added_tokens(self, parts: Sequence[tuple[str, bool]]) -> Iterator[str | AddedToken]:
-        """Plain text and added tokens, in order."""
+        """Yields plain text and added tokens, in order."""
         for text, control in parts:
             if not isinstance(text, str):
                 raise InputError(f"a text to tokenize must be a str, not {type(text).__name__}")
-            at = 0
+            end = 0
             if control and self._added_pattern is not None:
                 for match in self._added_pattern.finditer(text):
-                    yield text[at : match.start()]
+                    yield text[end : match.start()]
                     yield self._definition.added_tokens[match[0]]
-                    at = match.end()
-            yield text[at:]
+                    end = match.end()
+            yield text[end:]
 
     def _encode_run(
-        self, pieces: list[str], begins: bool, before: AddedToken | None, after: AddedToken | None
+        self, pieces: list[str], is_initial: bool, before: AddedToken | None, after: AddedToken | None
     ) -> list[int]:
-        """The ids of one run of plain text between two added tokens."""
+        """Tokenizes plain text between the added tokens `before` and `after`."""
         text = "".join(pieces)
         if before is not None and before.strip_right:
             text = text.lstrip()
@@ -128,21 +129,21 @@ class Tokenizer:
             text = text.rstrip()
         if not text:
             return []
-        own = self._template_text_ids.get((text, begins))
-        if own is not None:
-            return own
+        cached_ids = self._template_text_ids.get((text, is_initial))
+        if cached_ids is not None:
+            return cached_ids
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError("the text holds half of a surrogate pair, which is not a character") from error
-        backend = self._definition.start if begins else self._definition.plain
+        backend = self._definition.initial_backend if is_initial else self._definition.continuation_backend
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        if text in self._template_texts:  # of every conversation; what somebody wrote is kept for no one else
-            self._template_text_ids[text, begins] = ids
+        if text in self._template_texts:  # only template text is cached: user text must not be kept
+            self._template_text_ids[text, is_initial] = ids
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """The ids of plain text that continues another.
+        """Tokenizes plain text that continues another text.
 
         >>> tokenizer.encode_plain(" world")  # doctest: +SKIP
         [905]
@@ -150,14 +151,15 @@ class Tokenizer:
         return self.encode([(text, False)])
 
     def encode_with_special_tokens(self, text: str, prompt: str = "") -> list[int]:
-        """The ids of a text that nothing stands before or follows, as a model that embeds texts is given it: with the
-        tokens that its own tokenizer puts around it. The text itself is plain, whatever it says; `prompt`, which stands
-        before it, is the model's own and may name control tokens."""
+        """Tokenizes a complete text as the input of an embedding model, with BOS and `suffix_ids`.
+
+        The text is plain, whatever it contains. The model's own `prompt` comes before it and may name control tokens.
+        """
         bos = [self.bos_id] if self.bos_id is not None and self.add_bos else []
         return [*bos, *self.encode([(prompt, True), (text, False)], at_start=True), *self.suffix_ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; control tokens are skipped, bytes that are no character become U+FFFD.
+        """Returns the text of the ids. Control tokens are omitted, invalid UTF-8 becomes U+FFFD. Raises InputError.
 
         >>> tokenizer.decode([905, 2])  # doctest: +SKIP
         ' world'

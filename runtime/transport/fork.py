@@ -1,7 +1,4 @@
-"""What an object does in a forked child, where threads are gone and sockets and processes are the parent's.
-
-Knows: os.register_at_fork, which forgets nothing. Must not know: what is done there.
-"""
+"""Hooks for forked children, which have no threads and share the parent's sockets and child processes."""
 
 from __future__ import annotations
 
@@ -11,12 +8,16 @@ from collections.abc import Callable
 
 
 def register_after_fork_in_child(method: Callable[[], None]) -> None:
-    """Calls an object's `method` in every child forked while the object lives; it does not keep it alive."""
+    """Calls a bound `method` in every child that is forked while its object is alive.
+
+    The registration holds a weak reference. `os.register_at_fork` has no inverse, so a dead object's hook stays and
+    does nothing.
+    """
     reference = weakref.WeakMethod(method)
 
-    def call() -> None:
-        alive = reference()
-        if alive is not None:
-            alive()
+    def call_if_alive() -> None:
+        live_method = reference()
+        if live_method is not None:
+            live_method()
 
-    os.register_at_fork(after_in_child=call)
+    os.register_at_fork(after_in_child=call_if_alive)

@@ -1,32 +1,43 @@
-"""Who turns a channel's sockets: a thread of its own, or the event loop of a process that has little else to do.
+"""Drives a transport's sockets from a thread of its own or from the event loop of a server.
 
-A thread serves any number of waiting threads and loops. A server has one loop, where every answer is wanted: there the
-thread would only hand over what it read, and each hand-over is a wake-up and a wait for the interpreter's lock.
-
-Knows: threads, event loops, pollers. Must not know: what is sent or delivered.
+A thread serves any number of waiting threads and event loops. A server has a single event loop that consumes every
+reply; there the loop reads the sockets itself, which saves one thread wake-up and one wait for the GIL per reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
+from socket import socket as StreamSocket
+from socket import socketpair
 from typing import Protocol, TypeVar
 
 import zmq
 
-from plait.runtime.transport.zmq_connection import CONNECT_TIMEOUT_S, ZmqConnection
+from plait.runtime.transport.base import CONNECT_TIMEOUT_S
 
-CLOSED_LOOP_CHECK_S = 0.05  # whether a loop that is to stop was closed instead
+CLOSED_LOOP_CHECK_S = 0.05  # `stop` waits for the loop's thread and checks this often whether the loop was closed
 
 T = TypeVar("T")
 
 
+class DrivenSockets(Protocol):
+    """The sockets that a driver waits for."""
+
+    socket: zmq.Socket[bytes]
+    lifeline: StreamSocket
+
+    @property
+    def fd(self) -> int: ...
+    @property
+    def has_pending_input(self) -> bool: ...
+
+
 class DrivenTransport(Protocol):
-    """A channel, as its driver sees it. All but `is_closed` are called in one thread at a time."""
+    """The transport that a driver calls. Except `is_closed`, all members are used in one thread at a time."""
 
     silence_check_s: float
 
@@ -40,36 +51,41 @@ class DrivenTransport(Protocol):
 
 
 class IoDriver(Protocol):
-    """Calls a channel's `send_and_receive()` whenever it is asked to or something came, and `finish()` once when it `is_closed`."""
+    """Calls `send_and_receive()` after a wake-up or when input is ready, and `finish()` once when `is_closed` is
+    true.
+    """
 
     def wake(self) -> None:
-        """Asks for a turn, from any thread."""
+        """Requests `send_and_receive()`. Thread-safe."""
 
     def wake_soon(self) -> None:
-        """Asks for a turn soon: what asks so at the same time goes in one frame, where that can be had."""
+        """Like `wake`, but an event loop combines the requests of one iteration into one frame."""
 
     def stop(self, *, final: bool) -> None:
-        """Returns once the sockets are free for another thread; `final`: the channel's `finish` was called before."""
+        """Returns when another thread may use the sockets.
+
+        `final`: `finish` of the transport has been called before.
+        """
 
 
 class ThreadIoDriver:
-    """A thread that waits for the sockets and for `wake`."""
+    """A thread that polls the sockets and a wake-up socket pair."""
 
-    def __init__(self, transport: DrivenTransport, connection: ZmqConnection) -> None:
-        self._transport, self._connection = transport, connection
+    def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
+        self._transport, self._sockets = transport, sockets
         self._is_stopped = False
-        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="plait-client", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # full: awake already; closed: nothing to wake
+        with contextlib.suppress(BlockingIOError, OSError):  # full: a wake-up is pending; closed: the thread has ended
             self._wake_sender.send(b"!")
 
     def wake_soon(self) -> None:
-        self.wake()  # a thread has no later
+        self.wake()
 
     def stop(self, *, final: bool) -> None:
         self._is_stopped = not final
@@ -80,7 +96,7 @@ class ThreadIoDriver:
     def _run(self) -> None:
         transport, error = self._transport, None
         poller = zmq.Poller()
-        for watched in (self._connection.socket, self._wake_receiver, self._connection.lifeline):
+        for watched in (self._sockets.socket, self._wake_receiver, self._sockets.lifeline):
             poller.register(watched, zmq.POLLIN)
         try:
             while not transport.is_closed and not self._is_stopped:
@@ -91,7 +107,7 @@ class ThreadIoDriver:
                     with contextlib.suppress(BlockingIOError):
                         self._wake_receiver.recv(4096)
                 transport.send_and_receive()
-                if self._connection.lifeline.fileno() in ready:
+                if self._sockets.lifeline.fileno() in ready:
                     transport.check_lifeline()
         except Exception as raised:
             error = raised
@@ -104,17 +120,19 @@ class ThreadIoDriver:
 
 
 class EventLoopIoDriver:
-    """The running event loop, in whose thread this is made: what is sent there goes without a change of thread.
+    """Drives the sockets from the running event loop. The constructor must run in the loop's thread.
 
-    It needs one `wake` at first: of what came before, the socket may have told already.
+    A ZeroMQ descriptor is edge-triggered: it becomes readable once when input arrives, and any operation on the
+    socket may consume that notification. So every read drains the socket, and every send checks for input afterwards.
+    For the same reason the creator calls `wake` once: input that arrived earlier may have been announced already.
     """
 
-    def __init__(self, transport: DrivenTransport, connection: ZmqConnection) -> None:
-        self._transport, self._connection = transport, connection
+    def __init__(self, transport: DrivenTransport, sockets: DrivenSockets) -> None:
+        self._transport, self._sockets = transport, sockets
         self._loop, self._thread_id = asyncio.get_running_loop(), threading.get_ident()
-        self._fds = (connection.fd, connection.lifeline.fileno())
+        self._fds = (sockets.fd, sockets.lifeline.fileno())
         self._is_stopping = False
-        self._has_stopped = threading.Event()  # and the sockets are free
+        self._has_stopped = threading.Event()  # set when the sockets are free
         self._pending_wake: asyncio.Handle | None = None
         self._received_any = False
         self._loop.add_reader(self._fds[0], self._send_and_receive)
@@ -123,11 +141,11 @@ class EventLoopIoDriver:
 
     def wake(self) -> None:
         if threading.get_ident() != self._thread_id:
-            with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody waits in it
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits in it
                 self._loop.call_soon_threadsafe(self._send_and_receive)
         elif not self._is_stopping:
             self._transport.flush_queue()
-            if self._connection.has_pending_input:  # sending may have taken the notice of it
+            if self._sockets.has_pending_input:  # sending may have consumed the notification
                 self._loop.call_soon(self._send_and_receive)
 
     def wake_soon(self) -> None:
@@ -138,16 +156,15 @@ class EventLoopIoDriver:
 
     def stop(self, *, final: bool) -> None:
         if threading.get_ident() != self._thread_id:
-            with contextlib.suppress(RuntimeError):  # it is closed
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 self._loop.call_soon_threadsafe(self._stop, final)
-            give_up_at = time.monotonic() + CONNECT_TIMEOUT_S
-            while not self._loop.is_closed():  # a loop that is being closed runs nothing more
-                if self._has_stopped.wait(CLOSED_LOOP_CHECK_S) or time.monotonic() > give_up_at:
+            deadline = time.monotonic() + CONNECT_TIMEOUT_S
+            while not self._loop.is_closed():  # a closed loop does not run `_stop` any more
+                if self._has_stopped.wait(CLOSED_LOOP_CHECK_S) or time.monotonic() > deadline:
                     return
         self._stop(final)
 
     def _send_and_receive(self) -> None:
-        """Sends, and takes what has come until nothing is left: the socket only tells of what is new."""
         if self._is_stopping:
             return
         if self._pending_wake is not None:
@@ -159,7 +176,7 @@ class EventLoopIoDriver:
         self._run_guarded(self._transport.check_lifeline)
 
     def _run_guarded(self, action: Callable[[], T]) -> T:
-        """What `action` of the channel gives; the channel ends where it raises, or is over then."""
+        """Returns what `action` returns. Stops the driver if `action` raises or the transport is closed afterwards."""
         error = None
         try:
             return action()
@@ -181,7 +198,7 @@ class EventLoopIoDriver:
             self._stop(True, error)
 
     def _stop(self, final: bool, error: Exception | None = None) -> None:
-        if self._is_stopping:  # those whom the end is told may ask for it again
+        if self._is_stopping:  # callbacks of `finish` may request the stop again
             return
         self._is_stopping = True
         try:

@@ -1,24 +1,76 @@
-"""The channel to a scheduler in this process: a thread of its own steps it.
-
-A thread, and not whoever waits: an interrupt that reaches a waiting caller must not cut a step in two.
-
-Knows: a link to post to, and a step to call. Must not know: what a step does.
-"""
+"""Both ends of the transport within one process: a queue to the scheduler, a function call back to the client."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.messages import ClientMessage, ServerMessage, Welcome
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.base import ClientId
 
 CLOSED = "this engine was shut down"
+MAX_WAIT_S = 3600.0  # poll() takes its milliseconds as a C int
+
+
+class LocalServerTransport:
+    """The scheduler's end, for exactly one client. `on_reply` is set by the client's end."""
+
+    CLIENT: ClientId = b"local"
+
+    def __init__(self) -> None:
+        self.num_bad_frames = 0
+        self.num_clients = 1
+        self.on_reply: Callable[[ServerMessage], None] = lambda reply: None
+        self._inbox: deque[ClientMessage] = deque()
+        self._wake_read_fd, self._wake_write_fd = os.pipe()
+        os.set_blocking(self._wake_read_fd, False)
+        os.set_blocking(self._wake_write_fd, False)
+
+    def enqueue(self, request: ClientMessage) -> None:
+        """Queues a message for `receive`. Thread-safe."""
+        self._inbox.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends a `receive` that is waiting. Thread-safe."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe is readable already
+            os.write(self._wake_write_fd, b"!")
+
+    def receive(self, timeout_s: float | None, wake_fds: list[int]) -> list[tuple[ClientId, ClientMessage]]:
+        if not self._inbox and timeout_s != 0:
+            poller = select.poll()  # select() does not support descriptors above 1023
+            for fd in (self._wake_read_fd, *wake_fds):
+                poller.register(fd, select.POLLIN)
+            poller.poll(None if timeout_s is None else min(timeout_s, MAX_WAIT_S) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read_fd, 4096)
+        return [(self.CLIENT, self._inbox.popleft()) for _ in range(len(self._inbox))]
+
+    def take_disconnected(self) -> list[ClientId]:
+        return []
+
+    def send(self, client: ClientId, reply: ServerMessage) -> None:
+        self.on_reply(reply)
+
+    def close(self) -> None:
+        """Closes the wake pipe; `enqueue` must not be called afterwards. Idempotent."""
+        if self._wake_write_fd >= 0:
+            os.close(self._wake_read_fd)
+            os.close(self._wake_write_fd)
+            self._wake_read_fd = self._wake_write_fd = -1
 
 
 class LocalClientTransport:
-    """See the file's header. `step()` is the scheduler's, and waits for a message when there is nothing to do."""
+    """The client's end. Its thread calls `step()` of the scheduler, which delivers the replies, until `close`.
+
+    The scheduler has a thread of its own because an interrupt that reaches a waiting caller must not cut a step in two.
+    `step()` waits for a message when there is nothing to compute.
+    """
 
     def __init__(self, welcome: Welcome, server: LocalServerTransport, step: Callable[[], None]) -> None:
         self.welcome = welcome
@@ -39,10 +91,10 @@ class LocalClientTransport:
         self._server.enqueue(request)
 
     def attach_to_loop(self) -> None:
-        """Changes nothing: the thread that delivers is the one that steps."""
+        """Does nothing: replies are delivered by the thread that runs the steps."""
 
     def detach_from_loop(self) -> None:
-        """Changes nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
         self._closing = True

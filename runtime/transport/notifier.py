@@ -1,9 +1,7 @@
-"""Wakes the tasks of an event loop from other threads, many at once.
+"""Wakes the tasks of an event loop from other threads, many with one call into the loop.
 
-A step of the scheduler answers many calls. Each answer sets an event of some task; however many come between two turns
-of the loop, the loop is called once.
-
-Knows: asyncio. Must not know: calls, channels.
+One step of the scheduler answers many calls, and each answer sets an event that some task waits for. However many
+events are set between two iterations of the loop, `call_soon_threadsafe` is called once.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import ClassVar, Protocol
 
 
 class AwaitableEvent(Protocol):
-    """A `SingleWaiterEvent` or an `asyncio.Event`."""
+    """What `SingleWaiterEvent` and `asyncio.Event` have in common."""
 
     def set(self) -> None: ...
     def is_set(self) -> bool: ...
@@ -25,7 +23,7 @@ class AwaitableEvent(Protocol):
 
 
 class SingleWaiterEvent:
-    """An event that one task waits for. It costs a third of what `asyncio.Event` does, which may have many."""
+    """An event for a single waiting task. It costs a third of `asyncio.Event`, which supports many."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -45,7 +43,7 @@ class SingleWaiterEvent:
         return self._is_set
 
     async def wait(self) -> None:
-        """Returns at once where it is set."""
+        """Waits until the event is set."""
         if self._is_set:
             return
         self._waiter = asyncio.get_running_loop().create_future()
@@ -56,7 +54,10 @@ class SingleWaiterEvent:
 
 
 class LoopNotifier:
-    """One per event loop: `LoopNotifier.for_running_loop()` in a coroutine, then `notify(event)` from any thread, its own or another."""
+    """Sets events in the thread of their loop.
+
+    Get it with `for_running_loop()` in a coroutine; `notify` is thread-safe.
+    """
 
     _by_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopNotifier]] = weakref.WeakKeyDictionary()
 
@@ -68,7 +69,7 @@ class LoopNotifier:
 
     @classmethod
     def for_running_loop(cls) -> LoopNotifier:
-        """The bell of the running loop."""
+        """Returns the notifier of the running loop; each loop has one."""
         loop = asyncio.get_running_loop()
         notifier = cls._by_loop.get(loop)
         if notifier is None:
@@ -76,17 +77,19 @@ class LoopNotifier:
         return notifier
 
     def notify(self, event: AwaitableEvent, *, is_urgent: bool = False) -> None:
-        """Sets `event` in the loop's own thread, soon; an urgent one a turn of the loop before what is not."""
-        (self._urgent if is_urgent else self._pending).append(event)  # before the look: whoever finds the call made
-        loop = self._loop()  #                                        has left its event where it will be found
+        """Sets `event` in the loop's thread soon. Urgent events are set one iteration of the loop before the others."""
+        # Append first, then test the flag. `_set_events` clears the flag first, then reads the queues. So either this
+        # thread sees the flag cleared and schedules a call, or the call that is scheduled already sees the event.
+        (self._urgent if is_urgent else self._pending).append(event)
+        loop = self._loop()
         if not self._is_scheduled and loop is not None:
             self._is_scheduled = True
             is_loop_thread = threading.get_ident() == self._thread_id
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits
                 (loop.call_soon if is_loop_thread else loop.call_soon_threadsafe)(self._set_events)
 
     def _set_events(self) -> None:
-        self._is_scheduled = False  # before the look, for the same reason
+        self._is_scheduled = False  # before the queues are read, see `notify`
         if self._urgent:
             while self._urgent:
                 self._urgent.popleft().set()
@@ -99,15 +102,18 @@ class LoopNotifier:
 
 
 async def wait_for_event(event: AwaitableEvent, seconds: float | None) -> bool:
-    """Waits, without a task of its own, until `event` is set; False when `seconds` passed before."""
+    """Waits until `event` is set, at most `seconds` (None: without limit). A timeout sets the event and returns False.
+
+    Unlike `asyncio.wait_for` it creates no task.
+    """
     if seconds is None:
         await event.wait()
         return True
-    late = False
+    timed_out = False
 
     def on_timeout() -> None:
-        nonlocal late
-        late = not event.is_set()
+        nonlocal timed_out
+        timed_out = not event.is_set()
         event.set()
 
     timer = asyncio.get_running_loop().call_later(max(0.0, seconds), on_timeout)
@@ -115,4 +121,4 @@ async def wait_for_event(event: AwaitableEvent, seconds: float | None) -> bool:
         await event.wait()
     finally:
         timer.cancel()
-    return not late
+    return not timed_out

@@ -16,13 +16,13 @@ def model_path():
 
 @pytest.fixture(scope="session")
 def exact():
-    """In process, the weights as a user gets them, deterministic, the page accounting checked after every step."""
+    """A deterministic in-process engine with the default weights. It checks the page accounting after every step."""
     with Engine(deterministic=True, check_integrity=True, max_pages=6000) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def runtime():
-    """A runtime process with the settings a user gets."""
+    """A runtime process with default settings."""
     with Runtime(progress=False) as runtime:
         yield runtime

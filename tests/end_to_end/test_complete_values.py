@@ -1,4 +1,4 @@
-"""complete=True, lenient schemas and forced tokens on the embedded model."""
+"""complete=True, lenient schemas and forced tokens with the embedded model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def story(s, max_tokens, **keywords):
 
 
 @pytest.mark.parametrize("max_tokens", [10, 12, 20, 33, 60])
-def test_json_is_whole_within_any_budget(runtime, max_tokens):
+def test_json_is_complete_within_every_token_budget(runtime, max_tokens):
     for temperature in (0.0, 1.0):
         run = story.run(
             max_tokens, json_schema=STORY, complete=True, temperature=temperature, ignore_eos=True, backend=runtime
@@ -39,19 +39,19 @@ def test_json_is_whole_within_any_budget(runtime, max_tokens):
         jsonschema_rs.validate(STORY, json.loads(run["value"]))
         meta = run.get_meta_info("value")
         assert meta["finish_reason"]["type"] == "stop"
-        assert meta["completion_tokens"] <= max_tokens + 1  # the end token may be sampled besides
-    cut = story.run(12, json_schema=STORY, backend=runtime, temperature=0.0)
-    assert cut.get_meta_info("value")["finish_reason"]["type"] == "length"
+        assert meta["completion_tokens"] <= max_tokens + 1  # plus a sampled EOS token
+    truncated = story.run(12, json_schema=STORY, backend=runtime, temperature=0.0)
+    assert truncated.get_meta_info("value")["finish_reason"]["type"] == "length"
     with pytest.raises(ValueError, match=r"line 1"):
-        json.loads(cut["value"])
+        json.loads(truncated["value"])
 
 
-def test_a_budget_that_holds_no_value_is_refused(runtime):
+def test_a_budget_too_small_for_any_value_raises(runtime):
     with pytest.raises(plait.ProgramError, match="no whole value of this constraint that fits into 3 tokens"):
         story.run(3, json_schema=STORY, complete=True, backend=runtime)
 
 
-def test_any_spec_can_be_given_and_wrong_ones_are_refused_where_they_are_written(runtime):
+def test_every_spec_is_accepted_and_invalid_combinations_raise(runtime):
     value = story.run(40, constraint=JsonObject(), complete=True, backend=runtime, temperature=1.0)["value"]
     assert isinstance(json.loads(value), dict)
     with pytest.raises(plait.InputError, match="constraint takes a spec"):
@@ -64,7 +64,7 @@ def test_any_spec_can_be_given_and_wrong_ones_are_refused_where_they_are_written
         story.run(9, json_schema=STORY, complete=True, stop="}", backend=runtime)
 
 
-def test_what_a_lenient_schema_leaves_open_is_checked(runtime):
+def test_violations_of_a_lenient_schema_are_reported(runtime):
     ones = {"type": "integer", "minimum": 1, "maximum": 1}
     different = {"type": "array", "items": ones, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     with pytest.raises(plait.ProgramError, match="/uniqueItems"):
@@ -72,13 +72,15 @@ def test_what_a_lenient_schema_leaves_open_is_checked(runtime):
     lenient = story.run(20, constraint=JsonSchema(different, lenient=True), backend=runtime)
     assert lenient["value"] == "[1, 1]"
     assert "non-unique" in lenient.get_meta_info("value")["violation"]
-    sound = JsonSchema({**different, "prefixItems": [{"type": "integer", "minimum": 2, "maximum": 2}]}, lenient=True)
-    assert story.run(20, constraint=sound, backend=runtime).get_meta_info("value")["violation"] is None
+    satisfiable = JsonSchema(
+        {**different, "prefixItems": [{"type": "integer", "minimum": 2, "maximum": 2}]}, lenient=True
+    )
+    assert story.run(20, constraint=satisfiable, backend=runtime).get_meta_info("value")["violation"] is None
     assert "violation" not in story.run(40, json_schema=STORY, backend=runtime).get_meta_info("value")
 
 
-def test_forced_tokens_are_those_that_decoding_one_by_one_gives():
-    """deterministic: the same tokens have the same logits, however they are computed."""
+def test_forced_tokens_equal_tokens_sampled_one_by_one():
+    """A call with logprobs samples every token. `deterministic` makes the logits independent of the batch shape."""
     specs = [
         JsonSchema(STORY),
         Regex(r"The answer is (yes|no), because [a-z ]{5,40}\."),
@@ -86,11 +88,11 @@ def test_forced_tokens_are_those_that_decoding_one_by_one_gives():
     ]
     with Engine(deterministic=True, max_pages=4000) as engine:
         for spec in specs:
-            texts = []
+            results = []
             for logprobs in (False, True):
                 session = engine.client.open_session()
                 session.append("Question: what is in the book?\nAnswer: ")
                 params = sampling_params(max_tokens=48, temperature=0.0, logprobs=logprobs)
-                texts.append(session.generate(params, spec).result())
-            assert texts[0].token_ids == texts[1].token_ids
-            assert texts[1].usage.forced_tokens == 0 < texts[0].usage.forced_tokens
+                results.append(session.generate(params, spec).result())
+            assert results[0].token_ids == results[1].token_ids
+            assert results[1].usage.forced_tokens == 0 < results[0].usage.forced_tokens

@@ -1,4 +1,4 @@
-"""JSON, grammars and jump-forward on the embedded model."""
+"""JSON schemas, grammars and forced tokens with the embedded model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def character(s, i, **constraint):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-def test_json_always_fits_and_most_of_it_is_not_sampled(runtime, temperature):
+def test_json_matches_its_schema_and_has_forced_tokens(runtime, temperature):
     states = [character.run(i, json_schema=SCHEMA, temperature=temperature, backend=runtime) for i in range(6)]
     for state in states:
         jsonschema_rs.validate(SCHEMA, json.loads(state["value"]))
@@ -39,7 +39,7 @@ def test_json_always_fits_and_most_of_it_is_not_sampled(runtime, temperature):
         assert meta["forced_tokens"] >= 8
 
 
-def test_grammars_hold(runtime):
+def test_output_matches_grammars(runtime):
     steps = 'root ::= ("left" | "right") (" " ("left" | "right")){0,5}'
     moves = character.run(1, ebnf=steps, backend=runtime, temperature=1)
     assert set(moves["value"].split(" ")) <= {"left", "right"}
@@ -48,7 +48,7 @@ def test_grammars_hold(runtime):
     assert len(dates["value"]) == 7
 
 
-def test_a_schema_that_cannot_be_honoured_is_refused_with_its_place(runtime):
+def test_an_unsupported_schema_raises_with_its_path(runtime):
     schema = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}, "contains": {}}}, "required": ["a"]}
     with pytest.raises(plait.ProgramError, match="/properties/a"):
         character.run(1, json_schema=schema, backend=runtime)

@@ -1,7 +1,7 @@
-"""Gemma 3 270M, a real model of another family: found by name, the same tokens and logits as the references.
+"""Gemma 3 270M, loaded by name: tokens and logits equal the references.
 
-The references: transformers' model with the weights as the gguf package dequantizes them, and SentencePiece's rule
-written out slowly over the file's own pieces and scores.
+The references are transformers with the weights dequantized by the gguf package, and a direct implementation of
+SentencePiece over the tokens and scores of the file.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def tokenizer(path):
 
 
 def sentencepiece(metadata):
-    """text -> ids: user-defined symbols first, longest from the left, then the best-scored pair of neighbours."""
+    """Returns an encoder: matches user-defined tokens first, longest from the left, then merges by score."""
     key = "tokenizer.ggml."
     types, scores = metadata[key + "token_type"].tolist(), metadata[key + "scores"].tolist()
     tokens = metadata[key + "tokens"]
     ids = {t: i for i, t in enumerate(tokens) if types[i] == 1}
     byte = {int(t[3:5], 16): i for i, t in enumerate(tokens) if types[i] == 6}
-    # The two for images and [multimodal] are control tokens by another name, out of a text's reach.
-    whole = {t: i for i, t in enumerate(tokens) if types[i] == 4 and "_of_image" not in t and "[" not in t}
+    # The two image tokens and [multimodal] act as control tokens and are not matched in text.
+    user_defined = {t: i for i, t in enumerate(tokens) if types[i] == 4 and "_of_image" not in t and "[" not in t}
 
     def merged(text):
         symbols = list(text.replace(" ", "▁"))
@@ -79,16 +79,16 @@ def sentencepiece(metadata):
             pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in ids]
             if not pairs:
                 return [i for s in symbols for i in ([ids[s]] if s in ids else [byte[b] for b in s.encode()])]
-            at = min(pairs)[1]
-            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+            left = min(pairs)[1]
+            symbols[left : left + 2] = [symbols[left] + symbols[left + 1]]
 
     def encode(text):
         out, between = [], ""
         while text:
-            found = next((text[:n] for n in range(min(40, len(text)), 0, -1) if text[:n] in whole), "")
-            if found:
-                out += [*merged(between), whole[found]]
-                between, text = "", text[len(found) :]
+            token = next((text[:n] for n in range(min(40, len(text)), 0, -1) if text[:n] in user_defined), "")
+            if token:
+                out += [*merged(between), user_defined[token]]
+                between, text = "", text[len(token) :]
             else:
                 between, text = between + text[0], text[1:]
         return out + merged(between)
@@ -96,11 +96,11 @@ def sentencepiece(metadata):
     return encode
 
 
-def test_tokens_are_sentencepieces(tokenizer, metadata):
-    slow = sentencepiece(metadata)
+def test_token_ids_equal_sentencepiece(tokenizer, metadata):
+    encode_reference = sentencepiece(metadata)
     for text in TRICKY + TEXTS:
         ids = tokenizer.encode_plain(text)
-        assert ids == slow(text), text
+        assert ids == encode_reference(text), text
         assert tokenizer.decode(ids) == text
         assert not tokenizer.control_ids & set(ids)
     assert (tokenizer.bos_id, tokenizer.add_bos, tokenizer.eos_ids) == (2, True, (1,))
@@ -108,18 +108,18 @@ def test_tokens_are_sentencepieces(tokenizer, metadata):
 
 
 def transformers_model(path):
-    """The same GGUF in transformers, read and dequantized by the gguf package."""
+    """Loads the same GGUF into transformers, read and dequantized by the gguf package."""
     reader = Reader(path)
-    fact = lambda key: reader.fields[f"gemma3.{key}"].contents()  # noqa: E731
+    field = lambda key: reader.fields[f"gemma3.{key}"].contents()  # noqa: E731
     vocab_size = len(reader.fields["tokenizer.ggml.tokens"].data)
     config = Gemma3TextConfig(
-        vocab_size=vocab_size, hidden_size=fact("embedding_length"), num_hidden_layers=fact("block_count"),
-        intermediate_size=fact("feed_forward_length"), num_attention_heads=fact("attention.head_count"),
-        num_key_value_heads=fact("attention.head_count_kv"), head_dim=fact("attention.key_length"),
-        query_pre_attn_scalar=fact("attention.key_length"), sliding_window=fact("attention.sliding_window"),
-        rms_norm_eps=fact("attention.layer_norm_rms_epsilon"), max_position_embeddings=fact("context_length"),
+        vocab_size=vocab_size, hidden_size=field("embedding_length"), num_hidden_layers=field("block_count"),
+        intermediate_size=field("feed_forward_length"), num_attention_heads=field("attention.head_count"),
+        num_key_value_heads=field("attention.head_count_kv"), head_dim=field("attention.key_length"),
+        query_pre_attn_scalar=field("attention.key_length"), sliding_window=field("attention.sliding_window"),
+        rms_norm_eps=field("attention.layer_norm_rms_epsilon"), max_position_embeddings=field("context_length"),
     )  # fmt: skip
-    assert config.rope_parameters["full_attention"]["rope_theta"] == fact("rope.freq_base")
+    assert config.rope_parameters["full_attention"]["rope_theta"] == field("rope.freq_base")
     names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
              "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
              "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
@@ -130,7 +130,7 @@ def transformers_model(path):
     state = {}
     for tensor in reader.tensors:
         array, part = gguf.quants.dequantize(tensor.data, tensor.tensor_type), tensor.name.split(".")
-        # The file has what a norm multiplies by, 1 + weight.
+        # The file stores norm weights as 1 + weight.
         value = torch.from_numpy(array - 1 if "norm" in tensor.name else array)
         if part[0] == "blk":
             state[f"model.layers.{part[1]}.{names[part[2]]}.weight"] = value
@@ -148,7 +148,7 @@ def transformers_model(path):
 
 
 @pytest.fixture(scope="module")
-def theirs(path):
+def reference_model(path):
     return transformers_model(path)
 
 
@@ -159,41 +159,41 @@ def engine():
 
 
 @pytest.fixture
-def ours(engine):
-    """The engine's runner by itself; the pages it writes are the engine's, so what that cached is forgotten."""
+def runner(engine):
+    """The engine's model runner. It writes to the pages of the engine, so the cache is flushed afterwards."""
     yield engine.engine_loop.model_runner
     engine.client.flush_cache()
 
 
-def test_logits_equal_transformers(theirs, ours, tokenizer):
+def test_logits_equal_transformers(reference_model, runner, tokenizer):
     for text in TEXTS:
         ids = [tokenizer.bos_id, *tokenizer.encode_plain(text)]
-        (found,) = run(ours, [(ids, range(len(ids)), 0, len(ids), 0)])
-        expected = transformers_logits(theirs, ids)
+        (logits,) = run(runner, [(ids, range(len(ids)), 0, len(ids), 0)])
+        expected = transformers_logits(reference_model, ids)
         assert expected.std() > 1
-        torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
 
 
-def test_logits_beyond_the_sliding_window(theirs, ours, tokenizer):
-    """700 tokens, in chunks: 512 positions are all that fifteen of the eighteen layers see."""
+def test_logits_beyond_the_sliding_window(reference_model, runner, tokenizer):
+    """700 tokens in chunks; 15 of the 18 layers have a window of 512 positions."""
     ids = [2, *tokenizer.encode_plain("A long list of words: " + "apple, pear, plum; " * 150)][:700]
-    expected = transformers_logits(theirs, ids, 40)
-    run(ours, [(ids, range(700), 0, 256, 255)])
-    run(ours, [(ids, range(700), 256, 404, 659)])
-    (found,) = run(ours, [(ids, range(700), 660, 40, 660)])
-    torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
+    expected = transformers_logits(reference_model, ids, 40)
+    run(runner, [(ids, range(700), 0, 256, 255)])
+    run(runner, [(ids, range(700), 256, 404, 659)])
+    (logits,) = run(runner, [(ids, range(700), 660, 40, 660)])
+    torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
 
 
-def test_greedy_tokens_through_the_engine_equal_transformers(theirs, engine, tokenizer):
+def test_greedy_tokens_through_the_engine_equal_transformers(reference_model, engine, tokenizer):
     prompts, calls = ["The capital of Italy is", "def fibonacci(n):\n", "1, 2, 3, 4,"], []
     for prompt in prompts:
         session = engine.client.open_session()
         session.append(prompt)
         calls.append(session.generate(sampling_params(max_tokens=12, temperature=0.0, ignore_eos=True)))
     for prompt, call in zip(prompts, calls, strict=True):
-        ids, found = [2, *tokenizer.encode_plain(prompt)], call.result().token_ids
-        assert len(found) == 12
-        assert found == transformers_greedy(theirs, ids, found), prompt
+        ids, token_ids = [2, *tokenizer.encode_plain(prompt)], call.result().token_ids
+        assert len(token_ids) == 12
+        assert token_ids == transformers_greedy(reference_model, ids, token_ids), prompt
 
 
 def test_a_pattern_over_a_vocabulary_of_262144_tokens(engine):
@@ -204,9 +204,7 @@ def test_a_pattern_over_a_vocabulary_of_262144_tokens(engine):
     assert year.run(backend=engine)["year"] == "1945"
 
 
-def test_a_base_model_has_no_turns(engine):
-    """Its file has no chat template, and a program that wants turns is told so."""
-
+def test_a_model_without_chat_template_rejects_turns(engine):
     @plait.function
     def chat(s):
         s += plait.user("Hello")
@@ -217,7 +215,7 @@ def test_a_base_model_has_no_turns(engine):
     assert isinstance(raised.value.__cause__, InputError)
 
 
-def test_check_says_which_family(capsys):
+def test_check_reports_the_family(capsys):
     assert main(["check", "--model", NAME]) == 0
     out = capsys.readouterr().out
     assert "gemma3, 268 million parameters" in out

@@ -1,4 +1,4 @@
-"""The embedded model through the whole runtime: the same tokens as transformers, whatever the scheduling."""
+"""The embedded model in the complete runtime: tokens equal transformers and do not depend on scheduling."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ NUM_TOKENS = 24
 
 @pytest.fixture(scope="module")
 def float32():
-    """In process and by torch, with the sums of a block of rows in one order."""
+    """A deterministic float32 engine in this process, on the torch backend."""
     with Engine(dtype="float32", deterministic=True, check_integrity=True, max_pages=2000) as engine:
         yield engine
 
 
-def greedy(engine, prompts, n=NUM_TOKENS, **extra):
+def generate_all(engine, prompts, max_tokens=NUM_TOKENS, params_for=None):
+    """Returns one result per prompt, greedy unless `params_for(index)` gives the sampling parameters."""
     calls = []
     for i, prompt in enumerate(prompts):
         session = engine.client.open_session()
         session.append(prompt)
-        params = sampling_params(max_tokens=n, temperature=0.0, ignore_eos=True) if not extra else extra["params"](i)
-        calls.append(session.generate(params))
+        params = sampling_params(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        calls.append(session.generate(params_for(i) if params_for else params))
         session.close()
     return [call.result() for call in calls]
 
 
 def transformers_model(path):
-    """The same GGUF in transformers, read and dequantized by the gguf package."""
+    """Loads the same GGUF into transformers, read and dequantized by the gguf package."""
     reader = Reader(path)
-    fact = lambda key: reader.fields[f"llama.{key}"].contents()  # noqa: E731
+    field = lambda key: reader.fields[f"llama.{key}"].contents()  # noqa: E731
     config = LlamaConfig(
-        vocab_size=fact("vocab_size"), hidden_size=fact("embedding_length"), num_hidden_layers=fact("block_count"),
-        intermediate_size=fact("feed_forward_length"), num_attention_heads=fact("attention.head_count"),
-        num_key_value_heads=fact("attention.head_count_kv"), max_position_embeddings=fact("context_length"),
-        rms_norm_eps=fact("attention.layer_norm_rms_epsilon"), tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": fact("rope.freq_base")},
+        vocab_size=field("vocab_size"), hidden_size=field("embedding_length"), num_hidden_layers=field("block_count"),
+        intermediate_size=field("feed_forward_length"), num_attention_heads=field("attention.head_count"),
+        num_key_value_heads=field("attention.head_count_kv"), max_position_embeddings=field("context_length"),
+        rms_norm_eps=field("attention.layer_norm_rms_epsilon"), tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base")},
     )  # fmt: skip
     names = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
              "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -65,7 +66,7 @@ def transformers_model(path):
         part = tensor.name.split(".")
         if part[0] == "blk":
             heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(part[2])
-            if heads:  # the file has each head's rotary pairs side by side, transformers has halves
+            if heads:  # the file interleaves the rotary pairs of a head, transformers separates the halves
                 value = value.view(heads, -1, 2, value.shape[1]).transpose(1, 2).reshape(value.shape)
             state[f"model.layers.{part[1]}.{names[part[2]]}.weight"] = value
         else:
@@ -78,60 +79,60 @@ def transformers_model(path):
 
 
 def test_greedy_tokens_equal_transformers(float32, model_path):
-    theirs = transformers_model(model_path)
-    for prompt, result in zip(PROMPTS, greedy(float32, PROMPTS), strict=True):
+    reference = transformers_model(model_path)
+    for prompt, result in zip(PROMPTS, generate_all(float32, PROMPTS), strict=True):
         ids = float32.client.tokenizer.encode_plain(prompt)
         assert len(result.token_ids) == NUM_TOKENS
-        assert result.token_ids == transformers_greedy(theirs, ids, result.token_ids), prompt
+        assert result.token_ids == transformers_greedy(reference, ids, result.token_ids), prompt
 
 
-def test_a_tiny_pool_retracts_and_gives_the_same_tokens():
-    long = [prompt * 3 for prompt in PROMPTS[:8]]
+def test_preemption_in_a_small_pool_does_not_change_tokens():
+    long_prompts = [prompt * 3 for prompt in PROMPTS[:8]]
     settings = dict(deterministic=True, check_integrity=True, max_batch_tokens=64)
 
     def run(pages):
         with Engine(max_pages=pages, **settings) as engine:
-            results = greedy(engine, long, 60)
+            results = generate_all(engine, long_prompts, 60)
             return [r.token_ids for r in results], engine.client.status(), results
 
-    small, status, results = run(260)
-    large, calm, _ = run(6000)
+    small_pool_tokens, status, results = run(260)
+    large_pool_tokens, large_pool_status, _ = run(6000)
     assert status.retractions > 0
-    assert calm.retractions == 0
-    assert small == large
+    assert large_pool_status.retractions == 0
+    assert small_pool_tokens == large_pool_tokens
     assert sum(r.usage.recomputed_tokens for r in results) > 0
     assert status.free_pages + status.cached_pages == status.total_pages
 
 
 @pytest.mark.parametrize(("name", "count"), [("exact", 24), ("float32", 8)])
-def test_seeded_sampling_is_the_same_alone_and_among_sixteen(name, count, request):
+def test_seeded_sampling_does_not_depend_on_the_batch(name, count, request):
     def params(i):
         seed = 1234 if i == 0 else random.getrandbits(40)
         return sampling_params(max_tokens=count, temperature=1.0, top_p=0.95, seed=seed, ignore_eos=True)
 
     engine = request.getfixturevalue(name)
-    alone = greedy(engine, ["Once upon a time"], params=params)[0]
-    crowd = greedy(engine, ["Once upon a time", *PROMPTS[:15]], params=params)[0]
+    alone = generate_all(engine, ["Once upon a time"], params_for=params)[0]
+    batched = generate_all(engine, ["Once upon a time", *PROMPTS[:15]], params_for=params)[0]
     assert len(alone.token_ids) == count
-    assert alone.token_ids == crowd.token_ids
+    assert alone.token_ids == batched.token_ids
 
 
-def test_chunks_and_cache_hits_leave_every_bit():
-    """Cold in chunks of 17, and again from the cache, with the weights as a user has them."""
+def test_chunked_prefill_and_cache_hits_do_not_change_logprobs():
+    """Compares one prefill, prefill in chunks of 17 tokens, and a cached prefix, with the default weights."""
     prompt = " ".join(PROMPTS[:10])
     with Engine(deterministic=True, max_pages=3000) as whole, Engine(deterministic=True, max_pages=3000,
                                                                      max_batch_tokens=17) as chunked:  # fmt: skip
         params = lambda i: sampling_params(max_tokens=12, temperature=0.0, logprobs=True)  # noqa: E731
-        cold = greedy(whole, [prompt], params=params)[0]
-        warm = greedy(whole, [prompt], params=params)[0]
-        pieces = greedy(chunked, [prompt], params=params)[0]
+        cold = generate_all(whole, [prompt], params_for=params)[0]
+        warm = generate_all(whole, [prompt], params_for=params)[0]
+        chunks = generate_all(chunked, [prompt], params_for=params)[0]
     assert warm.usage.cached_tokens == warm.usage.prompt_tokens - 1
     assert cold.usage.cached_tokens == 0
-    assert cold.token_ids == warm.token_ids == pieces.token_ids
-    assert cold.logprobs == warm.logprobs == pieces.logprobs
+    assert cold.token_ids == warm.token_ids == chunks.token_ids
+    assert cold.logprobs == warm.logprobs == chunks.logprobs
 
 
-def test_stop_strings_across_tokens_and_text_goes_on_from_the_cut(exact):
+def test_text_continues_after_a_stop_string_that_spans_tokens(exact):
     session = exact.client.open_session()
     session.append("1, 2, 3, 4, 5, 6,")
     first = session.generate(sampling_params(max_tokens=30, temperature=0.0, stop=[" 9, 1"])).result()
@@ -144,18 +145,18 @@ def test_stop_strings_across_tokens_and_text_goes_on_from_the_cut(exact):
     assert fresh.generate(sampling_params(max_tokens=5, temperature=0.0)).result().text == after.text
 
 
-def test_streamed_pieces_are_whole_characters_and_add_up(exact):
+def test_streamed_pieces_are_whole_characters_and_form_the_text(exact):
     session = exact.client.open_session()
     session.append("Some emoji: 🙂 😀 🎉 日本語 🙂 😀 🎉 日本語 🙂 😀")
     call = session.generate(sampling_params(max_tokens=24, temperature=0.0))
     pieces = list(call.iter_text())
     assert "".join(pieces) == call.result().text
     assert not any("\ufffd" in piece for piece in pieces)
-    assert any(ord(c) > 0x2FFF for c in call.result().text), "the test should see characters of several tokens"
+    assert any(ord(c) > 0x2FFF for c in call.result().text), "the text must contain characters that span tokens"
 
 
 @pytest.mark.parametrize("count", [32])
-def test_programs_over_one_prefix_compute_it_once(runtime, count):
+def test_calls_with_a_common_prefix_compute_it_once(runtime, count):
     runtime.client.flush_cache()
     prefix = "The following is a long list of words. " + "word " * 990
     tokenizer = runtime.client.tokenizer
@@ -174,7 +175,7 @@ def test_programs_over_one_prefix_compute_it_once(runtime, count):
     assert sum(u.cached_tokens for u in usages) >= (count - 1) * (shared - 1)
 
 
-def test_a_thousand_sessions_at_once(runtime):
+def test_a_thousand_concurrent_sessions(runtime):
     calls = []
     for i in range(1000):
         session = runtime.client.open_session()
@@ -188,36 +189,36 @@ def test_a_thousand_sessions_at_once(runtime):
 
 
 @pytest.mark.parametrize("method", ["token_length_normalized", "unconditional_likelihood_normalized"])
-def test_a_select_behind_a_fork_is_joined_with_the_text_before_it(exact, method):
-    """The model's scores are those of the text in one piece, wherever the fork is and whatever was unsent."""
+def test_token_healing_of_a_select_after_a_fork(exact, method):
+    """The scores equal those of the unforked text, wherever the fork splits it."""
     text, choices = "The capital of France is ", ["Paris", "Rome", "banana"]
     plain = exact.client.open_session()
     plain.append(text)
     expected, follow = plain.select(choices, method).result(), sampling_params(max_tokens=4, temperature=0.0)
     continued = plain.generate(follow).result().token_ids
-    for at in (len(text), len(text) - 1, len("The")):
+    for split in (len(text), len(text) - 1, len("The")):
         session = exact.client.open_session()
-        session.append(text[:at])
+        session.append(text[:split])
         (child,) = session.fork(1)
-        child.append(text[at:])
+        child.append(text[split:])
         result = child.select(choices, method).result()
         assert result.text == expected.text == "Paris"
-        assert result.choice == expected.choice, at
+        assert result.choice == expected.choice, split
         assert child.generate(follow).result().token_ids == continued
         child.close()
         session.close()
     plain.close()
 
 
-@pytest.mark.parametrize("at", [0, 3, 25])
-def test_a_select_that_ended_early_leaves_the_text_whole(exact, at):
-    """Also the characters that its choices were to stand in for, sent before or not."""
+@pytest.mark.parametrize("split", [0, 3, 25])
+def test_an_aborted_select_leaves_the_text_complete(exact, split):
+    """Including the characters that its choices would have replaced, sent before or not."""
     text, follow = "The capital of France is ", sampling_params(max_tokens=4, temperature=0.0)
     session, other = exact.client.open_session(), exact.client.open_session()
     other.append(text)
-    session.append(text[:at])
+    session.append(text[:split])
     (child,), (plain,) = session.fork(1), other.fork(1)
-    child.append(text[at:])
+    child.append(text[split:])
     call = child.select(["Paris", "Rome"])
     call.abort()
     with pytest.raises(Aborted):
@@ -226,12 +227,12 @@ def test_a_select_that_ended_early_leaves_the_text_whole(exact, at):
     plain.append("called")
     answer, expected = child.generate(follow).result(), plain.generate(follow).result()
     assert (answer.text, answer.usage.prompt_tokens) == (expected.text, expected.usage.prompt_tokens)
-    for each in (child, session, plain, other):
-        each.close()
+    for opened in (child, session, plain, other):
+        opened.close()
 
 
-def test_a_select_behind_a_call_leaves_the_tokens_of_that_call(exact):
-    """They are not known when the select is sent; text of the program's behind them, sent or not, is joined."""
+def test_a_select_after_a_call_does_not_replace_sampled_tokens(exact):
+    """They are unknown when the select is sent. Text that the program appended after them is healed."""
     session = exact.client.open_session()
     session.append("The capital of France is")
     written = session.generate(sampling_params(max_tokens=1, temperature=0.0)).result()

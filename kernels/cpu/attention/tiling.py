@@ -94,7 +94,8 @@ def build_tiles(
     order = np.arange(count).astype(np.int32)
     if count > 1:
         sort_by_page_table(kv_starts, first_pages, pages, shift, order)
-    num_tiles, num_segments, free, previous = 0, 0, 0, np.int64(-1)  # free: tokens that the last tile has room for
+    num_tiles, num_segments, free = 0, 0, 0  # free: tokens that the last tile has room for
+    previous: Any = np.int64(-1)
     for i in range(count):
         row = int(order[i])
         first, shared, q_len = 0, 0, q_starts[row + 1] - q_starts[row]

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from plait.kernels.layout import AttentionLayout, shared_prefix_arrays
-from plait.runtime.batch.prefix_groups import PrefixGroup
 from plait.runtime.batch.batch import Batch, ScheduledRequest
+from plait.runtime.batch.prefix_groups import PrefixGroup
 from plait.runtime.executor.gpu import static_prefix_groups
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer
 from plait.runtime.executor.gpu.page_table import DevicePageTable

@@ -14,8 +14,9 @@ from plait.runtime.scheduler.batching import BatchScheduler
 from plait.runtime.scheduler.output_processor import FinishInfo
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
-from plait.runtime.scheduler.sessions.session import Call, ClientId, Session, SessionError
+from plait.runtime.scheduler.sessions.session import Call, Session, SessionError
 from plait.runtime.scheduler.sessions.usage_totals import UsageTotals
+from plait.runtime.transport.base import ClientId
 
 Send = Callable[[ClientId, ServerMessage], None]
 

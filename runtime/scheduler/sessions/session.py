@@ -9,8 +9,8 @@ from plait.runtime.batch.request import GenerationRequest, RequestOwner, Selecti
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import Open
 from plait.runtime.scheduler.sessions.session_queue import SessionQueue
+from plait.runtime.transport.base import ClientId
 
-ClientId = bytes
 Call = GenerationRequest | Selection | PoolingRequest
 
 

@@ -33,9 +33,10 @@ from plait.runtime.scheduler.error_log import ErrorLog
 from plait.runtime.scheduler.output_processor import CompletionDoesNotFit, OutputProcessor
 from plait.runtime.scheduler.sessions.calls import CallTracker, Send
 from plait.runtime.scheduler.sessions.choice_scoring import make_selection
-from plait.runtime.scheduler.sessions.session import ClientId, Session, SessionError, SessionKey
+from plait.runtime.scheduler.sessions.session import Session, SessionError, SessionKey
 from plait.runtime.scheduler.sessions.session_queue import Instruction, TextOverflow
 from plait.runtime.scheduler.sessions.validation import validate_call
+from plait.runtime.transport.base import ClientId
 
 SessionInstruction = Append | SessionCall | Fork | Close
 INTERNAL_ERROR = "the runtime failed on this request; see its log"

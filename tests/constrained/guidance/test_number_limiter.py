@@ -20,7 +20,7 @@ from plait.constrained.compiler import build_grammar, compile_spec
 from plait.constrained.guidance.json_scanner import JsonDelimiters, JsonRegions, ends_in_string
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource
 from plait.constrained.specs import Spec
-from plait.runtime.client.constraint_match import constraint_mismatch
+from plait.runtime.client.constraint_check import constraint_mismatch
 
 NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?')

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import plait
 from plait import assistant, gen, select, system, user
 from plait.constrained.specs import Choices, JsonSchema, Regex
-from plait.runtime.client.constraint_match import constraint_mismatch
+from plait.runtime.client.constraint_check import constraint_mismatch
 from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import Generate
 from plait.testing import Answer, Recording, Replay, ReplayMismatch, Scripted, ScriptError, always, call, recorded

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers does, taken apart turn by turn, and stopped when they do harm."""
+"""Chat templates: rendering equals transformers, turns can be separated, and harmful templates are stopped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INST = (
     "{% if m.role == 'user' %}[INST] {% if loop.first and sys is not none %}<<SYS>>\n{{ sys }}\n<</SYS>>\n\n"
     "{% endif %}{{ m.content }} [/INST]{% else %} {{ m.content }} {{ eos_token }}{% endif %}{% endfor %}"
 )
-# An earlier assistant turn loses its mark when another turn follows.
+# Renders an assistant turn differently when another turn follows.
 REWRITING = (
     "{% for m in messages %}<{{ m.role }}>{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
     "{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -59,7 +59,7 @@ def smollm2() -> str:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Any:
+def transformers_tokenizer() -> Any:
     path = locate_model()
     return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
 
@@ -79,7 +79,9 @@ WORDS = st.text(alphabet="ab{%<|>}\n é", min_size=1, max_size=12).map(str.strip
 @pytest.mark.parametrize("name", ["smollm2", "chatml", "llama3", "trimmed"])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_turn_by_turn_is_the_whole(smollm2: str, theirs: Any, name: str, data: st.DataObject) -> None:
+def test_turn_by_turn_text_equals_the_rendered_conversation(
+    smollm2: str, transformers_tokenizer: Any, name: str, data: st.DataObject
+) -> None:
     source = {"smollm2": smollm2, "chatml": CHATML, "llama3": LLAMA3, "trimmed": TRIMMED}[name]
     ours = template(source)
     roles = data.draw(ROLES)
@@ -90,11 +92,13 @@ def test_turn_by_turn_is_the_whole(smollm2: str, theirs: Any, name: str, data: s
     )
     chat = messages(roles, contents)
     assert text == ours.render(chat)
-    theirs.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    transformers_tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
     for prompt in (False, True):
-        expected = theirs.apply_chat_template(chat, chat_template=source, tokenize=False, add_generation_prompt=prompt)
+        expected = transformers_tokenizer.apply_chat_template(
+            chat, chat_template=source, tokenize=False, add_generation_prompt=prompt
+        )
         assert ours.render(chat, add_generation_prompt=prompt) == expected
-    if name != "trimmed":  # which ends the last turn only when an answer follows
+    if name != "trimmed":  # this template ends the last turn only if an answer follows
         assert text + ours.turn_prefix(roles, "assistant") == ours.render(chat, add_generation_prompt=True)
 
 
@@ -122,7 +126,7 @@ def test_the_embedded_models_default_system_turn(smollm2: str) -> None:
     assert ours.turn_suffix(["user"], "assistant") == "<|im_end|>\n"
 
 
-def test_what_cannot_be_taken_apart_is_refused() -> None:
+def test_templates_whose_turns_cannot_be_separated_raise() -> None:
     with pytest.raises(InputError, match="rewrites"):
         template(REWRITING).turn_prefix(["user", "assistant"], "user")
     with pytest.raises(InputError, match="roles must alternate"):
@@ -133,7 +137,7 @@ def test_what_cannot_be_taken_apart_is_refused() -> None:
         template(CHATML).turn_prefix([3], "user")  # type: ignore[list-item]
 
 
-def test_the_generation_prompt_where_a_turn_cannot_stand_last() -> None:
+def test_the_generation_prompt_replaces_a_turn_that_cannot_be_last() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'assistant' and loop.last %}{{ raise_exception('no') }}{% endif %}"
         "<{{ m.role }}>{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
@@ -142,16 +146,16 @@ def test_the_generation_prompt_where_a_turn_cannot_stand_last() -> None:
     assert template(source).turn_prefix(["user"], "assistant") == "<assistant>"
 
 
-def test_a_second_look_costs_microseconds() -> None:
+def test_cached_turns_take_microseconds() -> None:
     ours, roles = template(CHATML), ["user", "assistant"] * 20
     ours.turn_prefix(roles, "user")
     start = time.process_time()
     for _ in range(1000):
         ours.turn_prefix(roles, "user")
-    assert time.process_time() - start < 0.1  # 2 us each where nothing else runs
+    assert time.process_time() - start < 0.1  # 2 us each on an idle machine
 
 
-def test_what_transformers_templates_may_use(theirs: Any) -> None:
+def test_jinja_features_of_transformers_are_available(transformers_tokenizer: Any) -> None:
     source = (
         "{%- for m in messages %}{%- if loop.index > 3 %}{% break %}{% endif %}{% if not m.content %}{% continue %}"
         "{% endif %}\n    {% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i * 2 %}{% endfor %}"
@@ -167,16 +171,16 @@ def test_what_transformers_templates_may_use(theirs: Any) -> None:
     )
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     chat = messages(["user", "assistant", "user", "user"], ["cab é\n", "", "a", "late"])
-    expected = theirs.apply_chat_template(chat, chat_template=source, tokenize=False, tools=tools)
+    expected = transformers_tokenizer.apply_chat_template(chat, chat_template=source, tokenize=False, tools=tools)
     assert template(source).render(chat, tools=tools) == expected
 
 
-def test_the_date() -> None:
+def test_strftime_now_writes_the_current_date() -> None:
     ours = template("{{ strftime_now('%Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}")
     assert ours.turn_prefix([], "user") == f"{datetime.now():%Y}|"
 
 
-def doubled(step: str) -> str:
+def repeat_doubling(step: str) -> str:
     start = "{% set ns = namespace(s='ab') %}{% for i in range(60) %}"
     return start + step + "{% endfor %}{{ ns.s | string | length }}"
 
@@ -187,22 +191,22 @@ HARMFUL = {
     "repeat": "{{ 'a' * 1000000000 }}",
     "repeat list": "{{ [1] * 1000000000 }}",
     "repeat from the right": "{{ 1000000000 * 'a' }}",
-    "tilde": doubled("{% set ns.s = ns.s ~ ns.s %}"),
-    "plus": doubled("{% set ns.s = ns.s + ns.s %}"),
-    "join filter": doubled("{% set ns.s = [ns.s, ns.s] | join %}"),
-    "join method": doubled("{% set ns.s = ''.join([ns.s, ns.s]) %}"),
-    "join separator": doubled("{% set ns.s = range(100) | join(ns.s) %}"),
-    "block": doubled("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"),
-    "macro": doubled("{% macro f(a) %}{{ a }}{{ a }}{% endmacro %}{% set ns.s = f(ns.s) %}"),
-    "replace filter": doubled("{% set ns.s = ns.s | replace('a', ns.s) %}"),
-    "replace method": doubled("{% set ns.s = ns.s.replace('', ns.s) %}"),
-    "format": doubled("{% set ns.s = '{0}{0}'.format(ns.s) %}"),
-    "percent": doubled("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
-    "format filter": doubled("{% set ns.s = '%s%s' | format(ns.s, ns.s) %}"),
-    "nested lists": doubled("{% set ns.s = [ns.s, ns.s] %}"),
-    "nested tuples": doubled("{% set ns.s = (ns.s, ns.s) %}"),
-    "nested dicts": doubled("{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
-    "nested calls": doubled("{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
+    "tilde": repeat_doubling("{% set ns.s = ns.s ~ ns.s %}"),
+    "plus": repeat_doubling("{% set ns.s = ns.s + ns.s %}"),
+    "join filter": repeat_doubling("{% set ns.s = [ns.s, ns.s] | join %}"),
+    "join method": repeat_doubling("{% set ns.s = ''.join([ns.s, ns.s]) %}"),
+    "join separator": repeat_doubling("{% set ns.s = range(100) | join(ns.s) %}"),
+    "block": repeat_doubling("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"),
+    "macro": repeat_doubling("{% macro f(a) %}{{ a }}{{ a }}{% endmacro %}{% set ns.s = f(ns.s) %}"),
+    "replace filter": repeat_doubling("{% set ns.s = ns.s | replace('a', ns.s) %}"),
+    "replace method": repeat_doubling("{% set ns.s = ns.s.replace('', ns.s) %}"),
+    "format": repeat_doubling("{% set ns.s = '{0}{0}'.format(ns.s) %}"),
+    "percent": repeat_doubling("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
+    "format filter": repeat_doubling("{% set ns.s = '%s%s' | format(ns.s, ns.s) %}"),
+    "nested lists": repeat_doubling("{% set ns.s = [ns.s, ns.s] %}"),
+    "nested tuples": repeat_doubling("{% set ns.s = (ns.s, ns.s) %}"),
+    "nested dicts": repeat_doubling("{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
+    "nested calls": repeat_doubling("{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
     "numbers": "{% set ns = namespace(n=99) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
     "power": "{{ 9 ** 9 ** 9 }}",
     "wide format": "{{ '{:999999999}'.format(1) }}",
@@ -233,10 +237,9 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("name", HARMFUL)
-def test_harm_ends_in_our_error_and_soon(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        chat_template, "execution_limits", partial(execution_limits, 0.2)
-    )  # some take all the time there is
+def test_harmful_templates_are_stopped_quickly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some templates run until the time limit.
+    monkeypatch.setattr(chat_template, "execution_limits", partial(execution_limits, 0.2))
     start = time.process_time()
     with pytest.raises(PlaitError) as caught:
         template(HARMFUL[name]).render(messages(["user"], ["hi"]))
@@ -244,12 +247,12 @@ def test_harm_ends_in_our_error_and_soon(name: str, monkeypatch: pytest.MonkeyPa
     assert time.process_time() - start < 8
 
 
-def test_messages_that_are_too_long_are_refused() -> None:
+def test_messages_that_are_too_long_raise_input_error() -> None:
     with pytest.raises(InputError, match="too long"):
         template(CHATML).render(messages(["user"], ["x" * 5_000_000]))
 
 
-def test_a_debuggers_trace_hook_is_left_in_place() -> None:
+def test_rendering_restores_the_trace_hook_of_a_debugger() -> None:
     def hook(*_: Any) -> None:
         return None
 

@@ -1,4 +1,4 @@
-"""Text out of tokens as they come: any split gives the text of the whole, and never half a character."""
+"""The detokenizer: the text does not depend on how the tokens are divided, and has only whole characters."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ def vocabulary(tokens: list[bytes]) -> Vocabulary:
 
 
 @given(tokens=CHUNKS, data=st.data())
-def test_any_split_is_the_whole_text(tokens: list[bytes], data: st.DataObject) -> None:
-    text = Detokenizer(vocabulary(tokens))
+def test_every_division_of_the_tokens_gives_the_same_text(tokens: list[bytes], data: st.DataObject) -> None:
+    detokenizer = Detokenizer(vocabulary(tokens))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
     bounds = [0, *cuts, len(tokens)]
-    pushed = [text.push(list(range(a, b))) for a, b in pairwise(bounds)]
+    pieces = [detokenizer.push(list(range(a, b))) for a, b in pairwise(bounds)]
     whole = codecs.getincrementaldecoder("utf-8")("replace")
-    assert "".join(pushed) == whole.decode(b"".join(tokens))
+    assert "".join(pieces) == whole.decode(b"".join(tokens))
 
 
 @given(st.text())
-def test_sound_text_never_shows_a_replacement_early(value: str) -> None:
+def test_valid_text_never_contains_a_premature_replacement_character(value: str) -> None:
     raw = value.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
-    text = Detokenizer(vocabulary([raw[i : i + 1] for i in range(len(raw))]))
-    so_far = ""
+    detokenizer = Detokenizer(vocabulary([raw[i : i + 1] for i in range(len(raw))]))
+    text = ""
     for i in range(len(raw)):
-        so_far += text.push([i])
-        assert raw.decode().startswith(so_far)
-    assert so_far == raw.decode()
+        text += detokenizer.push([i])
+        assert raw.decode().startswith(text)
+    assert text == raw.decode()
 
 
-def test_invalid_bytes_show_when_they_are_certain() -> None:
-    text = Detokenizer(vocabulary([EURO[:2], b"a", b"\xff"]))
-    assert [text.push([i]) for i in (0, 1, 2, 0)] == ["", "\ufffda", "\ufffd", ""]
+def test_invalid_bytes_are_replaced_as_soon_as_they_are_certain() -> None:
+    detokenizer = Detokenizer(vocabulary([EURO[:2], b"a", b"\xff"]))
+    assert [detokenizer.push([i]) for i in (0, 1, 2, 0)] == ["", "\ufffda", "\ufffd", ""]
 
 
 @pytest.mark.parametrize("i", [-1, 3])
-def test_ids_beyond_the_vocabulary(i: int) -> None:
+def test_ids_outside_the_vocabulary_raise_input_error(i: int) -> None:
     with pytest.raises(InputError):
         Detokenizer(vocabulary([b"a", b"b", b"c"])).push([i])
 
 
-def test_with_the_embedded_models_tokens() -> None:
+def test_tokens_of_the_embedded_model() -> None:
     tokenizer = load_tokenizer(locate_model())
     ids = tokenizer.encode_plain("naïve 漢字 🙂!")
-    text = Detokenizer(tokenizer.vocabulary)
-    pushed = [text.push([i]) for i in ids]
-    assert len([p for p in pushed if not p]) >= 1
-    assert "".join(pushed) == "naïve 漢字 🙂!"
+    detokenizer = Detokenizer(tokenizer.vocabulary)
+    pieces = [detokenizer.push([i]) for i in ids]
+    assert "" in pieces
+    assert "".join(pieces) == "naïve 漢字 🙂!"

@@ -1,4 +1,4 @@
-"""The stop scanner against bytes.find, and against re at every place of the text."""
+"""The stop scanner compared with str.find for strings and with re at every position for patterns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ word = st.text("ab", min_size=1, max_size=6)
 
 
 @given(st.lists(word, max_size=4, unique=True), st.lists(st.text("ab", max_size=4), max_size=12))
-def test_the_first_stop_completed_wins_whatever_the_pieces(stops, pieces):
+def test_the_stop_string_completed_first_matches(stops, pieces):
     scanner, text, hit = StopScanner(tuple(stops)), "", None
     for piece in pieces:
         hit = scanner.push(piece.encode())
@@ -22,7 +22,7 @@ def test_the_first_stop_completed_wins_whatever_the_pieces(stops, pieces):
             break
         longest = max(
             (n for stop in stops for n in range(len(stop)) if text.endswith(stop[:n])), default=0
-        )  # the longest tail that may yet become a stop string
+        )  # the longest end of the text that may become a stop string
         assert scanner.num_safe == len(text) - longest
     ends = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not ends:
@@ -47,33 +47,33 @@ pattern = st.recursive(
 
 
 def first_match(patterns, text):
-    """(start, pattern) of the match that is complete first, and of those of the one that begins first."""
+    """Returns (start, pattern) of the match that ends first; of several, the one that begins first."""
     for end in range(1, len(text) + 1):
-        found = [(start, each) for start in range(end) for each in patterns if re.fullmatch(each, text[start:end])]
-        if found:
-            return min(found)
+        matches = [(start, regex) for start in range(end) for regex in patterns if re.fullmatch(regex, text[start:end])]
+        if matches:
+            return min(matches)
     return None
 
 
 @given(st.lists(pattern, min_size=1, max_size=2, unique=True), st.text("abBé\n", max_size=12), st.data())
-def test_a_pattern_ends_the_text_where_its_first_match_begins(patterns, text, data):
-    if any(re.fullmatch(each, "") for each in patterns):
+def test_the_pattern_match_completed_first_is_found(patterns, text, data):
+    if any(re.fullmatch(regex, "") for regex in patterns):
         return
-    scanner, whole, sent = StopScanner((), tuple(patterns)), text.encode(), 0
+    scanner, data_bytes, num_safe = StopScanner((), tuple(patterns)), text.encode(), 0
     expected = first_match(patterns, text)
-    cut = len(whole) if expected is None else len(text[: expected[0]].encode())
-    hit, at = None, 0
-    while at < len(whole) and hit is None:
+    end = len(data_bytes) if expected is None else len(text[: expected[0]].encode())
+    hit, offset = None, 0
+    while offset < len(data_bytes) and hit is None:
         size = data.draw(st.integers(1, 4))
-        hit = scanner.push(whole[at : at + size])  # pieces may end inside a character
-        at += size
+        hit = scanner.push(data_bytes[offset : offset + size])  # pieces may end inside a character
+        offset += size
         if hit is None:
-            assert sent <= scanner.num_safe <= cut, "what was told stays, and nothing of a match is told"
-            sent = scanner.num_safe
-    assert (None if hit is None else (hit.start, hit.text)) == (None if expected is None else (cut, expected[1]))
+            assert num_safe <= scanner.num_safe <= end, "num_safe never decreases and never reaches into a match"
+            num_safe = scanner.num_safe
+    assert (None if hit is None else (hit.start, hit.text)) == (None if expected is None else (end, expected[1]))
 
 
-def test_strings_and_patterns_together_the_one_complete_first_wins():
+def test_of_a_string_and_a_pattern_the_one_completed_first_matches():
     for size in (1, 3, 100):
         data = b"one 12 END 345;"
         for stops, patterns, expected in (
@@ -87,13 +87,13 @@ def test_strings_and_patterns_together_the_one_complete_first_wins():
             assert hits[0] == (expected[0], expected[1]), (size, stops, patterns)
 
 
-def test_of_matches_that_end_together_the_one_that_begins_first_is_cut():
+def test_of_matches_that_end_together_the_one_that_begins_first_is_reported():
     for pattern, text, start in (("(?:ab?|b)c", "abc", 0), ("(?:b|ab)c", "xabc", 1), ("(?:b?|ab)+c", "babc", 0)):
         hit = StopScanner((), (pattern,)).push(text.encode())
         assert hit is not None and hit.start == start == first_match([pattern], text)[0]
 
 
-def test_bytes_of_no_character_count_as_one():
+def test_invalid_bytes_match_as_the_replacement_character():
     scanner = StopScanner((), ("\ufffdx",))
     assert scanner.push(b"ab\xe2\x82") is None and scanner.num_safe == 2
     hit = scanner.push(b"x")

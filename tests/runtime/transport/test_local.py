@@ -1,4 +1,4 @@
-"""The in-process engine under several threads and under asyncio, over the chain model's scheduler."""
+"""The in-process transport with several threads and with asyncio, over the engine loop and the chain model."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from plait.runtime.messages import PROTOCOL, Welcome
 from plait.runtime.sampling.sampler import Sampler
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
-from plait.runtime.transport.local import LocalClientTransport
-from plait.runtime.transport.zmq_server import LocalServerTransport
+from plait.runtime.transport.local import LocalClientTransport, LocalServerTransport
 
 
 @pytest.fixture
 def client():
-    transport, words = LocalServerTransport(), vocabulary()
+    transport, chain_vocabulary = LocalServerTransport(), vocabulary()
     welcome = Welcome(PROTOCOL, "", VOCAB, 2000, 0)
     config = engine_config(check_integrity=True)
     runner = ChainRunner(2000, 64)
-    engine_loop = EngineLoop(config, welcome, runner, Sampler(), words, ReadyCompiler(), transport)
+    engine_loop = EngineLoop(config, welcome, runner, Sampler(), chain_vocabulary, ReadyCompiler(), transport)
     tokenizer = SimpleNamespace(
-        encode=lambda parts, at_start: [t for text, _ in parts for t in words.encode(text)],
-        encode_plain=words.encode, add_bos=False, bos_id=None, vocabulary=words,
+        encode=lambda parts, at_start: [t for text, _ in parts for t in chain_vocabulary.encode(text)],
+        encode_plain=chain_vocabulary.encode, add_bos=False, bos_id=None, vocabulary=chain_vocabulary,
     )  # fmt: skip
     client = Client(LocalClientTransport(welcome, transport, engine_loop.step), tokenizer)
     client.engine_loop, client.runner = engine_loop, runner
@@ -38,29 +37,29 @@ def client():
     transport.close()
 
 
-def ask(client, text, n=20):
+def start_call(client, text, max_tokens=20):
     session = client.open_session()
     session.append(text)
-    return session.generate(sampling_params(max_tokens=n, temperature=0.0))
+    return session.generate(sampling_params(max_tokens=max_tokens, temperature=0.0))
 
 
-def test_many_threads_wait_and_each_gets_its_own(client):
-    texts, found = [f"text {i}" for i in range(24)], {}
+def test_calls_from_many_threads_get_their_own_tokens(client):
+    texts, results = [f"text {i}" for i in range(24)], {}
 
     def run(text):
-        found[text] = ask(client, text).result(30).token_ids
+        results[text] = start_call(client, text).result(30).token_ids
 
     threads = [threading.Thread(target=run, args=(text,)) for text in texts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == {text: greedy(client.tokenizer.encode_plain(text), 20) for text in texts}
+    assert results == {text: greedy(client.tokenizer.encode_plain(text), 20) for text in texts}
 
 
-def test_asyncio_needs_no_thread_of_the_callers(client):
+def test_calls_from_asyncio(client):
     async def main():
-        calls = [ask(client, f"task {i}") for i in range(20)]
+        calls = [start_call(client, f"task {i}") for i in range(20)]
 
         async def read(call):
             return "".join([piece async for piece in call.aiter_text()])
@@ -71,8 +70,8 @@ def test_asyncio_needs_no_thread_of_the_callers(client):
     assert texts == [call.result().text for call in calls]
 
 
-def test_closing_fails_what_still_waits(client):
-    call = ask(client, "waiting", 1500)
+def test_closing_fails_waiting_calls(client):
+    call = start_call(client, "waiting", 1500)
     client.close()
     with pytest.raises(RuntimeGone):
         call.result(10)
@@ -81,10 +80,10 @@ def test_closing_fails_what_still_waits(client):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_engine_that_breaks_tells_its_waiters(client):
-    def broken():
+def test_an_error_in_a_step_fails_waiting_calls(client):
+    def raise_error():
         raise MemoryError("out of everything")
 
-    client._transport._step = broken
+    client._transport._step = raise_error
     with pytest.raises(RuntimeGone, match="out of everything"):
-        ask(client, "waiting").result(10)
+        start_call(client, "waiting").result(10)

@@ -1,4 +1,4 @@
-"""Waking tasks from other threads: nothing rung is lost, and what is urgent comes first."""
+"""The loop notifier: no event from another thread is lost, and urgent events are set first."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ ROUNDS, TASKS = 500, 8
 
 
 @pytest.mark.parametrize("kind", [SingleWaiterEvent, asyncio.Event])
-def test_no_ring_is_lost(kind):
+def test_no_notification_is_lost(kind):
     async def main():
         notifier = LoopNotifier.for_running_loop()
-        counts, signals = [0] * TASKS, [kind() for _ in range(TASKS)]
+        counts, events = [0] * TASKS, [kind() for _ in range(TASKS)]
 
-        def notify(mine):
+        def notify_all(own_indices):
             for _ in range(ROUNDS):
-                for index in mine:
+                for index in own_indices:
                     counts[index] += 1
-                    notifier.notify(signals[index], is_urgent=counts[index] % 7 == 0)
+                    notifier.notify(events[index], is_urgent=counts[index] % 7 == 0)
 
-        async def until_all_came(index):
+        async def wait_for_all(index):
             while True:
-                signals[index].clear()
+                events[index].clear()
                 if counts[index] == ROUNDS:
                     return
-                await signals[index].wait()
+                await events[index].wait()
 
-        threads = [threading.Thread(target=notify, args=(range(at, TASKS, 4),)) for at in range(4)]
+        threads = [threading.Thread(target=notify_all, args=(range(start, TASKS, 4),)) for start in range(4)]
         for thread in threads:
             thread.start()
         async with asyncio.timeout(60):
-            await asyncio.gather(*map(until_all_came, range(TASKS)))
+            await asyncio.gather(*map(wait_for_all, range(TASKS)))
         for thread in threads:
             thread.join()
 
     asyncio.run(main())
 
 
-def test_what_is_urgent_comes_first():
+def test_urgent_events_are_set_first():
     async def main():
         notifier, woken = LoopNotifier.for_running_loop(), []
 
-        async def wait(name, signal):
-            await signal.wait()
+        async def wait(name, event):
+            await event.wait()
             woken.append(name)
 
-        signals = {name: SingleWaiterEvent() for name in "abcd"}
-        tasks = [asyncio.create_task(wait(*each)) for each in signals.items()]
+        events = {name: SingleWaiterEvent() for name in "abcd"}
+        tasks = [asyncio.create_task(wait(name, event)) for name, event in events.items()]
         await asyncio.sleep(0)
         for name in "abcd":
-            notifier.notify(signals[name], is_urgent=name in "cd")
+            notifier.notify(events[name], is_urgent=name in "cd")
         await asyncio.gather(*tasks)
         assert woken == ["c", "d", "a", "b"]
 
     asyncio.run(main())
 
 
-def test_a_signal_that_is_set_does_not_wait():
+def test_waiting_for_an_event_that_is_set_returns_at_once():
     async def main():
-        signal = SingleWaiterEvent()
-        signal.set()
-        await signal.wait()
-        signal.clear()
+        event = SingleWaiterEvent()
+        event.set()
+        await event.wait()
+        event.clear()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await signal.wait()
+                await event.wait()
 
     asyncio.run(main())
 
 
-def test_a_ring_in_the_loops_own_thread_and_one_after_its_end():
+def test_notifications_from_the_loop_thread_and_after_the_loop_was_closed():
     async def main():
-        notifier, signal = LoopNotifier.for_running_loop(), SingleWaiterEvent()
-        asyncio.get_running_loop().call_soon(notifier.notify, signal)
+        notifier, event = LoopNotifier.for_running_loop(), SingleWaiterEvent()
+        asyncio.get_running_loop().call_soon(notifier.notify, event)
         async with asyncio.timeout(60):
-            await signal.wait()
+            await event.wait()
         return notifier
 
     with asyncio.Runner() as runner:

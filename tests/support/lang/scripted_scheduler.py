@@ -54,8 +54,8 @@ def byte_tokenizer(template: str | None = CHATML) -> Tokenizer:
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return Tokenizer(
         TokenizerDefinition(
-            plain=backend,
-            start=backend,
+            continuation_backend=backend,
+            initial_backend=backend,
             prefix_after_control=False,
             added_tokens={text: AddedToken(token) for text, token in CONTROL.items()},
             control_ids=frozenset(CONTROL.values()),
