@@ -50,6 +50,10 @@ THINK = ReasoningFormat("<think>", "</think>")
 FORMATS = (GENERIC_FORMAT, *TOOL_FORMATS)
 
 
+def format_id(call_format):
+    return call_format.template_marker or "generic"
+
+
 def merge(parts):
     """Joins consecutive parts of the same kind and call. Returns [(kind, number, text)]."""
     merged = []
@@ -78,7 +82,7 @@ def vocabulary():
     return load_tokenizer(locate_model()).vocabulary
 
 
-@pytest.mark.parametrize("call_format", FORMATS, ids=lambda call_format: call_format.template_marker or "plain")
+@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
 @pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
 def test_constrained_text_has_valid_calls(vocabulary, call_format, must_call, one_call) -> None:
     conversation = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
@@ -106,7 +110,7 @@ ANSWERS = {
 @pytest.mark.parametrize(
     "call_format",
     [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS],
-    ids=lambda call_format: call_format.template_marker or "plain",
+    ids=format_id,
 )
 @pytest.mark.parametrize("one_call", [False, True])
 def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_format, one_call) -> None:
@@ -162,7 +166,7 @@ def walk(grammar, vocabulary, openers, rng, limit=80):
     raise AssertionError("the text did not end")
 
 
-@pytest.mark.parametrize("call_format", FORMATS, ids=lambda call_format: call_format.template_marker or "plain")
+@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
 @given(cuts=st.lists(st.integers(0, 200), max_size=12), has_reasoning=st.booleans())
 def test_parts_do_not_depend_on_how_the_text_is_split(call_format, cuts, has_reasoning) -> None:
     calls = [ToolCall("", "weather", '{"city":"a}\\"","unit":"}</tool_call>]"}'), ToolCall("", "count", '{"n":7}')]

@@ -33,8 +33,8 @@ REQUESTS = {
     "/generate": ({"text": ["Once", "Twice"], "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}, 2),
     "/api/chat": ({"model": "default", "messages": MESSAGES, "format": ENDLESS_JSON}, 1),
     "/v1/programs": (
-        {"model": "default", "program": [{"text": "Once"}, {"fork": {"branches": [[GEN], [GEN]]}}]},
-        2,
+        {"model": "default", "program": [{"text": "Once"}, GEN, {"fork": {"branches": [[GEN], [GEN]]}}]},
+        1,
     ),
 }
 
