@@ -17,7 +17,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
     server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
-    server.add_argument("--model-name", metavar="NAME", help="its name for clients; default: its file's name")
+    server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
     add_weights_option(server)
     server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
@@ -39,7 +39,7 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key", metavar="KEY", help=f"clients must send this key; better: {KEY_VARIABLE} or a file")
     group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
-    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="its pages may call; repeatable")
+    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
     group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
 
 
