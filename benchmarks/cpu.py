@@ -1,14 +1,12 @@
-"""One sitting on a CPU: plait and its peers over the same work, each beside what the machine would allow.
+"""Compares plait with its peers on a CPU, on the same workloads and against the machine's limits.
 
     python benchmarks/cpu.py [--peers FILE.toml] [--weights as-stored,bf16] [--only decode_1,tree] [--repeat 3]
                              [--curves] [--small] [--json OUT]
 
-Servers run one after the other and are ended before the next starts. A figure is the median of `--repeat` runs, with
-the share of the machine's limit behind it (see `sitting/limits.py`); a ratio is against the best peer. `--curves` adds
-the widths and prefix lengths of the plots (`benchmarks/plots.py` draws them); `--small` only tries the script.
-Run it with nothing else on the machine. Peers' files: see `sitting/servers.py`.
-
-Knows: the order of a sitting. Must not know: the wire, texts, processes.
+Servers run one after the other; each is ended before the next starts. A figure is the median of `--repeat` runs, with
+its share of the machine's limit (see `server_comparison/roofline.py`). `--curves` adds the widths and prefix lengths of
+the plots (`benchmarks/plots.py`); `--small` only tests the script. Run it with nothing else on the machine.
+`server_comparison/servers.py` describes the file of peers.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from server_comparison.workloads import CURVES, FULL, SMALL, WORKLOADS, Done, Si
 from plait.runtime.executor.host_machine import host_kv_cache_budget
 from plait.runtime.model_files.locate import locate_model
 
-FORM_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
+WEIGHT_BITS = {"bf16": 16.0, "int8": 9.0, "int4": 5.0}  # a block of 32 has 4 bytes of scale and minimum
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--peers", type=Path, help="a TOML file of servers")
-    parser.add_argument("--weights", default="as-stored,bf16", help="plait's forms, each a server; empty: none")
+    parser.add_argument("--weights", default="as-stored,bf16", help="plait's weight formats; a server each")
     parser.add_argument("--only", help="workloads, by name")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--curves", action="store_true")
@@ -57,23 +55,26 @@ def main() -> int:
     print(f"limits: {machine.read_b_s / 1e9:.1f} GB/s read, {machine.bf16_flop_s / 1e9:.0f} GFLOP/s bf16", flush=True)
     servers = [own_server(form) for form in filter(None, options.weights.split(","))]
     servers += read_servers(options.peers) if options.peers else []
-    sitting = Sitting(works, size, options.repeat, machine, model)
-    found = {server.name: asyncio.run(sitting.sit(server)) for server in servers}
-    result = {
+    comparison = Comparison(works, size, options.repeat, machine, model)
+    results = {server.name: asyncio.run(comparison.measure(server)) for server in servers}
+    report = {
         "when": time.strftime("%Y-%m-%d"),
         "machine": {"cpu": _processor(), **machine.as_json()},
         "small": options.small,
-        "servers": found,
+        "servers": results,
     }
-    print(table(result))
+    print(table(report))
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1))
-    return int(any("error" in server for server in found.values()))
+        options.json.write_text(json.dumps(report, indent=1))
+    return int(any("error" in result for result in results.values()))
 
 
 @dataclass
-class Sitting:
-    """The work, and what is known so far: `uncached_by_workload` are the tokens that a workload's prompts made a server compute."""
+class Comparison:
+    """Measures servers on the same workloads.
+
+    `uncached_by_workload`: the uncached prompt tokens of each workload, from the first server that reports usage.
+    """
 
     works: dict[str, Work]
     size: Size
@@ -82,56 +83,56 @@ class Sitting:
     model: Model
     uncached_by_workload: dict[str, int] = field(default_factory=dict)
 
-    async def sit(self, server: Server) -> dict[str, Any]:
-        """Everything one server gave; an `error` instead where it did not start or broke."""
-        found: dict[str, Any] = {"most": server.most, "workloads": {}}
+    async def measure(self, server: Server) -> dict[str, Any]:
+        """Returns the results of one server, with an `error` if it did not start or failed."""
+        result: dict[str, Any] = {"most": server.most, "workloads": {}}
         try:
-            async with started(server) as one:
-                found["start_s"] = round(one.start_s, 2)
+            async with started(server) as running:
+                result["start_s"] = round(running.start_s, 2)
                 for name, work in self.works.items():
                     if name.startswith("decode_") and int(name.removeprefix("decode_")) > server.most:
                         continue
-                    found["workloads"][name] = row = await self.measured(one, name, work)
+                    result["workloads"][name] = row = await self.measure_workload(running, name, work)
                     print(f"{server.name:18} {name:14} {json.dumps(row)}", flush=True)
-                found |= memory(server, one, self.model)
+                result |= memory(server, running, self.model)
         except ServerError as error:
-            found["error"] = str(error)
+            result["error"] = str(error)
             print(f"{server.name}: {error}", file=sys.stderr, flush=True)
-        return found
+        return result
 
-    async def measured(self, one: Started, name: str, work: Work) -> dict[str, float | str]:
-        """The median of some runs; an `error` where the server refused."""
+    async def measure_workload(self, server: Started, name: str, work: Work) -> dict[str, float | str]:
+        """Returns the median of some runs, or an `error` if the server refused."""
         runs: list[Done] = []
         try:
             for _ in range(self.repeat):
-                runs.append(await run(work, one.chat, self.size, time.time_ns()))
+                runs.append(await run(work, server.chat, self.size, time.time_ns()))
         except ServerError as error:
             return {"error": str(error)}
-        done = sorted(runs, key=lambda each: each.wall)[len(runs) // 2]
+        done = sorted(runs, key=lambda run: run.wall)[len(runs) // 2]
         if done.prompt_tokens:
             self.uncached_by_workload.setdefault(name, done.uncached_prompt_tokens)
-        else:  # a server that does not tell: another's count, for texts drawn in the same way
+        else:  # the server reports no usage: take another server's count for texts of the same distribution
             done = replace(done, uncached_prompt_tokens=self.uncached_by_workload.get(name, 0))
         return {
             "wall_s": round(done.wall, 3),
             "out_tok_s": round(done.out_tokens / done.wall, 1),
             "prompt_tok_s": round(done.uncached_prompt_tokens / done.wall, 1),
-            "ttft_s": round(statistics.median(each.ttft for each in runs), 4),
-            "spread": round(max(each.wall for each in runs) / min(each.wall for each in runs), 2),
+            "ttft_s": round(statistics.median(run.ttft for run in runs), 4),
+            "spread": round(max(run.wall for run in runs) / min(run.wall for run in runs), 2),
             "limit_share": round(self.model.lower_bound_s(self.machine, done) / done.wall, 3),
         }
 
 
-def memory(server: Server, one: Started, model: Model) -> dict[str, int]:
-    """Bytes resident, and of our own servers those beyond weights and KV cache."""
-    form = server.name.split()[1] if server.name.startswith("plait ") else ""
-    budget = host_kv_cache_budget() if form else 0
-    held = one.memory(budget)
-    if held is None:
+def memory(server: Server, running: Started, model: Model) -> dict[str, int]:
+    """Returns the resident bytes, and for plait's own servers those beyond weights and KV cache."""
+    weight_format = server.name.split()[1] if server.name.startswith("plait ") else ""
+    usage = running.memory(host_kv_cache_budget() if weight_format else 0)
+    if usage is None:
         return {}
-    weights = model.weight_bytes if form == "as-stored" else int(model.parameters * FORM_BITS.get(form, 0.0) / 8)
-    beyond = {"beyond_weights_and_kv": held.resident - held.kv - weights} if form else {}
-    return {"resident": held.resident, "kv_resident": held.kv, **beyond}
+    bits = WEIGHT_BITS.get(weight_format, 0.0)
+    weights = model.weight_bytes if weight_format == "as-stored" else int(model.parameters * bits / 8)
+    overhead = {"beyond_weights_and_kv": usage.resident - usage.kv - weights} if weight_format else {}
+    return {"resident": usage.resident, "kv_resident": usage.kv, **overhead}
 
 
 def _processor() -> str:

@@ -1,8 +1,8 @@
 """The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
 
-    python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # started and ended here, see sitting/servers.py
-    python benchmarks/paper_programs.py --peer http://127.0.0.1:8000        # one that runs already
-    python benchmarks/paper_programs.py                                     # our own `plait serve`
+    python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # see server_comparison/servers.py
+    python benchmarks/paper_programs.py --peer http://127.0.0.1:8000        # a server that already runs
+    python benchmarks/paper_programs.py                                     # plait's own `plait serve`
 
 Each program of examples/ runs for a few users at once, from an empty cache: wall time, prompt tokens computed, and the
 cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text, calls of branches
@@ -78,7 +78,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--peers", type=Path, metavar="FILE", help="a TOML file of servers; see sitting/servers.py")
+    where.add_argument("--peers", type=Path, metavar="FILE", help="servers; see server_comparison/servers.py")
     where.add_argument("--peer", metavar="URL", help="an OpenAI server that runs already; without /v1")
     where.add_argument("--alone", action="store_true", help="no peer")
     parser.add_argument("--named", default="vLLM", help="the server to take of --peers")

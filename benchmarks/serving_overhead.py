@@ -1,15 +1,15 @@
-"""What HTTP and ZeroMQ cost: a server beside an engine in one process, asked for the same text in turns.
+"""Measures the overhead of HTTP and ZeroMQ: the server against an engine in one process, on the same requests.
 
-    python benchmarks/serving_overhead.py [--streams 64] [--tokens 64] [--rounds 9] [--clock MS] [--weights FORM] [--refusals]
+    python benchmarks/serving_overhead.py [--streams 64] [--tokens 64] [--rounds 9] [--clock MS] [--weights FORM]
+                                          [--refusals]
 
-With `--clock` the model is a clock whose step takes so many milliseconds and no processor, as one on a device would;
-without, it is the embedded one, and its threads, the server and this program share the machine. The server is
-`plait serve`'s own code with its log.
+With `--clock` the model is simulated: a step takes that many milliseconds and no CPU time, as on a device. Without it,
+the embedded model's threads, the server and this program share the machine. The server is `plait serve`'s own code with
+its log.
 
-Everything is measured in rounds, each once here and once there, first the one and then the other in turns; a figure is
-the median of the rounds' own ratios or differences, with their quartiles. Beside them stands the processor time of each
-process, which scatters far less, and this program's, which a machine whose clients are elsewhere would not spend.
-`--refusals`: how soon wrong bodies are refused.
+Each round measures both, in alternating order; a figure is the median of the rounds' own ratios or differences, with
+their quartiles. Each process's CPU time is printed too, which varies far less than wall time; this program's own share
+would not be spent on a machine whose clients are elsewhere. `--refusals` measures how fast invalid bodies are refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from server_comparison.signals import unwind_on_signal
-from serving.http_load import Stream, one, run, under_load
+from serving.http_load import Stream, run, single_ttft, ttft_under_load
 
 SERVE = """
 import json, sys
 from plait.runtime.process.runtime import Runtime
-from plait.runtime.server import restarting, serve
+from plait.runtime.server import restarting_runtime, serve
 from plait.runtime.server.settings import server_settings
-restarting.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
+restarting_runtime.Runtime = lambda model, **settings: Runtime.connect(sys.argv[1])
 sys.exit(serve.serve(None, server_settings(port=int(sys.argv[2]))))
 """
 RUNTIME = """
@@ -47,11 +47,11 @@ with Runtime(progress=False, prompt_lookup=False, **json.loads(sys.argv[1])) as 
 """
 HERE = Path(__file__).parent / "serving"
 STOP_S = 20.0
-PROBES = 12  # requests of a round, one at a time
+PROBES = 12  # single requests per round
 
 
-class Cpu:
-    """Processor seconds of a process since this was made or last asked."""
+class CpuTimer:
+    """Measures the CPU seconds of a process since the timer was created or last read."""
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
@@ -60,23 +60,23 @@ class Cpu:
     def _now(self) -> float:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in self._tasks.iterdir()) / 1e9
 
-    def spent(self) -> float:
+    def read(self) -> float:
         before, self._before = self._before, self._now()
         return self._before - before
 
 
 class InProcess:
-    """The engine's process, told what to do line by line."""
+    """A process with the engine, controlled by one JSON command per line."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        given = json.dumps([options.clock / 1e3, max(64, options.streams + 1), settings_of(options)])
-        command = [sys.executable, str(HERE / "in_process.py"), given]
+        arguments = json.dumps([options.clock / 1e3, max(64, options.streams + 1), settings_of(options)])
+        command = [sys.executable, str(HERE / "in_process.py"), arguments]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.process.stdout.readline()
 
     def ask(self, *command: Any) -> tuple[Any, float]:
-        """The answer, and the processor seconds it took."""
+        """Returns the answer and the CPU seconds it took."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(command), file=self.process.stdin, flush=True)
         answer, cpu_s = json.loads(self.process.stdout.readline())
@@ -89,21 +89,22 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def runtime(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """(address, process id) of a runtime, the clock's or the embedded model's."""
+    """Starts a runtime, simulated or with the embedded model. Yields its address and process id."""
     with tempfile.TemporaryDirectory(prefix="plait-") as directory:
         if options.clock:
-            own = [str(HERE / "clock_runtime.py"), directory, str(options.clock), str(options.streams + 1)]
+            arguments = [str(HERE / "fixed_step_runtime.py"), directory, str(options.clock), str(options.streams + 1)]
         else:
-            own = ["-c", RUNTIME, json.dumps(settings_of(options))]
-        with ended(subprocess.Popen([sys.executable, *own], stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as process:
+            arguments = ["-c", RUNTIME, json.dumps(settings_of(options))]
+        command = [sys.executable, *arguments]
+        with ended(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as process:
             assert process.stdout is not None
-            said = process.stdout.readline()
-            yield (directory, process.pid) if options.clock else tuple(json.loads(said))
+            line = process.stdout.readline()
+            yield (directory, process.pid) if options.clock else tuple(json.loads(line))
 
 
 @contextlib.contextmanager
 def server(address: str) -> Iterator[tuple[int, int]]:
-    """(port, process id) of a server in front of a runtime."""
+    """Starts a server in front of a runtime. Yields its port and process id."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-c", SERVE, address, str(port)]
@@ -116,7 +117,7 @@ def server(address: str) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
-    """Ends a process with the block: it reads its end from standard input, or the signal tells it, or ends it."""
+    """Ends a process with the block: closes its standard input, then sends SIGTERM, then SIGKILL."""
     try:
         yield process
     finally:
@@ -132,126 +133,131 @@ def ended(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
             process.wait()
 
 
-def prompts(count: int, about: str) -> list[str]:
-    return [f"Tell me about the number {i} of {about} and " for i in range(count)]
+def prompts(count: int, topic: str) -> list[str]:
+    return [f"Tell me about the number {i} of {topic} and " for i in range(count)]
 
 
 class Rounds:
-    """What the rounds gave, by name; each is told at the end with its spread."""
+    """The measured values of all rounds, by name."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[float]] = {}
+        self._values: dict[str, list[float]] = {}
 
     def add(self, **values: float) -> None:
         for name, value in values.items():
-            self._found.setdefault(name, []).append(value)
+            self._values.setdefault(name, []).append(value)
 
     def median(self, name: str) -> float:
-        return statistics.median(self._found[name])
+        return statistics.median(self._values[name])
 
     def spread(self, name: str, form: str = ".2f") -> str:
-        """The median and the quartiles."""
-        low, middle, high = statistics.quantiles(self._found[name], n=4, method="inclusive")
-        return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+        """Formats the median and the quartiles."""
+        low, median, high = statistics.quantiles(self._values[name], n=4, method="inclusive")
+        return f"{median:{form}} ({low:{form}} to {high:{form}})"
 
 
 class SideBySide:
-    """An engine in one process and a server, asked for the same in turns."""
+    """Measures an engine in one process and a server on the same requests, in alternating order."""
 
-    def __init__(self, options: argparse.Namespace, engine: InProcess, port: int, cpus: dict[str, Cpu]) -> None:
+    def __init__(self, options: argparse.Namespace, engine: InProcess, port: int, cpus: dict[str, CpuTimer]) -> None:
         self.options, self.engine, self.cpus = options, engine, cpus
         self.probe = Stream(port)
         self.streams = [Stream(port) for _ in range(options.streams)]
         self.port, self.rounds = port, Rounds()
 
-    def in_turns(self, number: int, here: Callable[[], Any], there: Callable[[], Any]) -> tuple[Any, Any]:
-        """Both, the one that is first changing from round to round."""
+    def alternate(self, number: int, in_process: Callable[[], Any], served: Callable[[], Any]) -> tuple[Any, Any]:
+        """Returns the results of both. Odd rounds measure the server first."""
         if number % 2:
-            second = there()
-            return here(), second
-        return here(), there()
+            served_result = served()
+            return in_process(), served_result
+        return in_process(), served()
 
     def throughput(self, number: int) -> None:
-        """All streams at once; each round has prompts of its own."""
+        """Measures all streams at once, with other prompts in each round."""
         count = self.options.streams * self.options.tokens
         texts = prompts(self.options.streams, f"round {number}")
 
-        def there() -> tuple[float, dict[str, float]]:
+        def served() -> tuple[float, dict[str, float]]:
             for cpu in self.cpus.values():
-                cpu.spent()
-            own = time.process_time()
+                cpu.read()
+            load_start = time.process_time()
             wall_s = run(self.streams, texts, self.options.tokens)["wall_s"]
-            return wall_s, {name: cpu.spent() for name, cpu in self.cpus.items()} | {"load": time.process_time() - own}
+            cpu_s = {name: cpu.read() for name, cpu in self.cpus.items()}
+            return wall_s, cpu_s | {"load": time.process_time() - load_start}
 
-        (alone, alone_cpu), (wall_s, spent) = self.in_turns(
-            number, lambda: self.engine.ask("run", texts, self.options.tokens), there
+        (engine, engine_cpu_s), (wall_s, cpu_s) = self.alternate(
+            number, lambda: self.engine.ask("run", texts, self.options.tokens), served
         )
-        self.rounds.add(ratio=alone["wall_s"] / wall_s, here=count / alone["wall_s"], there=count / wall_s)
         self.rounds.add(
-            engine_us=alone_cpu / count * 1e6, **{f"{name}_us": s / count * 1e6 for name, s in spent.items()}
+            ratio=engine["wall_s"] / wall_s, engine_tok_s=count / engine["wall_s"], server_tok_s=count / wall_s
+        )
+        self.rounds.add(
+            engine_us=engine_cpu_s / count * 1e6, **{f"{name}_us": s / count * 1e6 for name, s in cpu_s.items()}
         )
 
     def idle(self, number: int) -> None:
-        """One request of one token at a time, with nothing else running."""
+        """Measures single requests of one token, with nothing else running."""
         text = "Tell me about the number "
 
-        def there() -> list[float]:
-            self.cpus["server"].spent()
-            times = [one(self.probe, f"{number}.{i}: {text}") for i in range(PROBES)]
-            self.rounds.add(request_us=self.cpus["server"].spent() / PROBES * 1e6)
+        def served() -> list[float]:
+            self.cpus["server"].read()
+            times = [single_ttft(self.probe, f"{number}.{i}: {text}") for i in range(PROBES)]
+            self.rounds.add(request_us=self.cpus["server"].read() / PROBES * 1e6)
             return times
 
-        (here, _), through = self.in_turns(number, lambda: self.engine.ask("one", f"{number}. {text}", PROBES), there)
-        self.rounds.add(idle_here=median_ms(here), idle_there=median_ms(through))
-        self.rounds.add(idle_more=median_ms(through) - median_ms(here))
+        (engine_s, _), server_s = self.alternate(
+            number, lambda: self.engine.ask("one", f"{number}. {text}", PROBES), served
+        )
+        self.rounds.add(idle_engine=median_ms(engine_s), idle_server=median_ms(server_s))
+        self.rounds.add(idle_overhead=median_ms(server_s) - median_ms(engine_s))
 
     def loaded(self, number: int) -> None:
-        """One request at a time while all but one of the streams are answered."""
+        """Measures single requests while all but one of the streams are running."""
         texts = prompts(self.options.streams, f"many {number}")
         step_s = self.options.clock / 1e3 or 0.025
-        pauses = [(i * 7 % PROBES + 0.5) / PROBES * step_s for i in range(PROBES)]  # at every part of a step
+        pauses = [(i * 7 % PROBES + 0.5) / PROBES * step_s for i in range(PROBES)]  # spread over a step
 
-        def there() -> list[float]:
+        def served() -> list[float]:
             streams = [Stream(self.port) for _ in range(self.options.streams - 1)]
-            times = under_load(streams, texts, self.probe, pauses)
-            for each in streams:
-                each.socket.close()
+            times = ttft_under_load(streams, texts, self.probe, pauses)
+            for stream in streams:
+                stream.socket.close()
             return times
 
-        (here, _), through = self.in_turns(number, lambda: self.engine.ask("under_load", texts, pauses), there)
-        self.rounds.add(loaded_here=statistics.mean(here) * 1e3, loaded_there=statistics.mean(through) * 1e3)
-        self.rounds.add(loaded_more=(statistics.mean(through) - statistics.mean(here)) * 1e3)
+        (engine_s, _), server_s = self.alternate(number, lambda: self.engine.ask("under_load", texts, pauses), served)
+        engine_ms, server_ms = statistics.mean(engine_s) * 1e3, statistics.mean(server_s) * 1e3
+        self.rounds.add(loaded_engine=engine_ms, loaded_server=server_ms, loaded_overhead=server_ms - engine_ms)
 
-    def tell(self) -> None:
-        found, options = self.rounds, self.options
-        net = found.median("server_us") - found.median("request_us") / options.tokens
+    def print_results(self) -> None:
+        rounds, options = self.rounds, self.options
+        net = rounds.median("server_us") - rounds.median("request_us") / options.tokens
         print(
             f"{options.rounds} rounds: medians (and quartiles)\n"
-            f"tokens/s of {options.streams} streams: {found.spread('here', '.0f')} in process, "
-            f"{found.spread('there', '.0f')} through the server\n"
-            f"through the server over in process: {found.spread('ratio', '.3f')}\n"
-            f"first token, idle, ms: {found.spread('idle_here')} in process, {found.spread('idle_there')} through the "
-            f"server: more by {found.spread('idle_more')}\n"
-            f"first token beside {options.streams - 1} streams, mean, ms: {found.spread('loaded_here')} in process, "
-            f"{found.spread('loaded_there')} through the server: more by {found.spread('loaded_more')}\n"
-            f"processor, us a token: in process {found.spread('engine_us', '.1f')}; server "
-            f"{found.spread('server_us', '.1f')}, of it {net:.1f} beside the requests; runtime "
-            f"{found.spread('runtime_us', '.1f')}; this program {found.spread('load_us', '.1f')}\n"
-            f"the server's processor, us a request: {found.spread('request_us', '.0f')}",
+            f"tokens/s of {options.streams} streams: {rounds.spread('engine_tok_s', '.0f')} in process, "
+            f"{rounds.spread('server_tok_s', '.0f')} through the server\n"
+            f"server throughput relative to in process: {rounds.spread('ratio', '.3f')}\n"
+            f"TTFT, idle, ms: {rounds.spread('idle_engine')} in process, {rounds.spread('idle_server')} through the "
+            f"server: overhead {rounds.spread('idle_overhead')}\n"
+            f"TTFT beside {options.streams - 1} streams, mean, ms: {rounds.spread('loaded_engine')} in process, "
+            f"{rounds.spread('loaded_server')} through the server: overhead {rounds.spread('loaded_overhead')}\n"
+            f"CPU, us per token: in process {rounds.spread('engine_us', '.1f')}; server "
+            f"{rounds.spread('server_us', '.1f')}, {net:.1f} of it without the per-request cost; runtime "
+            f"{rounds.spread('runtime_us', '.1f')}; this program {rounds.spread('load_us', '.1f')}\n"
+            f"CPU of the server, us per request: {rounds.spread('request_us', '.0f')}",
             flush=True,
         )
 
 
 def compare(side_by_side: SideBySide) -> None:
-    """All rounds, after one that is not counted."""
-    warm = prompts(side_by_side.options.streams, "the first round")
-    run(side_by_side.streams, warm, 4)
-    side_by_side.engine.ask("run", warm, 4)
+    """Runs a warm-up and then all rounds."""
+    warm_up = prompts(side_by_side.options.streams, "the first round")
+    run(side_by_side.streams, warm_up, 4)
+    side_by_side.engine.ask("run", warm_up, 4)
     for number in range(side_by_side.options.rounds):
         side_by_side.throughput(number)
         side_by_side.idle(number)
         side_by_side.loaded(number)
-    side_by_side.tell()
+    side_by_side.print_results()
 
 
 def median_ms(seconds: list[float]) -> float:
@@ -259,7 +265,7 @@ def median_ms(seconds: list[float]) -> float:
 
 
 def refusals(port: int) -> None:
-    """How long wrong bodies take to be refused."""
+    """Measures how fast invalid bodies are refused."""
     chat = {"model": "default", "messages": [{"role": "user", "content": "hi"}]}
     good = json.dumps(chat).encode()
     long_prompt = chat | {"messages": [{"role": "user", "content": "ab " * 333_333}]}
@@ -276,12 +282,12 @@ def refusals(port: int) -> None:
         times, status = [], b""
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                began = time.perf_counter()
+                start = time.perf_counter()
                 head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                with contextlib.suppress(ConnectionError):  # it need not read all of what it refuses
+                with contextlib.suppress(ConnectionError):  # the server may refuse before it has read everything
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
                 status = connection.recv(64)[9:12]
-                times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - start)
         print(f"{name}: {status.decode()} after {median_ms(times):.1f} ms", flush=True)
 
 
@@ -301,7 +307,7 @@ def main() -> None:
             return
         engine = InProcess(options)
         with ended(engine.process):
-            cpus = {"server": Cpu(pid), "runtime": Cpu(runtime_pid)}
+            cpus = {"server": CpuTimer(pid), "runtime": CpuTimer(runtime_pid)}
             compare(SideBySide(options, engine, port, cpus))
 
 

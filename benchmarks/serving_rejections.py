@@ -1,7 +1,7 @@
-"""How fast the server says no, and how fast a client that hangs up is forgotten.
+"""Measures how fast the server refuses invalid requests, and how fast it frees the pages of a disconnected client.
 
-Every refusal is to come within 100 ms, also while the model is busy, and every page of a client that hung up is to be
-free within 250 ms. The median and the slowest of each are printed, in milliseconds.
+The targets: a refusal within 100 ms, also while the model is busy, and all pages free within 250 ms of a disconnect.
+The median and the maximum of each are printed, in milliseconds.
 
     python benchmarks/serving_rejections.py [--rounds 20]
 """
@@ -21,16 +21,16 @@ import time
 
 from server_comparison.signals import unwind_on_signal
 
-GOOD = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+VALID = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG = {"model": "default", "prompt": "Once", "max_tokens": 4000, "ignore_eos": True}
 KEY = "a-key"
 
 
 def body(**changes: object) -> bytes:
-    return json.dumps(GOOD | changes).encode()
+    return json.dumps(VALID | changes).encode()
 
 
-WRONG = {
+INVALID_BODIES = {
     "malformed JSON": body()[:-1],
     "NaN": body()[:-1] + b', "temperature": NaN}',
     "a lone surrogate": body().replace(b"hi", b"\\ud800"),
@@ -46,7 +46,7 @@ WRONG = {
 
 
 class Client:
-    """One connection per request, as a stranger's would be."""
+    """A client that opens a connection per request."""
 
     def __init__(self, address: str) -> None:
         self.host, port = address.removeprefix("http://").split(":")
@@ -55,45 +55,46 @@ class Client:
     def ask(
         self, method: str, path: str, content: bytes = b"", kind: str = "application/json", key: str = KEY
     ) -> tuple:
-        """(milliseconds, status, the body)"""
-        began = time.perf_counter()
+        """Returns the milliseconds, the status and the body."""
+        start = time.perf_counter()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         headers = {"content-type": kind, "authorization": f"Bearer {key}"}
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was sent
             connection.request(method, path, content, headers)
-        answer = connection.getresponse()
-        text = answer.read()
+        response = connection.getresponse()
+        text = response.read()
         connection.close()
-        return 1000 * (time.perf_counter() - began), answer.status, text
+        return 1000 * (time.perf_counter() - start), response.status, text
 
-    def hang_up(self, stream: bool) -> float:
-        """Milliseconds from the end of a connection until no page is held."""
+    def disconnect(self, stream: bool) -> float:
+        """Returns the milliseconds from a disconnect until no page is held."""
         content = json.dumps(LONG | {"stream": stream}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
         with socket.create_connection((self.host, self.port)) as connection:
             connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-            while not self.held():
+            while not self.num_held_pages():
                 time.sleep(0.005)
             time.sleep(0.1)
-        began = time.perf_counter()
-        while self.held():
+        start = time.perf_counter()
+        while self.num_held_pages():
             time.sleep(0.001)
-        return 1000 * (time.perf_counter() - began)
+        return 1000 * (time.perf_counter() - start)
 
-    def held(self) -> int:
+    def num_held_pages(self) -> int:
         return json.loads(self.ask("GET", "/status")[2])["runtime"]["held_pages"]
 
 
 def refusals(client: Client, rounds: int, state: str) -> None:
-    for name, content in WRONG.items():
+    for name, content in INVALID_BODIES.items():
         kind = "text/plain" if "content type" in name else "application/json"
         key = "" if name == "no key" else KEY
-        asked = [client.ask("POST", "/v1/chat/completions", content, kind, key) for _ in range(rounds)]
-        assert all(400 <= status < 500 and "error" in json.loads(text) for _, status, text in asked), (name, asked[0])
-        show(f"{name}, {state}", [ms for ms, _, _ in asked])
+        answers = [client.ask("POST", "/v1/chat/completions", content, kind, key) for _ in range(rounds)]
+        for _, status, text in answers:
+            assert 400 <= status < 500 and "error" in json.loads(text), (name, status, text)
+        print_row(f"{name}, {state}", [ms for ms, _, _ in answers])
 
 
-def show(name: str, milliseconds: list[float]) -> None:
+def print_row(name: str, milliseconds: list[float]) -> None:
     print(f"{name:42} {statistics.median(milliseconds):8.1f} {max(milliseconds):8.1f}", flush=True)
 
 
@@ -121,7 +122,7 @@ def main() -> None:
     try:
         client = Client(server.stdout.readline().split()[-1])
         for stream in (False, True):
-            show(f"pages free, stream={stream}", [client.hang_up(stream) for _ in range(rounds)])
+            print_row(f"pages free, stream={stream}", [client.disconnect(stream) for _ in range(rounds)])
     finally:
         server.terminate()
         server.wait()

@@ -1,6 +1,7 @@
 """plait: a Python language for programs that call a language model many times.
 
-The public names. Importing this loads nothing yet, a name its module, and only a Runtime or Engine a model or torch.
+These are the public names. The module of a name is imported when the name is first used; only a Runtime or an Engine
+loads a model or torch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what type checkers and editors read; `_NAMES_BY_MODULE` is the same for a program that runs
+if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the same names at run time
     from plait.lang.aio.state import AsyncState
     from plait.lang.backends.anthropic import Anthropic
     from plait.lang.backends.default_backend import flush_cache, get_server_info, set_default_backend
@@ -183,7 +184,7 @@ _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for nam
 
 
 def __getattr__(name: str) -> object:
-    """Each name's module is loaded when the name is first used (PEP 562): `plait.constrained` needs no language."""
+    """Imports a name's module when the name is first used (PEP 562)."""
     value: object
     if name in ("constrained", "lang", "runtime"):
         value = importlib.import_module(f"plait.{name}")

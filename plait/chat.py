@@ -1,7 +1,4 @@
-"""`plait chat`: conversations in the terminal, each one a program whose session stays open.
-
-Knows: lines in, pieces out, commands. Must not know: arguments of the command line, exit codes but success.
-"""
+"""`plait chat`: conversations in the terminal. Each is a program whose session stays open."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ CHAT_MAX_TOKENS = 512
 
 
 def chat(system: str | None, temperature: float) -> int:
-    """Conversations one after the other, until the input ends."""
+    """Runs conversations one after the other until the input ends. Returns the exit code."""
     read = _reader()
-    plait.gen(temperature=temperature)  # refuses a wrong value before the model is loaded
+    plait.gen(temperature=temperature)  # raises for a wrong value, before the model is loaded
     if sys.stdin.isatty():
         print(CHAT_HELP)
     try:
         while conversation.run(read, system, temperature=temperature).ret_value:
             print("(a new conversation)")
     except plait.ProgramError as error:
-        if isinstance(error.__cause__, BrokenPipeError):  # the reader of our output has gone, as `head` does
+        if isinstance(error.__cause__, BrokenPipeError):  # the reader of the output has exited, as `head` does
             raise error.__cause__ from None
         raise
     return 0
@@ -33,7 +30,7 @@ def chat(system: str | None, temperature: float) -> int:
 
 @plait.function
 def conversation(s: plait.ProgramState, read: Callable[[], str | None], system: str | None) -> bool:
-    """One conversation. True: the user wants another."""
+    """One conversation. Returns True if the user asks for a new one."""
     if system is not None:
         s += plait.system(system)
     while (line := read()) is not None and line != "/quit":
@@ -52,14 +49,14 @@ def conversation(s: plait.ProgramState, read: Callable[[], str | None], system: 
 
 
 def _print_answer(s: plait.ProgramState) -> bool:
-    """Prints the answer as it comes. False: it failed, and the conversation cannot go on."""
+    """Prints the answer while it is generated. Returns False if it failed, which ends the conversation."""
     try:
         for piece in s.text_iter("answer"):
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
         s.abort("answer")
         with contextlib.suppress(plait.ProgramError):
-            s["answer"]  # waits until it has stopped
+            s["answer"]  # waits until the call has stopped
         print(" (stopped)")
     except plait.ProgramError as error:
         print()
@@ -71,14 +68,14 @@ def _print_answer(s: plait.ProgramState) -> bool:
 
 
 def _reader() -> Callable[[], str | None]:
-    """A function that reads one line, with editing and history on a terminal; None at the end of the input."""
+    """Returns a function that reads one line, with editing on a terminal. It returns None at the end of the input."""
     if not sys.stdin.isatty():
         return _read_piped
     try:
         import readline
 
         readline.parse_and_bind("tab: self-insert")
-    except ImportError:  # not on every system; lines come without editing then
+    except ImportError:  # not available on every system
         print("(without line editing)", file=sys.stderr)
 
     def read() -> str | None:
@@ -87,7 +84,7 @@ def _reader() -> Callable[[], str | None]:
         except EOFError:
             print()
             return None
-        except KeyboardInterrupt:  # at the prompt: this line is dropped, no more
+        except KeyboardInterrupt:  # at the prompt: drops the line
             print()
             return ""
 
@@ -95,7 +92,7 @@ def _reader() -> Callable[[], str | None]:
 
 
 def _read_piped() -> str | None:
-    """The next line of a pipe or a file; one that is not UTF-8 is told and skipped."""
+    """Returns the next line of a pipe or a file. Skips lines that are not UTF-8, with a message."""
     lines = getattr(sys.stdin, "buffer", None)
     while line := lines.readline() if lines is not None else sys.stdin.readline():
         try:

@@ -1,7 +1,4 @@
-"""`plait check`: what this machine has, and whether the model that is found can run.
-
-Knows: the report and the model's header. Must not know: how programs run; loads no weights.
-"""
+"""`plait check`: describes this machine, and whether the model can run on it. Loads no weights."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(model: str | None, weights: WeightFormat | None = None) -> int:
-    """Prints one line for each fact. 1: there is no model, or it cannot run so; the error says why."""
+    """Prints one line per fact and returns the exit code: 1 if there is no model or it cannot run here."""
     from plait.runtime.model_files.locate import locate_model
     from plait.runtime.process.environment_report import report
 
@@ -25,7 +22,7 @@ def check(model: str | None, weights: WeightFormat | None = None) -> int:
     failure: plait.PlaitError | None = None
     try:
         lines["model"] = path = locate_model(model)
-        lines |= _described(path)
+        lines |= _describe(path)
         lines["weights"] = _weights(path, weights)
     except (plait.ModelError, plait.InputError) as error:
         failure = error
@@ -38,8 +35,8 @@ def check(model: str | None, weights: WeightFormat | None = None) -> int:
     return 1
 
 
-def _described(path: Path) -> dict[str, str]:
-    """The model's architecture and sizes, from its header. Raises ModelError for a model that cannot run."""
+def _describe(path: Path) -> dict[str, str]:
+    """Returns the model's architecture and sizes, from its header. Raises ModelError for a model that cannot run."""
     from plait.runtime.weights.checkpoint import expected_shapes, open_checkpoint
 
     config = open_checkpoint(path).config
@@ -60,15 +57,15 @@ def _embeddings(path: Path) -> str:
     pooling = read_pooling(path)
     if isinstance(pooling, UnsupportedPooling):
         return f"none: {pooling.reason}"
-    how = {"last": "the state of the last token", "mean": "the mean of all tokens' states"}[pooling.kind]
-    return how + (", scaled to the length 1" if pooling.normalize else "")
+    description = {"last": "the state of the last token", "mean": "the mean of all tokens' states"}[pooling.kind]
+    return description + (", scaled to the length 1" if pooling.normalize else "")
 
 
-def _weights(path: Path, form: WeightFormat | None) -> str:
-    """In which form they run here, and why. InputError for a form that cannot be had."""
+def _weights(path: Path, weights: WeightFormat | None) -> str:
+    """Returns the weight format that would run here, and why. Raises InputError for one that cannot run here."""
     from plait.runtime.config import engine_config
     from plait.runtime.executor.backend_selection import resolve_weight_format
     from plait.runtime.weights.checkpoint import open_checkpoint
 
-    chosen = resolve_weight_format(engine_config(weights=form), open_checkpoint(path))
+    chosen = resolve_weight_format(engine_config(weights=weights), open_checkpoint(path))
     return f"{chosen.weight_format} ({chosen.reason})"

@@ -1,7 +1,6 @@
-"""The command `plait`: run a program, chat in the terminal, serve HTTP clients, check this machine.
+"""The command `plait`: runs a program, chats in the terminal, serves HTTP clients, checks this machine.
 
-Knows: arguments, exit codes, what is printed. Must not know: how programs run; nothing heavy is imported before a
-command needs it.
+Modules with heavy imports are imported by the command that needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?|mps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code. 0: done, 1: it failed, 2: the arguments are wrong, 130: Ctrl-C.
+    """Runs one command and returns its exit code. 0: success, 1: failure, 2: wrong arguments, 130: Ctrl-C.
 
     >>> main(["--version"])                                             # doctest: +SKIP
     plait 0.1.0
@@ -40,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _fail("interrupted")
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        with contextlib.suppress(OSError):  # Python's own last flush is to be quiet
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
+        with contextlib.suppress(OSError):  # so that Python's final flush of stdout raises nothing
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -54,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run a Python file that holds plait programs")
     _add_model(run)
     run.add_argument(
-        "--trace", metavar="OUT", help="write what all programs did: a page (.html) or for Perfetto (.json)"
+        "--trace", metavar="OUT", help="write a trace of all programs: a page (.html) or for Perfetto (.json)"
     )
     run.add_argument("file", metavar="FILE.py")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
@@ -66,11 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
     talk.set_defaults(command=_chat)
 
-    server = commands.add_parser("serve", help="serve the model over HTTP to the clients that people have")
+    server = commands.add_parser("serve", help="serve the model over HTTP to clients of common APIs")
     add_serve_options(server)
     server.set_defaults(command=serve_command)
 
-    machine = commands.add_parser("check", help="say what this machine has and which model is found")
+    machine = commands.add_parser("check", help="describe this machine and the model that is found")
     machine.add_argument("--model", help="as for run")
     add_weights_option(machine)
     machine.set_defaults(command=_check)
@@ -89,7 +88,7 @@ def _fail(message: str) -> int:
 
 
 def _check_model_and_device(options: argparse.Namespace) -> None:
-    """Refuses a wrong --model or --device now: the runtime would do so only when a program first needs it."""
+    """Raises PlaitError for a wrong --model or --device, which the runtime would refuse only at its first use."""
     device = getattr(options, "device", None)
     if device is not None and not DEVICE.fullmatch(device):
         raise plait.InputError(f"--device must be auto, cpu, cuda, cuda:N or mps, not {device!r:.80}")
@@ -102,7 +101,7 @@ def _check_model_and_device(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Runs the file as `python FILE.py` would, with the default model as the options say."""
+    """Runs the file as `python FILE.py` would, with the default model and device of the options."""
     from plait.lang.backends.default_backend import configure_embedded
     from plait.lang.spans.call_spans import collect_runs
     from plait.lang.spans.export import checked_path, write_traces
@@ -111,13 +110,13 @@ def _run(options: argparse.Namespace) -> int:
     if not path.is_file():
         return _fail(f"there is no file {options.file}")
     configure_embedded(model_path=options.model, device=options.device, weights=options.weights)
-    target = None if options.trace is None else checked_path("--trace", options.trace)
-    with contextlib.ExitStack() as watching:
-        runs = watching.enter_context(collect_runs()) if target is not None else []
+    trace_path = None if options.trace is None else checked_path("--trace", options.trace)
+    with contextlib.ExitStack() as stack:
+        runs = stack.enter_context(collect_runs()) if trace_path is not None else []
         code = _run_file(options, path)
-    if target is not None:
-        write_traces(runs, target)
-        print(f"plait: what {len(runs)} programs did is in {target}", file=sys.stderr)
+    if trace_path is not None:
+        write_traces(runs, trace_path)
+        print(f"plait: the trace of {len(runs)} programs is in {trace_path}", file=sys.stderr)
     return code
 
 
@@ -125,7 +124,7 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
     from plait.lang.backends.default_backend import embedded_settings_ignored
     from plait.tracebacks import print_traceback
 
-    argv, first = sys.argv, sys.path[0]
+    argv, first_path = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [options.file, *options.arguments], str(path.resolve().parent)
     try:
         runpy.run_path(str(path), run_name="__main__")
@@ -135,7 +134,7 @@ def _run_file(options: argparse.Namespace, path: Path) -> int:
         print_traceback(error)
         return _fail(f"{options.file} failed")
     finally:
-        sys.argv, sys.path[0] = argv, first
+        sys.argv, sys.path[0] = argv, first_path
         if (options.model or options.device or options.weights) and embedded_settings_ignored():
             print(
                 "plait: --model, --device and --weights had no effect: the file chose its own backend", file=sys.stderr

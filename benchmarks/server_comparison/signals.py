@@ -1,7 +1,4 @@
-"""A benchmark that is told to end ends the servers it started: by default SIGTERM takes it where it stands.
-
-Knows: signals. Must not know: processes, what a benchmark does.
-"""
+"""Lets a benchmark end the servers it started when it is terminated: by default SIGTERM skips every `finally`."""
 
 from __future__ import annotations
 
@@ -10,16 +7,16 @@ from types import FrameType
 
 
 def unwind_on_signal() -> None:
-    """From now on SIGTERM and SIGINT raise SystemExit in the main thread, so that every `finally` runs.
+    """Makes SIGTERM and SIGINT raise SystemExit in the main thread, so that every `finally` runs.
 
-    What they interrupt is not interrupted a second time. Who started this with a signal ignored is left so.
+    Only the first signal does; later ones are ignored. A signal that was already ignored stays ignored.
     """
-    told = [each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN]
+    handled = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
 
-    def unwind(number: int, frame: FrameType | None) -> None:
-        for each in told:
-            signal.signal(each, signal.SIG_IGN)
-        raise SystemExit(128 + number)
+    def unwind(received: int, frame: FrameType | None) -> None:
+        for number in handled:
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + received)
 
-    for each in told:
-        signal.signal(each, unwind)
+    for number in handled:
+        signal.signal(number, unwind)

@@ -1,14 +1,14 @@
-"""A sitting as text: every server's figures with their share of the machine's limit, and the first server's ratio to
-the peer that its goal names. Also Markdown, for the documentation.
+"""Formats a report of cpu.py as a table, in plain text or Markdown.
 
-Knows: the JSON of a sitting. Must not know: how it came about.
+A cell is a server's figure and its share of the machine's limit. The last columns are the ratio of the first server to
+a peer, and the goal for it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# row: (key of the figure, unit, whether more is better, goal against which peer: (name's beginning, ratio))
+# workload: (key of the figure, unit, whether more is better, goal as (prefix of the peer's name, ratio))
 ROWS: dict[str, tuple[str, str, bool, tuple[str, float] | None]] = {
     "decode_1": ("out_tok_s", "tok/s", True, ("llama.cpp", 1.5)),
     "decode_4": ("out_tok_s", "tok/s", True, ("vLLM", 2.4)),
@@ -21,35 +21,33 @@ ROWS: dict[str, tuple[str, str, bool, tuple[str, float] | None]] = {
 }
 
 
-def table(sitting: dict[str, Any]) -> str:
-    """The rows, aligned, the sitting's first server compared."""
-    lines = [["", *sitting["servers"], "ratio", "goal"], *rows(sitting)]
+def table(report: dict[str, Any]) -> str:
+    """Returns the report as aligned text."""
+    lines = [["", *report["servers"], "ratio", "goal"], *rows(report)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def markdown(sitting: dict[str, Any]) -> str:
-    """The same as a table of a documentation page."""
-    head = ["", *sitting["servers"], "ratio", "goal"]
-    lines = [head, ["---"] * len(head), *rows(sitting)]
+def markdown(report: dict[str, Any]) -> str:
+    """Returns the report as a Markdown table."""
+    header = ["", *report["servers"], "ratio", "goal"]
+    lines = [header, ["---"] * len(header), *rows(report)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def rows(sitting: dict[str, Any]) -> list[list[str]]:
-    servers = sitting["servers"]
-    found = []
-    for name, (key, unit, more, goal) in ROWS.items():
+def rows(report: dict[str, Any]) -> list[list[str]]:
+    """Returns the rows of the table without its header."""
+    servers = report["servers"]
+    rows = []
+    for name, (key, unit, more_is_better, goal) in ROWS.items():
         cells = [_cell(server.get("workloads", {}).get(name), key, unit) for server in servers.values()]
         if any(cells):
-            found.append([name, *(cell or "-" for cell in cells), *_against(servers, name, key, more, goal)])
-    found.append(
-        ["start to first token", *(_seconds(server.get("start_s")) for server in servers.values()), "", "<= 5 s"]
-    )
-    held = [server.get("beyond_weights_and_kv", server.get("resident")) for server in servers.values()]
-    marks = ["" if "beyond_weights_and_kv" in server else " in all" for server in servers.values()]
-    cells = ["-" if each is None else f"{each / 2**20:.0f} MB{mark}" for each, mark in zip(held, marks, strict=True)]
-    found.append(["memory beyond weights and KV", *cells, "", "<= 300 MB"])
-    return found
+            comparison = _ratio_and_goal(servers, name, key, more_is_better, goal)
+            rows.append([name, *(cell or "-" for cell in cells), *comparison])
+    start_times = [_seconds(server.get("start_s")) for server in servers.values()]
+    rows.append(["start to first token", *start_times, "", "<= 5 s"])
+    rows.append(["memory beyond weights and KV", *map(_memory, servers.values()), "", "<= 300 MB"])
+    return rows
 
 
 def _cell(row: dict[str, Any] | None, key: str, unit: str) -> str:
@@ -64,16 +62,23 @@ def _seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value else "-"
 
 
-def _against(
-    servers: dict[str, Any], name: str, key: str, more: bool, goal: tuple[str, float] | None
+def _memory(server: dict[str, Any]) -> str:
+    if "beyond_weights_and_kv" in server:
+        return f"{server['beyond_weights_and_kv'] / 2**20:.0f} MB"
+    return f"{server['resident'] / 2**20:.0f} MB in all" if "resident" in server else "-"
+
+
+def _ratio_and_goal(
+    servers: dict[str, Any], workload: str, key: str, more_is_better: bool, goal: tuple[str, float] | None
 ) -> tuple[str, str]:
-    """The first server's figure through the goal's peer's, and the goal."""
+    """Returns the ratio of the first server's figure to that of the goal's peer, and the goal."""
     if goal is None:
         return "", ""
     peer, ratio = goal
-    wanted = f"{'>=' if more else '<='} {ratio:g} x {peer}"
-    first = next(iter(servers.values())).get("workloads", {}).get(name, {}).get(key)
-    theirs = [s.get("workloads", {}).get(name, {}).get(key) for n, s in servers.items() if n.startswith(peer)]
-    if first is None or not theirs or theirs[0] is None:
-        return "-", wanted
-    return f"{first / theirs[0]:.2f}", wanted
+    goal_text = f"{'>=' if more_is_better else '<='} {ratio:g} x {peer}"
+    figures = {name: server.get("workloads", {}).get(workload, {}).get(key) for name, server in servers.items()}
+    first = next(iter(figures.values()))
+    peers = [figure for name, figure in figures.items() if name.startswith(peer)]
+    if first is None or not peers or peers[0] is None:
+        return "-", goal_text
+    return f"{first / peers[0]:.2f}", goal_text

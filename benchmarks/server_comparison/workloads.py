@@ -1,9 +1,7 @@
-"""The work every server gets: decoding at several widths, prompts with and without a common beginning, chats, a tree.
+"""The workloads of the comparison: decoding at several widths, prompts with and without a shared prefix, chats, a tree.
 
-Texts are drawn from a seed that no two runs share, so nothing is cached but what the workload itself repeats.
+Each run draws its texts from its own seed, so only what the workload itself repeats can be cached.
 `Done.uncached_prompt_tokens` counts the prompt tokens that a server with a perfect prefix cache still has to compute.
-
-Knows: texts and their order. Must not know: servers, limits, tables.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ WORDS = _WORDS.split()
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything; `SMALL` is for trying the benchmark itself."""
+    """The sizes of the workloads. `SMALL` is for testing the benchmark itself."""
 
     out: int = 96  # tokens of a decoding stream
     short: int = 16
     turn: int = 32
     thought: int = 24
-    prefix: int = 700  # words; a bit more in tokens
+    prefix: int = 700  # words, which are slightly more tokens
     clients: int = 32
     prompts: int = 8
     chats: int = 8
@@ -54,7 +52,7 @@ SMALL = Size(
 
 @dataclass(frozen=True)
 class Done:
-    """One run: seconds, every answer, prompt tokens that had to be computed, and how many answers ran at once."""
+    """One run of a workload. `wall`: seconds. `width`: how many answers ran at once."""
 
     wall: float
     answers: list[Answer]
@@ -74,6 +72,7 @@ class Done:
         return statistics.median(answer.ttft for answer in self.answers)
 
 
+# returns the answers, the uncached prompt tokens and the width
 Work = Callable[[Chat, Size, random.Random], Awaitable[tuple[list[Answer], int, int]]]
 
 
@@ -90,88 +89,88 @@ def system(text: str) -> Messages:
 
 
 async def run(work: Work, chat: Chat, size: Size, seed: int) -> Done:
-    """Raises ServerError as soon as one answer fails."""
-    begun = time.perf_counter()
+    """Runs a workload once. Raises ServerError as soon as one answer fails."""
+    start = time.perf_counter()
     answers, uncached_prompt_tokens, width = await work(chat, size, random.Random(seed))
-    return Done(time.perf_counter() - begun, answers, uncached_prompt_tokens, min(width, chat.most))
+    return Done(time.perf_counter() - start, answers, uncached_prompt_tokens, min(width, chat.most))
 
 
 def decode(streams: int) -> Work:
     async def work(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
-        asked = [
+        prompts = [
             user(f"Tell a long tale, the {i}th, about a {draw.choice(WORDS)} and a library.") for i in range(streams)
         ]
-        answers = await asyncio.gather(*(chat.ask(each, size.out) for each in asked))
+        answers = await asyncio.gather(*(chat.ask(prompt, size.out) for prompt in prompts))
         return answers, sum(answer.prompt_tokens for answer in answers), streams
 
     return work
 
 
 async def long_prompts(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
-    asked = [user(prose(size.prefix + 30, draw)) for _ in range(size.prompts)]
-    answers = await asyncio.gather(*(chat.ask(each, size.short) for each in asked))
+    prompts = [user(prose(size.prefix + 30, draw)) for _ in range(size.prompts)]
+    answers = await asyncio.gather(*(chat.ask(prompt, size.short) for prompt in prompts))
     return answers, sum(answer.prompt_tokens for answer in answers), size.prompts
 
 
 def shared_prefix(words: int | None = None, width: int = 16) -> Work:
-    """`words` of a system prompt before every question; None: the size's own."""
+    """A system prompt of `words` words, shared by all questions. None: the size's own `prefix`."""
 
     async def work(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
         count = size.prefix if words is None else words
-        beginning = system(prose(count, draw) if count else "Be brief.")
-        asked = [beginning + user(prose(30, draw)) for _ in range(size.clients)]
-        gate = asyncio.Semaphore(width)
+        prefix = system(prose(count, draw) if count else "Be brief.")
+        prompts = [prefix + user(prose(30, draw)) for _ in range(size.clients)]
+        slots = asyncio.Semaphore(width)
 
         async def one(messages: Messages) -> Answer:
-            async with gate:
+            async with slots:
                 return await chat.ask(messages, size.short)
 
-        answers = await asyncio.gather(*map(one, asked))
-        own = 40  # tokens of a question with its turn's marks: 30 words, most of them one token
-        uncached_prompt_tokens = answers[0].prompt_tokens + own * (len(answers) - 1)
+        answers = await asyncio.gather(*map(one, prompts))
+        question_tokens = 40  # 30 words, most of them one token, and the chat template's tokens
+        uncached_prompt_tokens = answers[0].prompt_tokens + question_tokens * (len(answers) - 1)
         return answers, uncached_prompt_tokens, min(width, size.clients)
 
     return work
 
 
 async def chats(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
-    """Several chats at once; every turn repeats the whole conversation."""
+    """Several chats at once. Every turn repeats the whole conversation."""
 
-    async def one(own: random.Random) -> tuple[list[Answer], int]:
-        messages, answers, uncached_prompt_tokens, known = system(prose(200 * size.prefix // 700, own)), [], 0, 0
+    async def one(draw: random.Random) -> tuple[list[Answer], int]:
+        messages, answers, uncached_prompt_tokens, cached = system(prose(200 * size.prefix // 700, draw)), [], 0, 0
         for _ in range(size.turns):
-            messages = messages + user(prose(60, own))
+            messages = messages + user(prose(60, draw))
             answers.append(await chat.ask(messages, size.turn))
-            uncached_prompt_tokens += max(0, answers[-1].prompt_tokens - known)
-            known = answers[-1].prompt_tokens + answers[-1].out_tokens
+            uncached_prompt_tokens += max(0, answers[-1].prompt_tokens - cached)
+            cached = answers[-1].prompt_tokens + answers[-1].out_tokens
             messages = [*messages, {"role": "assistant", "content": answers[-1].text}]
         return answers, uncached_prompt_tokens
 
-    found = await asyncio.gather(*(one(random.Random(draw.random())) for _ in range(size.chats)))
+    results = await asyncio.gather(*(one(random.Random(draw.random())) for _ in range(size.chats)))
     return (
-        [answer for answers, _ in found for answer in answers],
-        sum(uncached_prompt_tokens for _, uncached_prompt_tokens in found),
+        [answer for answers, _ in results for answer in answers],
+        sum(uncached_prompt_tokens for _, uncached_prompt_tokens in results),
         size.chats,
     )
 
 
 async def tree(chat: Chat, size: Size, draw: random.Random) -> tuple[list[Answer], int, int]:
-    """Tree of thought: every node asks for the next step after its parent's transcript."""
-    root, answers, musts = user(prose(300 * size.prefix // 700, draw)), [], []
+    """Tree of thought: every node asks for the next step after its parent's conversation."""
+    root, answers, uncached = user(prose(300 * size.prefix // 700, draw)), [], []
 
-    async def node(before: Messages, known: int, depth: int, name: str) -> None:
-        asked = before + user(f"Propose step {name}.")
-        answer = await chat.ask(asked, size.thought)
+    async def node(parent: Messages, cached: int, depth: int, name: str) -> None:
+        messages = parent + user(f"Propose step {name}.")
+        answer = await chat.ask(messages, size.thought)
         answers.append(answer)
-        musts.append(max(0, answer.prompt_tokens - known) if known else 0)
+        uncached.append(max(0, answer.prompt_tokens - cached) if cached else 0)
         if depth < size.depth:
-            after = [*asked, {"role": "assistant", "content": answer.text}]
-            known = answer.prompt_tokens + answer.out_tokens
-            await asyncio.gather(*(node(after, known, depth + 1, f"{name}.{i}") for i in range(size.branches)))
+            messages = [*messages, {"role": "assistant", "content": answer.text}]
+            cached = answer.prompt_tokens + answer.out_tokens
+            await asyncio.gather(*(node(messages, cached, depth + 1, f"{name}.{i}") for i in range(size.branches)))
 
     await asyncio.gather(*(node(root, 0, 1, str(i)) for i in range(size.branches)))
-    first = answers[0].prompt_tokens + 12 * (size.branches - 1)  # the root once, then a short turn for each branch
-    return answers, first + sum(musts), size.branches**size.depth
+    first_level = answers[0].prompt_tokens + 12 * (size.branches - 1)  # the root once, a short turn per branch
+    return answers, first_level + sum(uncached), size.branches**size.depth
 
 
 WORKLOADS: dict[str, Work] = {
@@ -185,5 +184,5 @@ CURVES: dict[str, Work] = {f"decode_{streams}": decode(streams) for streams in (
 
 
 def prefix_curve(size: Size) -> dict[str, Work]:
-    """Time to the first token of as many clients as run at once, by the words they share."""
+    """Workloads of `size.clients` concurrent clients, one per length of the shared prefix in words."""
     return {f"prefix_{words}": shared_prefix(words, size.clients) for words in size.lengths}

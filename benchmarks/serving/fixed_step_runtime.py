@@ -1,9 +1,7 @@
-"""A runtime whose model is a clock: the real scheduler, link and tokenizer; a step sleeps and its tokens spell a text.
+"""A runtime with a simulated model: the real scheduler, transport and tokenizer, but a step sleeps for a fixed time.
 
-So what a server and a client cost can be measured beside a model that takes no processor from them, as one on a
-device does. Run as a process it serves a directory until its standard input ends; `build` puts it on any link.
-
-Knows: the parts of a scheduler. Must not know: who asks it.
+It serves to measure a server and its clients beside a model that takes no CPU time, as on a device. The sampled tokens
+spell a fixed text. As a process it serves a directory until its standard input ends; `build` takes any transport.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ TEXT = " Every strand is laid over the next one, and the rope holds because none
 
 
 class Runner:
-    """What the scheduler asks of a model runner beside computing."""
+    """The attributes of a model runner that the scheduler reads."""
 
     num_pages, max_batch_tokens = PAGES, BATCH_TOKENS
 
 
 class FixedTimeStep:
-    """A step that is over."""
+    """A step that is already done."""
 
     is_done, can_overlap = True, False
 
@@ -47,14 +45,14 @@ class FixedTimeStep:
             self._sampled.tokens[request] = token_ids[len(request.seq) % len(token_ids)]
 
     def sample(self, mask: TokenMask | None) -> None:
-        """The clock's tokens are what they are."""
+        """Does nothing: the tokens are fixed."""
 
     def collect(self) -> SamplerOutput:
         return self._sampled
 
 
 class FixedTimeExecutor:
-    """A step takes `step_s` seconds, whatever is in it."""
+    """An executor whose steps all take `step_s` seconds."""
 
     def __init__(self, step_s: float, token_ids: list[int]) -> None:
         self._step_s, self._token_ids = step_s, token_ids
@@ -68,7 +66,7 @@ class FixedTimeExecutor:
 
 
 def build(transport: Any, step_s: float, rows: int) -> EngineLoop:
-    """A scheduler on `transport` with the embedded model's tokenizer."""
+    """Returns an engine loop on `transport` with the embedded model's tokenizer."""
     path = locate_model(None)
     tokenizer = load_tokenizer(path)
     vocabulary = tokenizer.vocabulary

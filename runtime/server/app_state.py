@@ -1,7 +1,4 @@
-"""What every route of one application shares: the backend, the settings, and the model's name.
-
-Knows: where these are kept in a request. Must not know: routes, JSON.
-"""
+"""What all routes of one application share: the backend, the settings, counters and the model's name."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.requests import Request
 
@@ -22,12 +19,18 @@ from plait.runtime.server.ops.liveness import LivenessProbe
 from plait.runtime.server.ops.metrics import Metrics
 from plait.runtime.server.settings import ServerSettings
 
-if TYPE_CHECKING:
-    from plait.runtime.server.app import Backend
+
+class Backend(Protocol):
+    """What an application serves: a Runtime, an Engine, or a RestartingRuntime."""
+
+    @property
+    def client(self) -> Client:
+        """The connection to the runtime. Raises RuntimeGone while there is none."""
+        ...
 
 
 class AppState:
-    """One application's; `state_of(request)` finds it."""
+    """The shared state of one application. `state_of(request)` returns it."""
 
     def __init__(self, backend: Backend, settings: ServerSettings) -> None:
         self.backend, self.settings = backend, settings
@@ -36,7 +39,7 @@ class AppState:
         self.admission = AdmissionControl(settings, self.in_flight)
         self.metrics = Metrics()
         self.liveness = LivenessProbe(lambda: self.client, settings.stuck_after_s)
-        self.last_model_name = ""  # also known while the runtime is being started again
+        self.last_model_name = ""  # for metrics and status while the runtime restarts
         with contextlib.suppress(RuntimeGone):
             self.last_model_name = self.model_name
 
@@ -47,40 +50,40 @@ class AppState:
 
     @property
     def num_restarts(self) -> int:
-        """Times that the backend put a new runtime in the place of one that died."""
-        number: int = getattr(self.backend, "num_restarts", 0)
-        return number
+        """How many times the backend replaced a runtime that died."""
+        num_restarts: int = getattr(self.backend, "num_restarts", 0)
+        return num_restarts
 
     @property
     def model_name(self) -> str:
-        """What the model is called here."""
-        return self.settings.model_name or _name_of(self.client.model.model_path)
+        """The name by which clients call the model. Raises RuntimeGone."""
+        return self.settings.model_name or _name_from_path(self.client.model.model_path)
 
     def check_model(self, name: str) -> None:
-        """Raises ApiError 404 for a model that is not served here; "default" is whatever is."""
+        """Raises ApiError 404 for a model that is not served here. "default" stands for the one that is."""
         if name not in (self.model_name, "default"):
             text = f"the model '{name[:100]}' is not served here; '{self.model_name}' is"
             raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")
 
 
 @lru_cache(maxsize=8)
-def _name_of(model_path: str) -> str:
+def _name_from_path(model_path: str) -> str:
     return Path(model_path).name.removesuffix(".gguf")
 
 
 def state_of(request: Request) -> AppState:
-    """The application's state."""
+    """The state of the application that handles `request`."""
     state: AppState = request.app.state.plait
     return state
 
 
 def request_id(request: Request) -> str:
-    """The id that the observer gave this request."""
-    name: str = request.scope["state"]["request_id"]
-    return name
+    """The id that RequestContextMiddleware gave this request."""
+    request_id: str = request.scope["state"]["request_id"]
+    return request_id
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request this is: what names its prefix cache. Set by whoever checks keys; one tenant without."""
-    name: str = request.scope["state"].get("tenant", "")
-    return name
+    """The name of the request's API key, which names its prefix cache; "" for a server without keys."""
+    tenant: str = request.scope["state"].get("tenant", "")
+    return tenant

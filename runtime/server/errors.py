@@ -1,9 +1,7 @@
-"""What a client is told when something goes wrong: one error type, and how each of the runtime's errors becomes it.
+"""The server's error type, and the mapping of the runtime's errors to it.
 
-The words are OpenAI's: a message for a person, a type, the parameter to blame and a code for a program. A protocol
-with another shape makes its own answer out of the same four.
-
-Knows: HTTP status codes and error kinds. Must not know: requests, frameworks.
+An error has the four fields of OpenAI's error object: message, type, param and code. Protocols with another shape build
+their own error body from these (`http/error_bodies.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ OVERLOADED, INTERNAL = "overloaded_error", "server_error"
 
 
 class ApiError(Exception):
-    """An answer that is an error. `param` is a path into the body, such as `messages[0].content`."""
+    """An error response. `param` is a path into the request's body, such as `messages[0].content`."""
 
     def __init__(
         self,
@@ -39,32 +37,35 @@ class ApiError(Exception):
         self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape."""
+        """The body in OpenAI's shape."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """400: the client's value is wrong."""
+    """400: a value of the request is wrong."""
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(param: str, why: str) -> ApiError:
-    """400: a documented parameter that this server does not have; `why` completes "'param' ..."."""
-    return ApiError(400, f"'{param}' {why}", param=param, code="unsupported_parameter")
+def unsupported(param: str, reason: str) -> ApiError:
+    """400: a parameter of the protocol that this server does not support. `reason` completes "'param' ..."."""
+    return ApiError(400, f"'{param}' {reason}", param=param, code="unsupported_parameter")
 
 
 def context_limit_message(num_tokens: int) -> str:
-    """The words by which clients such as litellm know that a prompt is too long; they do not read the code."""
+    """The sentence by which clients such as litellm recognize a too long prompt; they do not read the error's code."""
     return f"This model's maximum context length is {num_tokens} tokens"
 
 
-# how the runtime's own names of sampling parameters are spelled in HTTP
-_PROTOCOL_NAMES = {"timeout_s": "timeout"}
+# sampling parameters whose name in HTTP differs from the runtime's
+_HTTP_NAMES = {"timeout_s": "timeout"}
 
 
 def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
-    """The answer to any exception; what is not foreseen is logged, and is a 500 that tells nothing of it."""
+    """Converts any exception to an ApiError. An unexpected one is logged and becomes a 500 without details.
+
+    `constraint_param`: the request's parameter that a failed constraint came from.
+    """
     if isinstance(error, ApiError):
         return error
     retry = {"Retry-After": str(retry_after_s)}
@@ -77,7 +78,7 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
     if isinstance(error, errors.Overloaded):
         return ApiError(503, str(error), type=OVERLOADED, code="overloaded", headers=retry)
     if isinstance(error, errors.RuntimeGone):
-        text = "the model's runtime process has ended and is being started again"
+        text = "the model's runtime process has ended and is being restarted"
         return ApiError(503, text, type=OVERLOADED, code="runtime_gone", headers=retry)
     if isinstance(error, errors.Aborted):
         return ApiError(503, str(error), type=OVERLOADED, code="aborted", headers=retry)
@@ -90,11 +91,11 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
 
 
-def _param_of(sentence: str) -> str | None:
-    """The parameter that a sentence of the runtime's validator begins with, if it does."""
-    if sentence.startswith(("a stop string", "stop strings")):
+def _param_of(message: str) -> str | None:
+    """The parameter that a message of the runtime's validator begins with, or None."""
+    if message.startswith(("a stop string", "stop strings")):
         return "stop"
-    if sentence.startswith("tenant and cache_salt"):
-        return "cache_salt"  # of a client's words; the tenant is the server's
-    first = sentence.partition(" ")[0]
-    return _PROTOCOL_NAMES.get(first, first) if first in SamplingParams.__struct_fields__ else None
+    if message.startswith("tenant and cache_salt"):
+        return "cache_salt"  # the server sets the tenant, so only the salt can be the client's mistake
+    first_word = message.partition(" ")[0]
+    return _HTTP_NAMES.get(first_word, first_word) if first_word in SamplingParams.__struct_fields__ else None

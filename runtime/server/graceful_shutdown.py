@@ -1,8 +1,6 @@
-"""How a server stops: it admits nothing more, lets what runs end, aborts the rest at a deadline, and goes.
+"""Graceful shutdown: admits no more requests, waits for the running ones, and aborts those left at a deadline.
 
-SIGTERM and SIGINT begin it; a second SIGINT ends the waiting.
-
-Knows: uvicorn's server, signals, the gate. Must not know: sockets, routes, the runtime process.
+SIGTERM and SIGINT start it; a second SIGINT skips the wait.
 """
 
 from __future__ import annotations
@@ -18,14 +16,17 @@ import uvicorn
 from plait.runtime.server.app_state import AppState
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 
-ABORT_TIMEOUT_S = 2.0  # for aborted requests to tell their clients so
+ABORT_TIMEOUT_S = 2.0  # for aborted requests to send their error responses
 FORCED_EXIT_CODE = 130
 
 log = logging.getLogger("plait.server")
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn that says where it listens once it does, and stops as described above. `exit_code`: afterwards."""
+    """A uvicorn server that prints its address once it listens, and shuts down gracefully.
+
+    `exit_code` is valid after `serve` has returned.
+    """
 
     def __init__(self, config: uvicorn.Config, state: AppState, runtime: RestartingRuntime, address: str) -> None:
         super().__init__(config)
@@ -41,15 +42,15 @@ class GracefulServer(uvicorn.Server):
         print(f"plait serves at {self._address}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The signals' handler; called between two instructions of the main thread, so it only leaves a note."""
+        """Handles SIGINT and SIGTERM. It may interrupt the main thread anywhere, so it only schedules a callback."""
         if self._loop is None:
-            self.should_exit = True  # it has not begun to listen
+            self.should_exit = True  # the server does not listen yet
         else:
             self._loop.call_soon_threadsafe(self._stop, sig)
 
     async def on_tick(self, counter: int) -> bool:
         if self._runtime.has_given_up and not self.should_exit:
-            log.error("the runtime cannot be started; the server ends")
+            log.error("the runtime cannot be restarted; the server exits")
             self.exit_code, self.should_exit = 1, True
         return await super().on_tick(counter)
 
@@ -63,12 +64,12 @@ class GracefulServer(uvicorn.Server):
 
     async def _drain_and_exit(self) -> None:
         in_flight, deadline_s = self._state.in_flight, self._state.settings.drain_timeout_s
-        log.info("stopping: %d requests run, and have %g s", in_flight.num_admitted, deadline_s)
+        log.info("shutting down: %d requests are running and have %g s to end", in_flight.num_admitted, deadline_s)
         force_exit = asyncio.create_task(self._force_exit.wait())
         ended = asyncio.create_task(in_flight.wait_until_idle(deadline_s))
         await asyncio.wait((force_exit, ended), return_when=asyncio.FIRST_COMPLETED)
         if in_flight.num_admitted:
-            log.warning("stopping: %d requests are aborted", in_flight.abort_all())
+            log.warning("shutting down: %d requests aborted", in_flight.abort_all())
             await in_flight.wait_until_idle(ABORT_TIMEOUT_S)
         for task in (force_exit, ended):
             task.cancel()

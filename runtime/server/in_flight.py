@@ -1,9 +1,7 @@
-"""The requests that are being answered: one record each, from its first byte to its last.
+"""Records of the requests in flight, which limits, metrics, logs and traces read.
 
-A record is found from anywhere below its request by `current_request()`: the middleware sets it, `running` notes its sessions
-and calls in it, and an error its code.
-
-Knows: records and their counts. Must not know: ASGI, JSON, what metrics or logs make of a record.
+`RequestContextMiddleware` creates a request's record. Code that runs for the request finds it with `current_request()`:
+`generation/submission.py` adds its sessions and calls, and an error response its code.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ DRAINED = "draining"
 
 
 class CallGroup(Protocol):
-    """Sessions and calls that belong together: a `running.Run`."""
+    """Sessions and calls of a request, such as a `generation.submission.RequestHandle`."""
 
     @property
     def sessions(self) -> list[Session]: ...
@@ -36,11 +34,11 @@ class CallGroup(Protocol):
 
 @dataclass(eq=False)
 class RequestRecord:
-    """One request. Times are of `time.monotonic()`.
+    """One request. Times are values of `time.monotonic()`.
 
-    `tenant`: the name of its API key. `route`: the path's template; "other" for paths that are no route's. `code`: of
-    the error it was answered with. `is_admitted`: it counts against the limits, as `num_calls` calls that run at once.
-    `reserve_calls(calls)`: asks for room for so many calls, and raises where there is none.
+    tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
+    its error response. is_admitted: it counts against the limits, as `num_calls` calls. reserve_calls(n): counts it as
+    n calls, or raises ApiError if they exceed the capacity.
     """
 
     method: str
@@ -58,32 +56,33 @@ class RequestRecord:
     client_gone: bool = False
     is_admitted: bool = False
     num_calls: int = 0
-    reserve_calls: Callable[[int], None] = lambda calls: None
+    reserve_calls: Callable[[int], None] = lambda num_calls: None
     body_preview: bytes = b""
     task: asyncio.Task[object] | None = None
     handles: list[CallGroup] = field(default_factory=list)
 
     @property
     def sessions(self) -> list[Session]:
-        """What the request has opened in the runtime."""
-        return [session for run in self.handles for session in run.sessions]
+        """The sessions that the request opened in the runtime."""
+        return [session for handle in self.handles for session in handle.sessions]
 
     @property
     def calls(self) -> list[Call]:
-        """What it has asked of the runtime."""
-        return [call for run in self.handles for call in run.calls]
+        """The calls that the request made to the runtime."""
+        return [call for handle in self.handles for call in handle.calls]
 
     @property
     def wall_s(self) -> float:
+        """Seconds from the request's start to its end, or until now."""
         return (self.end_time or time.monotonic()) - self.start_time
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers, so far."""
+        """The number of tokens generated so far, over all calls."""
         return sum(call.num_tokens for call in self.calls)
 
     def abort(self) -> None:
-        """Ends what the request has in the runtime; a request that has nothing there is cancelled."""
+        """Aborts the request's sessions in the runtime. Cancels the request's task if it has none."""
         self.code = DRAINED
         sessions = self.sessions
         for session in sessions:
@@ -92,66 +91,66 @@ class RequestRecord:
             self.task.cancel()
 
     def usages(self) -> Iterator[tuple[Call, Usage]]:
-        """The calls that ended with a value, each with its cost."""
+        """Yields the calls that succeeded, with their usage."""
         for call in self.calls:
             if (usage := call.usage) is not None and call.failure is None:
                 yield call, usage
 
     def failure(self) -> CallFailed | None:
-        """Of the first call that failed."""
+        """The failure of the first call that failed."""
         return next((call.failure for call in self.calls if call.failure is not None), None)
 
 
 def current_request() -> RequestRecord | None:
-    """The record of the request that this code runs for; None outside a server."""
+    """The record of the request that the current task works for; None outside a server."""
     return _current_request.get()
 
 
 def set_current_request(record: RequestRecord) -> None:
-    """Makes `record` the current one of this task and of those it starts."""
+    """Makes `record` the current request of this task and of the tasks it starts."""
     _current_request.set(record)
 
 
 class InFlightRequests:
-    """All records of one server that are not done."""
+    """The records of one server's unfinished requests, and counts over the admitted ones."""
 
     def __init__(self) -> None:
         self.records: set[RequestRecord] = set()
         self.num_admitted = 0
         self.num_calls = 0
-        self._of_tenant: Counter[str] = Counter()
+        self._num_by_tenant: Counter[str] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def admit(self, record: RequestRecord) -> None:
-        """From now on the request counts, as one call until more is known."""
+        """Starts to count the request, as one call until `set_num_calls` is called."""
         record.is_admitted = True
         self.num_admitted += 1
         self.set_num_calls(record, 1)
-        self._of_tenant[record.tenant] += 1
+        self._num_by_tenant[record.tenant] += 1
         self._idle.clear()
 
-    def set_num_calls(self, record: RequestRecord, calls: int) -> None:
-        """The request counts as so many calls."""
-        self.num_calls += calls - record.num_calls
-        record.num_calls = calls
+    def set_num_calls(self, record: RequestRecord, num_calls: int) -> None:
+        """Counts the request as `num_calls` calls."""
+        self.num_calls += num_calls - record.num_calls
+        record.num_calls = num_calls
 
     def num_of_tenant(self, tenant: str) -> int:
-        """Requests of one key that count now."""
-        return self._of_tenant[tenant]
+        """The number of admitted requests of one API key."""
+        return self._num_by_tenant[tenant]
 
     def end(self, record: RequestRecord) -> None:
-        """The request is answered, or its client is gone."""
+        """Removes a request that was answered or whose client has disconnected."""
         self.records.discard(record)
         if record.is_admitted:
             self.num_admitted -= 1
             self.set_num_calls(record, 0)
-            self._of_tenant -= Counter({record.tenant: 1})
+            self._num_by_tenant -= Counter({record.tenant: 1})
             if not self.num_admitted:
                 self._idle.set()
 
     async def wait_until_idle(self, timeout_s: float) -> bool:
-        """Waits until no request counts; False when `timeout_s` passed before."""
+        """Waits until no admitted request is left. Returns False after `timeout_s` seconds."""
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
@@ -159,8 +158,8 @@ class InFlightRequests:
         return True
 
     def abort_all(self) -> int:
-        """Aborts every request that counts; how many there were."""
-        left = [record for record in self.records if record.is_admitted]
-        for record in left:
+        """Aborts every admitted request. Returns how many there were."""
+        admitted = [record for record in self.records if record.is_admitted]
+        for record in admitted:
             record.abort()
-        return len(left)
+        return len(admitted)

@@ -1,9 +1,7 @@
-"""A runtime process that is started again when it dies, so that the server in front of it stays.
+"""Restarts the runtime process when it dies, so that the server in front of it keeps running.
 
-One that dies soon after it started counts as a failed start: the pause before the next doubles. After `MAX_FAILURES` of
-them in a row there is no further attempt.
-
-Knows: `launch.Runtime` and when to try again. Must not know: HTTP.
+A runtime that dies within `STABLE_AFTER_S` of its start counts as a failed start, and the pause before the next attempt
+doubles. After `MAX_FAILURES` failed starts in a row no further attempt is made.
 """
 
 from __future__ import annotations
@@ -24,17 +22,17 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.1
 INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
-STABLE_AFTER_S = 60.0  # a runtime that lived so long had been started well
+STABLE_AFTER_S = 60.0  # a runtime that lived this long had started successfully
 MAX_FAILURES = 8
 
 log = logging.getLogger("plait.server")
 
 
 class RestartingRuntime:
-    """Settings are those of `Runtime`. Starts one at once and raises what that raises; a thread replaces it later.
-    `meanwhile` is called while the first one loads.
+    """A `Runtime` that is replaced when it dies, by a background thread.
 
-    `num_restarts` counts the replacements. `has_given_up`: there will be no other.
+    The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
+    `settings` are those of `Runtime`. `num_restarts` counts replacements; `has_given_up`: there will be no more.
     """
 
     def __init__(
@@ -53,29 +51,29 @@ class RestartingRuntime:
 
     @property
     def client(self) -> Client:
-        """The client of the runtime that lives. Raises RuntimeGone while there is none."""
+        """The client of the current runtime. Raises RuntimeGone while there is none."""
         client = self._runtime.client
         if client.is_closed:
-            raise RuntimeGone("the runtime process has ended and is being started again")
+            raise RuntimeGone("the runtime process has ended and is being restarted")
         return client
 
     def attach_to_loop(self) -> None:
-        """The running event loop reads what the runtime says, whichever lives. Call it there."""
+        """Lets the running event loop do the I/O of this runtime and its replacements. Call it in that loop."""
         self._loop = asyncio.get_running_loop()
         self._runtime.client.attach_to_loop()
 
     def detach_from_loop(self) -> None:
-        """Undoes `attach_to_loop`, before the loop is closed."""
+        """Undoes `attach_to_loop`. Call it before the loop is closed."""
         self._loop = None
         self._runtime.client.detach_from_loop()
 
     def shutdown(self) -> None:
-        """Ends the runtime. Idempotent."""
+        """Stops the runtime and the restarts. Idempotent."""
         self._closing.set()
         self._runtime.shutdown()
 
-    def _join_later(self, loop: asyncio.AbstractEventLoop, runtime: Runtime) -> None:
-        """In `loop`, which may have been left since this was asked for."""
+    def _attach_if_current(self, loop: asyncio.AbstractEventLoop, runtime: Runtime) -> None:
+        """Runs in `loop`, which may have been detached since the call was scheduled."""
         if self._loop is loop:
             runtime.client.attach_to_loop()
 
@@ -90,20 +88,20 @@ class RestartingRuntime:
                 return
 
     def _replace(self) -> None:
-        """One attempt, after the pause that is due."""
-        began = time.monotonic()
+        """Makes one attempt to start a runtime, after the backoff."""
+        died_at = time.monotonic()
         self._runtime.shutdown()
         if self._closing.is_set():
             return
-        self._num_failures = 0 if began - self._started_at > STABLE_AFTER_S else self._num_failures + 1
+        self._num_failures = 0 if died_at - self._started_at > STABLE_AFTER_S else self._num_failures + 1
         if self._num_failures > MAX_FAILURES:
-            log.error("the runtime did not stay up in %d attempts", MAX_FAILURES)
+            log.error("the runtime did not stay up in %d attempts; it is not restarted again", MAX_FAILURES)
             self.has_given_up = True
             return
         pause_s = (
             0.0 if self._num_failures < 2 else min(INITIAL_BACKOFF_S * 2 ** (self._num_failures - 2), MAX_BACKOFF_S)
         )
-        log.error("the runtime process ended; it is started again in %g s", pause_s)
+        log.error("the runtime process ended; it is restarted in %g s", pause_s)
         if self._closing.wait(pause_s):
             return
         self._started_at = time.monotonic()
@@ -115,9 +113,9 @@ class RestartingRuntime:
         self._runtime, self.num_restarts = runtime, self.num_restarts + 1
         loop = self._loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed, and the server with it
-                loop.call_soon_threadsafe(self._join_later, loop, runtime)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
+                loop.call_soon_threadsafe(self._attach_if_current, loop, runtime)
         self._started_at = time.monotonic()
-        log.warning("the runtime runs again after %.1f s", self._started_at - began)
+        log.warning("the runtime is up again after %.1f s", self._started_at - died_at)
         if self._closing.is_set():
             runtime.shutdown()

@@ -1,8 +1,6 @@
-"""`plait serve`: the runtime process, and in this one the HTTP server in front of it.
+"""Starts `plait serve`: the runtime in a process of its own, and the HTTP server in this one.
 
-The runtime process is started before the server is imported, so that both load at once.
-
-Knows: sockets, what is started in which order. Must not know: routes, uvicorn.
+The runtime process is started before the server's modules are imported, so both load at once.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ log = logging.getLogger("plait.server")
 
 
 def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "json", **engine: Any) -> int:
-    """Serves until SIGINT or SIGTERM; the exit code. `engine` are settings of `Runtime`.
+    """Serves until SIGINT or SIGTERM and returns the exit code. `engine`: settings of `Runtime`.
 
-    Prints one line with the address once clients can come. 0: it was told to stop and did; 130: it was told twice;
-    1: the runtime died and could not be started again. Raises InputError when the address cannot be taken, and what
-    `Runtime` raises for a model that cannot be run.
+    Prints one line with the address once the server accepts connections. Exit codes: 0 after a graceful shutdown, 130
+    after a second SIGINT, 1 if the runtime died and could not be restarted. Raises InputError if the address cannot be
+    bound, and what `Runtime` raises for a model that cannot run.
     """
-    listener = _bind(settings)  # before the model is loaded: a taken port is told at once
+    listener = _bind(settings)  # before the model is loaded, so that a port in use is reported at once
     set_up_log(log_format)
     export_spans()
     if not settings.api_keys and not _is_local(listener):
-        log.warning("whoever reaches this address may use the server: it has no API key")
+        log.warning("the server has no API key: anyone who can reach its address can use it")
     settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
         runtime = RestartingRuntime(model, meanwhile=_import_server, **engine)
@@ -57,10 +55,11 @@ def _bind(settings: ServerSettings) -> socket.socket:
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)  # now: two that are bound and do not listen yet could both have the port
+        listener.listen(BACKLOG)  # at once: with SO_REUSEADDR two servers could both bind until one of them listens
     except (OSError, UnicodeError) as error:
-        why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno and error.errno > 0 else str(error)
-        raise InputError(f"cannot listen at {settings.host} port {settings.port}: {why}") from None
+        errno = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(errno) if errno is not None and errno > 0 else str(error)
+        raise InputError(f"cannot listen at {settings.host} port {settings.port}: {reason}") from None
     listener.setblocking(False)
     return listener
 

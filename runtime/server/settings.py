@@ -1,7 +1,4 @@
-"""The server's settings: one frozen struct, handed down; the command line reads its defaults here.
-
-Knows: names, units, ranges. Must not know: what the settings are used for.
-"""
+"""The server's settings, as one frozen struct with checked ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from msgspec import Meta
 
 from plait.runtime.errors import InputError
 
-BACKLOG = 2048  # connections that may wait to be taken
+BACKLOG = 2048  # connections that the kernel queues until they are accepted
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Origin = Annotated[
@@ -24,18 +21,17 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one HTTP server. Build it with `server_settings(...)`, which checks every field.
 
-    port: 0 takes a free one. model_name: what clients call the model (empty: the name of its file). max_body_bytes: a
-    larger request is refused before it is read. max_choices: prompts times answers of one request. retry_after_s: when
-    a client that was refused for want of room may come again.
-
-    Who may come. api_keys: name -> SHA-256 of the key, in hex; none: everybody may. open_metrics: /metrics needs none.
-    cors_origins: origins whose pages may call this server from a browser ("*": all). page: serve the page at "/".
-    How much. max_running: requests that the runtime works on at once; max_queue: how many more may wait;
-    max_requests_per_key: how many of them may be one key's (0: no limit of its own).
-    How long, in seconds. body_timeout_s: for a whole body to come. idle_timeout_s: for a connection's next request
-    line and headers. write_timeout_s: for a client to take what it is sent. drain_timeout_s: for running requests to
-    end once the server is told to stop. stuck_after_s: the runtime has not answered for so long: it is not healthy.
-    log_prompts: the request log holds the beginning of each body.
+    General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
+    page: serve the page at "/". log_prompts: log the beginning of each request's body.
+    Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
+    cors_origins: origins whose pages may call this server from a browser ("*": all).
+    Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
+    request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait.
+    max_requests_per_key: admitted requests of one key (0: no limit).
+    Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
+    line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
+    requests to end at shutdown. stuck_after_s: without an answer from the runtime until /health fails.
+    retry_after_s: the Retry-After of a refusal for lack of capacity.
     """
 
     host: str = "127.0.0.1"
@@ -60,7 +56,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def server_settings(**settings: Any) -> ServerSettings:
-    """Checked settings; InputError names the one that is unknown, of the wrong type, or out of range.
+    """Returns checked settings; None stands for a default.
+
+    Raises InputError for a setting that is unknown, of the wrong type, or out of range.
 
     >>> server_settings(port=0).port
     0

@@ -1,8 +1,6 @@
-"""The HTTP server of this process, on a socket that was bound before: the app, uvicorn, and the event loop they run in.
+"""Runs the application under uvicorn, on a socket that is already bound, in an event loop of its own.
 
-What it imports takes a second, which `serve` spends while the runtime process loads the model.
-
-Knows: uvicorn, the app. Must not know: routes, processes, options.
+Importing this module takes a second; `serve` does so while the runtime process loads the model.
 """
 
 from __future__ import annotations
@@ -21,20 +19,20 @@ from plait.runtime.server.http.connection_timeouts import make_http_protocol
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
-CLOSE_TIMEOUT_S = 2  # for connections to be closed, once no request is left
+CLOSE_TIMEOUT_S = 2  # for connections to close after the last request has ended
 
 
 def run(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket, address: str) -> int:
-    """Serves until it is told to stop; the exit code. `address` is what is printed once clients can come."""
+    """Serves until a signal stops it, and returns the exit code. Prints `address` once connections are accepted."""
     gc.collect()
-    gc.freeze()  # the tokenizer's hundred thousand objects live as long as we do: no collection looks at them again
+    gc.freeze()  # the tokenizer's hundred thousand objects live as long as the process: collections skip them now
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(runtime, settings, listener, address))
 
 
 async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener: socket.socket, address: str) -> int:
     app = create_app(runtime, settings)
-    trim_heap()  # what making the routes and reading the tokenizer left
+    trim_heap()  # returns what creating the routes and reading the tokenizer left free
     config = uvicorn.Config(
         app,
         http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s),
@@ -44,7 +42,7 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here asks whose address a client has
+        proxy_headers=False,  # no client address is used anywhere
         timeout_keep_alive=max(1, round(settings.idle_timeout_s)),
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         backlog=BACKLOG,
@@ -61,6 +59,6 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
 def _loop_factory() -> Any:
     try:
         import uvloop
-    except ImportError:  # there is none for this system; asyncio's own is slower and does the same
+    except ImportError:  # not available on every system; asyncio's own loop is slower and otherwise equivalent
         return asyncio.new_event_loop
     return uvloop.new_event_loop

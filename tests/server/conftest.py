@@ -1,8 +1,8 @@
-"""Two server processes for all tests of this folder, started as a user starts them, and an engine in this process.
+"""Fixtures of the server tests: two `plait serve` processes, and an engine in this process.
 
-Most tests ask the small model of random weights, `address`: what they check is the same for any model. Those whose
-answers must mean something, or must not end by themselves, ask the embedded one, `real_address`. Both servers are
-deterministic, so that the same request gives the same answer whatever else was asked before.
+Most tests use `address`, a server with a small model of random weights, since they hold for any model. Tests whose
+answers must be meaningful, or must not end by themselves, use the embedded model at `real_address`. Both servers are
+deterministic, so that a request's answer does not depend on the tests before it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from plait.runtime.server.settings import server_settings
 
 @contextlib.contextmanager
 def served(*model):
-    """`http://127.0.0.1:PORT` of a server that runs."""
+    """Runs `plait serve` for the block. Yields its address."""
     command = [sys.executable, "-P", "-m", "plait.cli", "serve", *map(str, model), "--port", "0"]
-    command += ["--deterministic", "--compile-deadline", "60"]  # a busy machine compiles slowly
+    command += ["--deterministic", "--compile-deadline", "60"]  # compiling is slow on a busy machine
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    said = process.stdout.readline()
-    assert said.startswith("plait serves at http://127.0.0.1:"), said
+    line = process.stdout.readline()
+    assert line.startswith("plait serves at http://127.0.0.1:"), line
     try:
-        yield said.split()[-1]
+        yield line.split()[-1]
     finally:
         process.terminate()
-        code = process.wait(60)
+        exit_code = process.wait(60)
         process.stdout.close()
-    assert code == 0
+    assert exit_code == 0
 
 
 def openai_client(address, kind=openai.OpenAI):
@@ -51,14 +51,14 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def address(small_model):
-    with served(small_model) as at:
-        yield at
+    with served(small_model) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
 def real_address():
-    with served() as at:
-        yield at
+    with served() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,7 @@ def client(address):
 
 @pytest.fixture(scope="session")
 def smollm(real_address):
-    """OpenAI's client on the embedded model."""
+    """OpenAI's client of the embedded model."""
     return openai_client(real_address)
 
 
@@ -79,9 +79,9 @@ def aclient(address):
 
 @pytest.fixture(scope="session")
 def http(address):
-    """One plain client, since each new one reads the system's certificates again."""
-    with httpx.Client(base_url=address, timeout=60) as plain:
-        yield plain
+    """One client for all tests, since each new one reads the system's certificates again."""
+    with httpx.Client(base_url=address, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +92,7 @@ def engine():
 
 @pytest.fixture
 def serve(engine):
-    """`serve(**settings)` gives a server's address and its state; it ends with the test."""
+    """`serve(**settings)` starts a server in this process and returns its address and AppState."""
     with contextlib.ExitStack() as stack:
 
         def start(**settings):
@@ -106,7 +106,7 @@ def serve(engine):
 
 @pytest.fixture
 def idle(engine):
-    """Before and after: nothing runs and no page is held."""
+    """Checks that no call runs and no page is held, before and after the test."""
     assert engine.client.status().held_pages == 0
     yield
     status = engine.client.status()

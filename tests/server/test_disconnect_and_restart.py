@@ -1,4 +1,4 @@
-"""What ends what: a client that hangs up frees its pages, a runtime that dies is replaced, and every answer says so."""
+"""The application over a runtime process: disconnects, overload, and the death of the runtime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 import uvicorn
+from asgi_server import wait_until
 from tiny_llama_gguf import write_small_model
 
 from plait.runtime.server.app import create_app
@@ -24,7 +25,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory):
-    """Of a model whose answers never end by themselves."""
+    """A runtime process with a model whose answers do not end by themselves."""
     model = write_small_model(tmp_path_factory.mktemp("models") / "endless.gguf", 1_000_000)
     runtime = RestartingRuntime(model, progress=False, max_waiting_calls=8)
     yield runtime
@@ -33,7 +34,7 @@ def runtime(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(runtime):
-    """The application in a thread of this process, so that a test can look behind it."""
+    """The application's address, in a thread of this process, so that tests can inspect the runtime."""
     server = uvicorn.Server(
         uvicorn.Config(create_app(runtime, server_settings()), port=0, log_config=None, lifespan="off")
     )
@@ -47,10 +48,7 @@ def address(runtime):
 
 
 def wait_for(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
+    assert wait_until(condition, seconds)
 
 
 def is_idle(runtime):
@@ -59,10 +57,10 @@ def is_idle(runtime):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_frees_its_pages(address, runtime, stream) -> None:
+def test_a_disconnect_frees_the_pages(address, runtime, stream) -> None:
     wait_for(lambda: is_idle(runtime))
 
-    async def ask_and_hang_up():
+    async def ask_and_disconnect():
         async with httpx.AsyncClient() as client:
             request = client.build_request("POST", f"{address}/v1/completions", json=LONG | {"stream": stream})
             task = asyncio.create_task(client.send(request, stream=True))
@@ -73,25 +71,25 @@ def test_a_client_that_hangs_up_frees_its_pages(address, runtime, stream) -> Non
             else:
                 task.cancel()
 
-    asyncio.run(ask_and_hang_up())
+    asyncio.run(ask_and_disconnect())
     wait_for(lambda: is_idle(runtime))
 
 
-def test_no_room_is_503_and_says_when_to_come_again(address, runtime) -> None:
+def test_overload_is_503_with_retry_after(address, runtime) -> None:
     answer = httpx.post(f"{address}/v1/completions", json=LONG | {"n": 20}, timeout=30)
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
     assert int(answer.headers["retry-after"]) >= 1
     wait_for(lambda: is_idle(runtime))
 
 
-def test_a_runtime_that_dies_is_replaced(address, runtime) -> None:
+def test_a_dead_runtime_is_replaced(address, runtime) -> None:
     before, pid = runtime.num_restarts, runtime.client.model.server_pid
     with httpx.stream("POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=30) as answer:
         lines = answer.iter_lines()
         next(lines)
         os.kill(pid, signal.SIGKILL)
-        said = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert said[-1]["error"]["code"] == "runtime_gone"
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert events[-1]["error"]["code"] == "runtime_gone"
     gone = httpx.get(f"{address}/v1/models")
     if gone.status_code != 200:
         assert gone.status_code == 503 and gone.headers["retry-after"]

@@ -1,4 +1,4 @@
-"""`plait serve` as a process: what its signals do, and what the death of its runtime does."""
+"""`plait serve` as a process: signals, flags, and restarts of its runtime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONG = {**BODY, "max_tokens": 900_000, "ignore_eos": True, "stream": True}
 
 
 class Served:
-    """A server process, its address, and what it logged."""
+    """A server process, its address, and the lines it logged."""
 
     def __init__(self, model, *flags: str, environment: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-P", "-m", "plait.cli", "serve", str(model), "--port", "0", *flags]
@@ -40,9 +40,9 @@ class Served:
             text=True,
             env={**os.environ, **(environment or {})},
         )
-        said = self.process.stdout.readline()
-        assert said.startswith("plait serves at "), self.process.stderr.read()
-        self.address = said.split()[-1]
+        line = self.process.stdout.readline()
+        assert line.startswith("plait serves at "), self.process.stderr.read()
+        self.address = line.split()[-1]
         self.lines: list[str] = []
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
         self._reader.start()
@@ -58,7 +58,7 @@ class Served:
         return httpx.post(f"{self.address}/v1/completions", json=body, timeout=60)
 
     def streaming(self) -> tuple[threading.Thread, list[str]]:
-        """A long answer that is being read."""
+        """Starts to stream a long answer in a thread. Returns the thread and its events."""
         events: list[str] = []
 
         def read() -> None:
@@ -67,13 +67,13 @@ class Served:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        assert wait_until(lambda: any(each["tokens"] > 2 for each in self.get("/status").json()["requests"]), 20)
+        assert wait_until(lambda: any(request["tokens"] > 2 for request in self.get("/status").json()["requests"]), 20)
         return reader, events
 
-    def ended(self, timeout_s: float = 20) -> int:
-        code = self.process.wait(timeout_s)
+    def wait(self, timeout_s: float = 20) -> int:
+        exit_code = self.process.wait(timeout_s)
         self._reader.join(5)
-        return code
+        return exit_code
 
     def close(self) -> None:
         self.process.kill()
@@ -85,24 +85,30 @@ class Served:
 
 @pytest.fixture(scope="module")
 def endless_model(tmp_path_factory):
-    """Answers of a million tokens: whatever has to happen while one runs will."""
+    """A model whose answers have a million tokens, so that they run until they are aborted."""
     return write_small_model(tmp_path_factory.mktemp("models") / "endless.gguf", 1_000_000)
 
 
 @pytest.fixture
 def served(endless_model):
-    running: list[Served] = []
+    servers: list[Served] = []
 
     def start(*flags: str, **options) -> Served:
-        running.append(Served(endless_model, *flags, **options))
-        return running[-1]
+        servers.append(Served(endless_model, *flags, **options))
+        return servers[-1]
 
     yield start
-    for each in running:
-        each.close()
+    for server in servers:
+        server.close()
 
 
-def test_a_runtime_that_dies_or_hangs_and_a_drain_that_takes_too_long(served) -> None:
+def last_error_code(events: list[str]) -> str:
+    """The code of the error that ends a stream."""
+    return json.loads([line for line in events if line][-1].removeprefix("data: "))["error"]["code"]
+
+
+def test_a_stuck_runtime_a_restart_and_an_exceeded_drain_timeout(served) -> None:
+    """Three behaviours of one server process, since each start of one takes seconds."""
     server = served("--stuck-after", "1", "--drain-timeout", "1", "--log-format", "json")
     assert wait_until(lambda: server.get("/health").status_code == 200)
 
@@ -115,8 +121,7 @@ def test_a_runtime_that_dies_or_hangs_and_a_drain_that_takes_too_long(served) ->
     reader, events = server.streaming()
     runtime.kill()
     reader.join(10)
-    last = json.loads([line for line in events if line][-1].removeprefix("data: "))
-    assert last["error"]["code"] == "runtime_gone"
+    assert last_error_code(events) == "runtime_gone"
     refused = server.post(BODY)
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
     assert server.get("/health").status_code == server.get("/ready").status_code == 503
@@ -126,17 +131,17 @@ def test_a_runtime_that_dies_or_hangs_and_a_drain_that_takes_too_long(served) ->
     assert "plait_runtime_restarts_total 1\n" in server.get("/metrics").text
 
     reader, events = server.streaming()
-    began = time.monotonic()
+    start = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    assert server.ended() == 0 and time.monotonic() - began > 1
+    assert server.wait() == 0 and time.monotonic() - start > 1
     reader.join(5)
-    assert json.loads([line for line in events if line][-1].removeprefix("data: "))["error"]["code"] == "aborted"
+    assert last_error_code(events) == "aborted"
     logged = [json.loads(line) for line in server.lines]
     assert any(line.get("route") == "/v1/completions" and line["status"] == 200 for line in logged)
     assert not any("Traceback" in line for line in server.lines)
 
 
-def test_running_requests_end_before_the_server_does(served) -> None:
+def test_sigterm_lets_running_requests_end(served) -> None:
     server = served(environment={"PLAIT_API_KEY": "secret"})
     headers = {"authorization": "Bearer secret"}
     assert server.get("/status").status_code == 401
@@ -150,7 +155,7 @@ def test_running_requests_end_before_the_server_does(served) -> None:
         return httpx.get(f"{server.address}/status", headers=headers, timeout=60).json()
 
     runtime = server.runtime()
-    runtime.suspend()  # so that the request runs for as long as it takes us to see it
+    runtime.suspend()  # so that the request is still running when SIGTERM arrives
     asking = threading.Thread(target=ask)
     asking.start()
     assert wait_until(lambda: status()["in_flight"] == 1, 60)
@@ -159,10 +164,10 @@ def test_running_requests_end_before_the_server_does(served) -> None:
     runtime.resume()
     asking.join(60)
     assert answers[0].status_code == 200 and answers[0].json()["usage"]["completion_tokens"] == 8
-    assert server.ended() == 0
+    assert server.wait() == 0
 
 
-def test_a_second_interrupt_does_not_wait(served) -> None:
+def test_a_second_sigint_skips_the_drain(served) -> None:
     server = served("--drain-timeout", "600", "--max-queue", "1")
     reader, events = server.streaming()
     server.process.send_signal(signal.SIGINT)
@@ -171,13 +176,13 @@ def test_a_second_interrupt_does_not_wait(served) -> None:
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)
-    assert server.ended() == 130
+    assert server.wait() == 130
     reader.join(5)
     assert "aborted" in [line for line in events if line][-1]
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--api-key", ""], "API key"),
         (["--api-key-file", "/nowhere"], "cannot read the API keys"),
@@ -188,33 +193,33 @@ def test_a_second_interrupt_does_not_wait(served) -> None:
         (["--max-queue", "-1"], "max_queue"),
     ],
 )
-def test_wrong_flags_are_refused_at_once(flags, said, capsys) -> None:
+def test_wrong_flags_are_refused(flags, message, capsys) -> None:
     from plait.cli import main
 
     assert main(["serve", *flags]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-class Dying:
-    """A runtime that ends as soon as it has started."""
+class DeadRuntime:
+    """A runtime that dies as soon as it has started."""
 
     def __init__(self, model_path, **settings) -> None:
         self.client = self
         self.is_closed = True
 
     def shutdown(self) -> None:
-        """Nothing is left to end."""
+        """Does nothing: there is no process."""
 
 
 @pytest.mark.parametrize("does_start", [True, False])
-def test_a_runtime_that_cannot_stay_up_is_given_up_after_longer_and_longer_pauses(monkeypatch, does_start) -> None:
+def test_restarts_back_off_and_end_after_max_failures(monkeypatch, does_start) -> None:
     starts = []
 
     def start(model_path, **settings):
         starts.append(time.monotonic())
         if len(starts) > 1 and not does_start:
             raise RuntimeGone("it does not start")
-        return Dying(model_path)
+        return DeadRuntime(model_path)
 
     monkeypatch.setattr(restarting_runtime, "Runtime", start)
     monkeypatch.setattr(restarting_runtime, "POLL_INTERVAL_S", 0.001)
@@ -224,15 +229,15 @@ def test_a_runtime_that_cannot_stay_up_is_given_up_after_longer_and_longer_pause
     assert wait_until(lambda: runtime.has_given_up)
     assert len(starts) == 6
     pauses = [after - before for before, after in itertools.pairwise(starts[1:])]
-    for pause, least in zip(pauses, (0.02, 0.04, 0.08, 0.16), strict=True):
-        assert pause >= least
+    for pause, backoff in zip(pauses, (0.02, 0.04, 0.08, 0.16), strict=True):
+        assert pause >= backoff
     with pytest.raises(RuntimeGone):
         runtime.client  # noqa: B018
     runtime.shutdown()
 
 
-class Joined(Dying):
-    """A runtime that lives on, and notes in which loop it was joined."""
+class FakeRuntime(DeadRuntime):
+    """A runtime that records the loops it was attached to."""
 
     def __init__(self, model_path, *, is_closed: bool) -> None:
         super().__init__(model_path)
@@ -246,10 +251,10 @@ class Joined(Dying):
         self.loops.append(None)
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-def test_a_loop_that_was_left_is_joined_by_no_later_runtime(monkeypatch, leaves) -> None:
-    """A runtime is replaced while the loop is busy leaving: what it then finds to do must not join it again."""
-    runtimes = [Joined(None, is_closed=False), Joined(None, is_closed=False)]
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_replacement_is_attached_unless_the_loop_was_detached(monkeypatch, detaches) -> None:
+    """The runtime is replaced while the loop is blocked, and the loop is detached before it runs the callback."""
+    runtimes = [FakeRuntime(None, is_closed=False), FakeRuntime(None, is_closed=False)]
     starts = iter(runtimes)
     monkeypatch.setattr(restarting_runtime, "Runtime", lambda model_path, **settings: next(starts))
     monkeypatch.setattr(restarting_runtime, "POLL_INTERVAL_S", 0.001)
@@ -258,8 +263,8 @@ def test_a_loop_that_was_left_is_joined_by_no_later_runtime(monkeypatch, leaves)
     async def main() -> asyncio.AbstractEventLoop:
         runtime.attach_to_loop()
         runtimes[0].is_closed = True
-        assert wait_until(lambda: runtime.num_restarts == 1)  # the loop stands still meanwhile
-        if leaves:
+        assert wait_until(lambda: runtime.num_restarts == 1)  # blocks the loop
+        if detaches:
             runtime.detach_from_loop()
         await asyncio.sleep(0.05)
         while not runtimes[1].loops:
@@ -267,10 +272,10 @@ def test_a_loop_that_was_left_is_joined_by_no_later_runtime(monkeypatch, leaves)
         return asyncio.get_running_loop()
 
     loop = asyncio.run(main())
-    assert runtimes[1].loops == ([None] if leaves else [loop])
+    assert runtimes[1].loops == ([None] if detaches else [loop])
     runtime.shutdown()
 
 
-def test_a_port_that_another_server_takes_is_told_before_either_has_its_model() -> None:
+def test_a_port_in_use_is_refused_before_a_model_is_loaded() -> None:
     with _bind(server_settings(port=0)) as first, pytest.raises(InputError, match="cannot listen"):
         _bind(server_settings(port=first.getsockname()[1]))

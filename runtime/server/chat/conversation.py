@@ -1,7 +1,4 @@
-"""A conversation as every chat protocol brings it: turns, tools, and what the answer must be.
-
-Knows: roles, texts, tool calls. Must not know: protocols, templates, tokens.
-"""
+"""A chat request independent of its protocol: messages, tools, and constraints on the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model made: `arguments` is JSON text."""
+    """A tool call by the model. `arguments` is JSON text."""
 
     id: str
     name: str
@@ -26,9 +23,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. `calls` and `reasoning` are an assistant's; `call_id` says which call a tool's turn answers.
+    """One message of a conversation.
 
-    `name`: of who speaks, or of the tool.
+    calls, reasoning: of an assistant turn. call_id: the call whose result a tool turn holds. name: of the speaker, or
+    of the tool.
     """
 
     role: Role
@@ -41,9 +39,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class ToolDefinition:
-    """A function that the model may call; `parameters` is the JSON schema of its arguments.
+    """A function that the model may call.
 
-    `param` is where the schema stands in the request. `strict`: a keyword that cannot be honoured is an error.
+    parameters: the JSON schema of its arguments. param: the schema's path in the request, for errors. strict: an
+    unsupported schema keyword is an error rather than an annotation.
     """
 
     name: str
@@ -55,11 +54,11 @@ class ToolDefinition:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is asked: the turns so far, and how the next one is to be.
+    """A conversation, and what its next turn may be.
 
-    `tools` are shown to the model; `callable_names` those it may call (None: all). `must_call`: it calls, and says
-    nothing else. `one_call`: at most one. `constraint` (from the parameter `constraint_param`) is for an answer
-    without calls. `continue_final`: the answer goes on from the last turn's text.
+    tools: shown to the model. callable_names: the tools it may call (None: all). must_call: the answer is only tool
+    calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
+    parameter that it came from. continue_final: the answer continues the text of the last turn.
     """
 
     turns: tuple[Turn, ...]
@@ -74,5 +73,6 @@ class Conversation:
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:
+        """The tools that the model may call."""
         names = self.callable_names
         return tuple(tool for tool in self.tools if names is None or tool.name in names)

@@ -1,8 +1,6 @@
-"""A conversation made ready to run, and its answer taken apart: what every chat protocol goes through.
+"""The chat pipeline that all chat protocols share.
 
-`prepare_chat` gives the prompt's tokens and the constraint; an `ChatOutput` reads one call as it comes.
-
-Knows: templates, formats, constraints. Must not know: protocols, HTTP.
+`prepare_chat` turns a conversation into prompt tokens and a constraint; `ChatOutput` parses the updates of one call.
 """
 
 from __future__ import annotations
@@ -36,7 +34,11 @@ MAX_TOOLS = 128
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """`new_parser()` takes one answer apart. `constraint_param`: the request's parameter that a refusal is about."""
+    """A conversation that is ready to run.
+
+    constraint_param: the request's parameter that a refused constraint came from. new_parser: makes the parser of one
+    answer.
+    """
 
     prompt_ids: Sequence[int]
     constraint: Spec | None
@@ -45,10 +47,10 @@ class PreparedChat:
 
 
 class ChatOutput:
-    """One call as it comes: its parts, its logprobs, and how it ended.
+    """Parses the updates of one call into parts, logprobs and the finish reason.
 
-    `finish_reason` is "tool_calls" where the model called one and was not cut off, by the limit or by a stop string.
-    `logprobs` collects what `parse_update` has come to; a protocol takes them from there.
+    `finish_reason` is "tool_calls" if the model called a tool and the call was not cut off by the token limit or a stop
+    string. `logprobs` collects the entries of the text parsed so far; a protocol removes those it has sent.
     """
 
     def __init__(self, prepared: PreparedChat, client: Client, call: Call) -> None:
@@ -59,7 +61,7 @@ class ChatOutput:
         self.finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
     def parse_update(self, update: CallUpdate) -> list[ParsedPart]:
-        """The parts that are certain now."""
+        """Returns the parts that are complete enough to be sent."""
         parts = self._parser.push(update.text) if update.text else []
         if update.logprobs or self._logprob_aligner.has_pending:
             self.logprobs += self._logprob_aligner.push(update)
@@ -71,12 +73,12 @@ class ChatOutput:
         return parts
 
     def parse_result(self, result: CallResult) -> list[ParsedPart]:
-        """The parts of a call that is over."""
+        """Returns all parts of a finished call."""
         return self.parse_update(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
 
 
 async def prepare_chat(client: Client, conversation: Conversation) -> PreparedChat:
-    """Raises ApiError or InputError for a conversation that this model cannot take."""
+    """Renders and tokenizes a conversation. Raises ApiError or InputError for one that the model does not support."""
     template = client.tokenizer.chat_template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "model", "unsupported_by_model")
@@ -93,7 +95,7 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
         parts = render_chat(*arguments)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     if starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
-        assert reasoning is not None  # an answer that is constrained from its first letter has no room for thought
+        assert reasoning is not None  # the answer is constrained from its first character: close the reasoning
         parts, starts_in_reasoning = [*parts, (f"\n{reasoning.end}\n\n", True)], False
     ids = await tokenize(client, parts)
     tools = (call_format, names) if names else None
@@ -101,5 +103,5 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
 
 
 def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:
-    """Whether the template has opened the reasoning itself."""
+    """Whether the template ends the prompt with the opening of reasoning."""
     return bool(reasoning and parts and parts[-1][1] and parts[-1][0].rstrip().endswith(reasoning.begin))

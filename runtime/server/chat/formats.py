@@ -1,12 +1,10 @@
-"""How models write tool calls and reasoning: tables of data, read by one constraint builder and one parser.
+"""The formats in which models write tool calls and reasoning, and the constraints on tool calls.
 
-A tool format's call is `begin`, JSON, `end`. Where `begin` has {name} in it, the JSON is the arguments; else it is an
-object of a name and the arguments under the format's two keys. The constraint holds whatever follows a `begin` to the
-schema, so that what opens a call is always a call that fits.
+A tool call is `begin`, JSON, `end`. If `begin` contains {name}, the JSON is the arguments; otherwise it is an object
+with the name and the arguments under the format's two keys. The constraint enforces the tool's schema after every
+`begin`, so an opened call is always a valid call. `chat/parser.py` parses all formats.
 
-Sources: the chat templates that the models' makers published (Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral v3).
-
-Knows: texts. Must not know: protocols, tokens, how texts are parsed.
+Sources: the published chat templates of the models (Hermes 2 Pro and Qwen 2.5, Llama 3.1, Mistral v3).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from plait.runtime.server.errors import invalid
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """`template_marker`: a text in the chat template of models that use it; "" for the form used where there is none."""
+    """How a model writes a tool call. `template_marker`: a text in the chat templates that use the format, or ""."""
 
     template_marker: str
     begin: str
@@ -33,17 +31,17 @@ class ToolFormat:
 
     @property
     def is_native(self) -> bool:
-        """Whether the template itself shows tools, calls and results to the model."""
+        """Whether the chat template itself renders tools, calls and results."""
         return bool(self.template_marker)
 
     def call_openers(self, names: Sequence[str]) -> dict[str, str | None]:
-        """Text that opens a call -> the tool called, where the text says so already."""
+        """Returns the texts that open a call -> the tool's name if the text contains it, else None."""
         if "{name}" in self.begin:
             return {self.begin.replace("{name}", name): name for name in names}
         return {self.begin: None}
 
     def render_call(self, call: ToolCall) -> str:
-        """A call as the model writes it."""
+        """Returns the text of a call as the model writes it."""
         if "{name}" in self.begin:
             return f"{self.begin.replace('{name}', call.name)}{call.arguments}{self.end}"
         name = json.dumps(call.name)
@@ -52,7 +50,7 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """Reasoning stands between these two texts, at the beginning of the answer."""
+    """The texts before and after the reasoning at the beginning of an answer."""
 
     begin: str
     end: str
@@ -66,9 +64,8 @@ TOOL_FORMATS = (
     ),
 )
 GENERIC_FORMAT = ToolFormat(template_marker="", begin='{"tool_call": ', end="}")
-GENERIC_FORMAT_BESIDE_JSON = ToolFormat(
-    template_marker="", begin="<tool_call>", end="</tool_call>"
-)  # where the answer itself may be JSON
+# used where the answer itself may be JSON
+GENERIC_FORMAT_BESIDE_JSON = ToolFormat(template_marker="", begin="<tool_call>", end="</tool_call>")
 REASONING_FORMATS = (ReasoningFormat("<think>", "</think>"), ReasoningFormat("[THINK]", "[/THINK]"))
 
 _INSTRUCTIONS = """You can call functions. Each is given as a JSON object with its parameters' JSON schema:
@@ -78,33 +75,39 @@ The function's result is then given to you."""
 
 
 def tool_format(template: str, *, with_json_answer: bool = False) -> ToolFormat:
-    """The format of a model with this chat template. `with_json_answer`: a call must not be mistaken for a JSON answer."""
-    shows_tools = "tools" in template
-    plain = GENERIC_FORMAT_BESIDE_JSON if with_json_answer else GENERIC_FORMAT
-    return next((each for each in TOOL_FORMATS if shows_tools and each.template_marker in template), plain)
+    """Returns the tool format of models with this chat template (its source), or a generic one.
+
+    `with_json_answer`: the answer may be JSON instead of a call, so the generic format must differ from JSON.
+    """
+    has_tools = "tools" in template
+    generic = GENERIC_FORMAT_BESIDE_JSON if with_json_answer else GENERIC_FORMAT
+    return next((format for format in TOOL_FORMATS if has_tools and format.template_marker in template), generic)
 
 
 def reasoning_format(template: str) -> ReasoningFormat | None:
-    """The format of a model with this chat template, if it marks reasoning."""
-    return next((each for each in REASONING_FORMATS if each.begin in template or each.end in template), None)
+    """Returns the reasoning format of models with this chat template (its source); None without reasoning."""
+    return next((format for format in REASONING_FORMATS if format.begin in template or format.end in template), None)
 
 
 def tool_instructions(tools: Sequence[ToolDefinition], call_format: ToolFormat = GENERIC_FORMAT) -> str:
-    """What the system turn says where the template cannot show tools."""
+    """Returns the tool instructions for the system turn, for templates that cannot render tools."""
     lines = [json.dumps(tool_as_json(tool)["function"], ensure_ascii=False) for tool in tools]
     example = call_format.render_call(ToolCall("", "NAME", "{...}"))
     return _INSTRUCTIONS.replace("{example}", example).replace("{tools}", "\n".join(lines))
 
 
 def tool_as_json(tool: ToolDefinition) -> dict[str, Any]:
-    """A tool as chat templates and OpenAI write it."""
+    """Returns a tool in the JSON shape of OpenAI and of chat templates."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
 
 def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Structural:
-    """Free text in which calls fit their tools; with `must_call` nothing but calls; where the answer has a schema,
-    calls or an answer that fits it. ApiError names a bad schema, and a constraint that is none of JSON."""
+    """Returns the constraint of an answer that may call tools.
+
+    It allows free text with valid calls; with `must_call` only calls; with a JSON constraint either calls or a JSON
+    answer that satisfies it. Raises ApiError for an invalid schema, and for a constraint that is not JSON.
+    """
     tools, otherwise = conversation.callable_tools, json_answer_constraint(conversation)
     if "{name}" in call_format.begin:
         triggers = [
@@ -113,7 +116,7 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
     elif len(tools) == 1:
         triggers = [_trigger(call_format.begin, _call_schema(call_format, tools[0], "#"), call_format.end, tools[0])]
     else:
-        for tool in tools:  # each alone first, so that a bad schema is named
+        for tool in tools:  # each on its own first, so that an error names the tool with the invalid schema
             _trigger(call_format.begin, _call_schema(call_format, tool, "#"), call_format.end, tool)
         any_of = [_call_schema(call_format, tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
         triggers = [_trigger(call_format.begin, {"anyOf": any_of}, call_format.end, tools[0])]
@@ -128,13 +131,16 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
 
 
 def json_answer_constraint(conversation: Conversation) -> JsonSchema | JsonObject | None:
-    """What an answer must be that calls nothing, where it may call; None for free text, and where it must call."""
+    """Returns the constraint of an answer without calls, if tools may be called; None for free text and `must_call`.
+
+    Raises ApiError for a constraint that is not JSON.
+    """
     constraint, param = conversation.constraint, conversation.constraint_param
     if constraint is None or conversation.must_call or not conversation.callable_tools:
         return None
     if isinstance(constraint, JsonSchema | JsonObject):
         return constraint
-    text = f"'{param}' cannot shape an answer that may call tools instead; set 'tool_choice' to 'none' or 'required'"
+    text = f"'{param}' cannot constrain an answer that may call tools; set 'tool_choice' to 'none' or 'required'"
     raise invalid(text, param, "unsupported_combination")
 
 
@@ -145,9 +151,9 @@ def _trigger(begin: str, schema: dict[str, Any], end: str, tool: ToolDefinition)
         raise invalid(f"'{tool.param}': {error}", tool.param, "invalid_constraint") from None
 
 
-def _call_schema(call_format: ToolFormat, tool: ToolDefinition, at: str) -> dict[str, Any]:
-    """The schema of one tool's call, to stand at the JSON pointer `at` of a whole."""
-    arguments = _relocate_refs(dict(tool.parameters), f"{at}/properties/{call_format.arguments_key}")
+def _call_schema(call_format: ToolFormat, tool: ToolDefinition, pointer: str) -> dict[str, Any]:
+    """Returns the schema of one tool's call, for the JSON pointer `pointer` of the whole schema."""
+    arguments = _relocate_refs(dict(tool.parameters), f"{pointer}/properties/{call_format.arguments_key}")
     return {
         "type": "object",
         "properties": {call_format.name_key: {"const": tool.name}, call_format.arguments_key: arguments},
@@ -156,18 +162,18 @@ def _call_schema(call_format: ToolFormat, tool: ToolDefinition, at: str) -> dict
     }
 
 
-def _relocate_refs(schema: Any, to: str, depth: int = 0) -> Any:
-    """The schema with its local references ("#/...") pointing to where it stands now."""
+def _relocate_refs(schema: Any, pointer: str) -> Any:
+    """Returns a schema that has moved from the root to `pointer`, with its local references ("#/...") adjusted."""
     if isinstance(schema, list):
-        return [_relocate_refs(item, to, depth + 1) for item in schema]
+        return [_relocate_refs(item, pointer) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {}
+    relocated = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = to + value[1:]
+            relocated[key] = pointer + value[1:]
         elif key in ("const", "enum", "default", "examples"):
-            moved[key] = value
+            relocated[key] = value
         else:
-            moved[key] = _relocate_refs(value, to, depth + 1)
-    return moved
+            relocated[key] = _relocate_refs(value, pointer)
+    return relocated

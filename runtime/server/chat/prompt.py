@@ -1,10 +1,8 @@
-"""Turns as the model was trained to read them, and none of a client's texts able to close a turn.
+"""Renders a conversation with the model's chat template, such that client text never becomes a control token.
 
-The template renders the real conversation. Before that, whatever in a client's texts reads like a control token, whole
-or in part at a text's edge, is replaced by a placeholder; after it, placeholders become plain text. So the template may
-trim and compare contents as it likes, and still only its own text holds control tokens.
-
-Knows: templates, turns, formats. Must not know: protocols, token ids.
+Before rendering, a placeholder replaces every control token in a client's texts, and every part of one at a text's
+edge; after rendering, the placeholders become plain text again. So the template may trim and compare the texts, and
+only the template's own text contains control tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +20,14 @@ from plait.runtime.server.chat.conversation import Conversation, ToolDefinition,
 from plait.runtime.server.chat.formats import ToolFormat, tool_as_json, tool_instructions
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-PromptParts = list[tuple[str, bool]]  # (text, is the chat template's own)
+PromptParts = list[tuple[str, bool]]  # (text, whether it is the template's own text and may hold control tokens)
 
 
 class ControlTokenEscaper:
-    """Takes control tokens (`added_texts`: their texts) out of texts, and puts them back as plain text."""
+    """Replaces control tokens in texts by placeholders, and restores them as plain text.
+
+    `added_texts`: the texts of the tokenizer's added tokens, which include all control tokens.
+    """
 
     def __init__(self, added_texts: frozenset[str]) -> None:
         self._control_token_pattern = _control_token_pattern(added_texts)
@@ -36,13 +37,10 @@ class ControlTokenEscaper:
         self.end_marker = f"Qz{self._nonce}endzQ"
 
     def escape(self, value: Any) -> Any:
-        """`value`, a text or JSON of texts, without anything that reads like a control token."""
+        """Returns a string, or all strings within JSON, with control tokens replaced."""
         if isinstance(value, str):
-            return (
-                self._escape_text(value, self._control_token_pattern)
-                if self._control_token_pattern is not None
-                else value
-            )
+            pattern = self._control_token_pattern
+            return value if pattern is None else self._escape_text(value, pattern)
         if isinstance(value, dict):
             return {self.escape(key): self.escape(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -50,6 +48,7 @@ class ControlTokenEscaper:
         return value
 
     def _escape_text(self, text: str, search: _ControlTokenPattern) -> str:
+        """Replaces whole tokens, then a token's beginning at the end of `text`, then a token's end at its start."""
         text = search.pattern.sub(lambda match: self._placeholder(match[0]), text)
         if not search.first_chars.isdisjoint(text[-search.max_length :]):
             for size in range(min(search.max_length, len(text)), 0, -1):
@@ -68,21 +67,21 @@ class ControlTokenEscaper:
         return f"Qz{self._nonce}n{len(self._escaped_texts) - 1}zQ"
 
     def restore(self, rendered: str) -> PromptParts:
-        """The template's text and, apart from it, what was taken."""
-        mark = f"Qz{self._nonce}n"
-        first, *pieces = rendered.split(mark)
+        """Splits a rendered prompt into the template's text and the restored texts."""
+        marker = f"Qz{self._nonce}n"
+        first, *pieces = rendered.split(marker)
         parts = [(first, True)]
         for piece in pieces:
             number, end, rest = piece.partition("zQ")
             if end and number in self._numbers:
                 parts += [(self._escaped_texts[self._numbers[number]], False), (rest, True)]
-            else:  # the template has cut it
-                parts.append((mark + piece, True))
+            else:  # the template has cut the placeholder
+                parts.append((marker + piece, True))
         return [part for part in parts if part[0]]
 
 
 class _ControlTokenPattern(NamedTuple):
-    """Control tokens as a pattern, and what a text may end or begin with that a template could complete to one."""
+    """A pattern of all control tokens, and their proper prefixes and suffixes, which the template could complete."""
 
     pattern: re.Pattern[str]
     prefixes: frozenset[str]
@@ -97,16 +96,16 @@ def _control_token_pattern(added_texts: frozenset[str]) -> _ControlTokenPattern 
     if not added_texts:
         return None
     pattern = re.compile("|".join(map(re.escape, sorted(added_texts, key=len, reverse=True))))
-    prefixes = frozenset(text[:at] for text in added_texts for at in range(1, len(text)))
-    suffixes = frozenset(text[at:] for text in added_texts for at in range(1, len(text)))
-    letters = frozenset(text[0] for text in added_texts), frozenset(text[-1] for text in added_texts)
-    return _ControlTokenPattern(pattern, prefixes, suffixes, *letters, max(map(len, added_texts)))
+    prefixes = frozenset(text[:size] for text in added_texts for size in range(1, len(text)))
+    suffixes = frozenset(text[size:] for text in added_texts for size in range(1, len(text)))
+    edge_chars = frozenset(text[0] for text in added_texts), frozenset(text[-1] for text in added_texts)
+    return _ControlTokenPattern(pattern, prefixes, suffixes, *edge_chars, max(map(len, added_texts)))
 
 
 def render_chat(
     template: ChatTemplate, added_texts: frozenset[str], conversation: Conversation, call_format: ToolFormat
 ) -> PromptParts:
-    """The prompt as (text, is the template's own) parts. InputError where the template refuses the turns."""
+    """Renders the prompt of a conversation. Raises InputError if the chat template refuses its turns."""
     escaper = ControlTokenEscaper(added_texts)
     turns, tools = list(conversation.turns), conversation.tools
     if tools and not call_format.is_native:
@@ -120,15 +119,15 @@ def render_chat(
         tools=escaper.escape([tool_as_json(tool) for tool in tools]) or None,
     )
     if conversation.continue_final:
-        before, found, _ = rendered.partition(escaper.end_marker)
-        if not found:
+        before, end_marker, _ = rendered.partition(escaper.end_marker)
+        if not end_marker:
             raise InputError("the chat template changes the last turn, so it cannot be continued")
         rendered = before
     return escaper.restore(rendered)
 
 
 def _with_instructions(turns: list[Turn], tools: Sequence[ToolDefinition], call_format: ToolFormat) -> list[Turn]:
-    """The system turn, made if need be, says what the tools are."""
+    """Adds the tool instructions to the system turn, or to a new one."""
     text = tool_instructions(tools, call_format)
     if turns and turns[0].role == "system":
         return [replace(turns[0], text=f"{turns[0].text}\n\n{text}"), *turns[1:]]
@@ -136,7 +135,7 @@ def _with_instructions(turns: list[Turn], tools: Sequence[ToolDefinition], call_
 
 
 def _message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -> dict[str, Any]:
-    """A turn as chat templates read it; calls and results as text where the template knows none."""
+    """Converts a turn to a chat template's message. Calls and results become text if the template has none."""
     if not call_format.is_native:
         return _plain_message(turn, call_format, turns)
     message: dict[str, Any] = {"role": turn.role, "content": turn.text} | _speaker_name(turn)
@@ -164,13 +163,13 @@ def _plain_message(turn: Turn, call_format: ToolFormat, turns: Sequence[Turn]) -
 
 
 def _speaker_name(turn: Turn) -> dict[str, Any]:
-    """The name of who speaks, where the client gave one: some templates write it."""
+    """The speaker's name if the client gave one, which some templates render."""
     return {} if turn.name is None else {"name": turn.name}
 
 
 def _tool_name(turn: Turn, turns: Sequence[Turn]) -> str:
-    """The name of the tool whose call a turn answers."""
-    names = {call.id: call.name for each in turns for call in each.calls}
+    """The name of the tool whose result a tool turn holds."""
+    names = {call.id: call.name for other_turn in turns for call in other_turn.calls}
     return turn.name or names.get(turn.call_id or "", "the function")
 
 

@@ -1,9 +1,7 @@
-"""Texts and token lists as vectors: checked, tokenized, and computed a few at a time, for every protocol that asks.
+"""Computes embeddings of texts and token lists, for all protocols that have them.
 
-The texts of one request share the runtime with everybody's calls, so only so many of them are under way at once; the
-others wait here. Leaving early, for whatever reason, aborts what still runs.
-
-Knows: sessions, calls, limits. Must not know: protocols' shapes.
+At most `MAX_CONCURRENT_INPUTS` inputs of a request run at once, so that it shares the runtime with other requests. An
+error or a cancellation aborts the running ones.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from plait.runtime.server.errors import ApiError, context_limit_message, invalid
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, max_token_bytes
 from plait.runtime.server.in_flight import current_request
 
-MAX_INPUTS = 2048  # of one request, as OpenAI's
-MAX_TOKENS = 300_000  # of all of them together, as OpenAI's; or as many as one context holds
+MAX_INPUTS = 2048  # per request, as OpenAI's limit
+MAX_TOKENS = 300_000  # of all inputs, as OpenAI's limit; the context length if that is more
 MAX_CONCURRENT_INPUTS = 64
 
 EmbeddingInput = str | list[int]
@@ -33,7 +31,7 @@ EmbeddingInput = str | list[int]
 
 @dataclass(frozen=True)
 class EmbeddingOptions:
-    """What is asked for beside the inputs; see `Session.embed`. `timeout_s` is the whole request's."""
+    """The options of a request; see `Session.embed`. `timeout_s` applies to the whole request."""
 
     dimensions: int | None = None
     normalize: bool | None = None
@@ -45,40 +43,41 @@ class EmbeddingOptions:
 
 @dataclass
 class EmbeddingHandle:
-    """One request's sessions and calls, for its record."""
+    """The sessions and calls of one request, for its `RequestRecord`."""
 
     sessions: list[Session] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
 
 def check_can_embed(state: AppState) -> None:
-    """ApiError 400 where the model gives no embeddings, with the reason."""
+    """Raises ApiError 400 with the reason if the model has no embeddings."""
     model = state.client.model
     if model.embeddings is None:
-        text = f"the model '{state.model_name}' has no pooling, so it gives no embeddings: {model.no_embeddings_reason}"
+        text = f"the model '{state.model_name}' has no pooling, so no embeddings: {model.no_embeddings_reason}"
         raise invalid(text, "model", "unsupported_by_model")
 
 
 def check_dimensions(client: Client, dimensions: int | None) -> None:
-    """ApiError 400 for more numbers than a vector has."""
-    made = client.model.embeddings
-    if made is not None and dimensions is not None and not 1 <= dimensions <= made.size:
-        raise invalid(f"'dimensions' must be from 1 to {made.size} for this model, not {dimensions}", "dimensions")
+    """Raises ApiError 400 if `dimensions` is not between 1 and the length of the model's vectors."""
+    embeddings = client.model.embeddings
+    if embeddings is not None and dimensions is not None and not 1 <= dimensions <= embeddings.size:
+        message = f"'dimensions' must be from 1 to {embeddings.size} for this model, not {dimensions}"
+        raise invalid(message, "dimensions")
 
 
 async def tokenize_inputs(
     client: Client, inputs: Sequence[EmbeddingInput], param: str, *, truncate: bool = False, limit: int | None = None
 ) -> list[list[int]]:
-    """The tokens of each input: a text as the model's own tokenizer has a whole one, behind the prompt of the model's
-    files, a list of ids as it is.
+    """Returns the token ids of each input.
 
-    `truncate`: what is longer than `limit` (None: the context) loses its end, else it is refused. ApiError names the input,
-    as `param[i]`.
+    A text is tokenized with the model's special tokens, after the prompt of the model's files; token ids are unchanged.
+    `limit`: the maximum length in tokens (None: the context). `truncate`: cut longer inputs instead of refusing them.
+    Raises ApiError, which names the input as `param[i]`.
     """
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise invalid(f"'{param}' must hold from 1 to {MAX_INPUTS} inputs, not {len(inputs)}", param)
     names = [f"{param}[{i}]" if len(inputs) > 1 else param for i in range(len(inputs))]
-    if sum(len(each) for each in inputs if isinstance(each, str)) > TOKENIZE_IN_THREAD_CHARS:
+    if sum(len(text) for text in inputs if isinstance(text, str)) > TOKENIZE_IN_THREAD_CHARS:
         return await asyncio.to_thread(_tokenize_all, client, inputs, names, truncate, limit)
     return _tokenize_all(client, inputs, names, truncate, limit)
 
@@ -86,40 +85,39 @@ async def tokenize_inputs(
 def _tokenize_all(
     client: Client, inputs: Sequence[EmbeddingInput], names: Sequence[str], truncate: bool, limit: int | None
 ) -> list[list[int]]:
-    """One after the other, until there are too many; a text that must be too long is not tokenized."""
-    most, longest = max(MAX_TOKENS, client.model.context_length), max_token_bytes(client.tokenizer.vocabulary)
-    found: list[list[int]] = []
-    total = 0
-    for each, name in zip(inputs, names, strict=True):
-        least = -(-len(each) // longest) if isinstance(each, str) else len(each)
-        ids = (
-            _tokenize_input(client, each, name, truncate, limit or client.model.context_length)
-            if total + least <= most
-            else None
-        )
-        total += least if ids is None else len(ids)
-        if ids is None or total > most:
-            raise invalid(f"the inputs have more than {most} tokens in all", name.partition("[")[0])
-        found.append(ids)
-    return found
+    """Tokenizes the inputs in order, up to the limit on their sum. A text that must exceed it is not tokenized."""
+    max_tokens = max(MAX_TOKENS, client.model.context_length)
+    longest_token = max_token_bytes(client.tokenizer.vocabulary)
+    input_limit = limit or client.model.context_length
+    prompts: list[list[int]] = []
+    num_tokens = 0
+    for item, name in zip(inputs, names, strict=True):
+        min_tokens = -(-len(item) // longest_token) if isinstance(item, str) else len(item)
+        is_within_limit = num_tokens + min_tokens <= max_tokens
+        ids = _tokenize_input(client, item, name, truncate, input_limit) if is_within_limit else []
+        num_tokens += len(ids)
+        if not is_within_limit or num_tokens > max_tokens:
+            raise invalid(f"the inputs have more than {max_tokens} tokens in all", name.partition("[")[0])
+        prompts.append(ids)
+    return prompts
 
 
-def _tokenize_input(client: Client, given: EmbeddingInput, name: str, truncate: bool, limit: int) -> list[int]:
+def _tokenize_input(client: Client, item: EmbeddingInput, name: str, truncate: bool, limit: int) -> list[int]:
     tokenizer = client.tokenizer
-    if not given:
+    if not item:
         raise invalid(f"'{name}' is empty", name)
-    if isinstance(given, list):
-        if any(not 0 <= token < client.model.vocab_size for token in given):
+    if isinstance(item, list):
+        if any(not 0 <= token_id < client.model.vocab_size for token_id in item):
             raise invalid(f"'{name}' holds a token id that is not from 0 to {client.model.vocab_size - 1}", name)
-        ids = given
-    elif not truncate and len(given) > limit * max_token_bytes(tokenizer.vocabulary):
-        text = f"{context_limit_message(limit)}; '{name}' has {len(given)} characters, which cannot be that few"
+        ids = item
+    elif not truncate and len(item) > limit * max_token_bytes(tokenizer.vocabulary):
+        text = f"{context_limit_message(limit)}; '{name}' has {len(item)} characters, which are more tokens than that"
         raise ApiError(400, text, param=name, code="context_length_exceeded")
     else:
-        ids = client.encode_for_embedding(given)
+        ids = client.encode_for_embedding(item)
     if len(ids) > limit and truncate and len(tokenizer.suffix_ids) < limit:
-        ending = list(tokenizer.suffix_ids)
-        ids = ids[: limit - len(ending)] + ending
+        suffix_ids = list(tokenizer.suffix_ids)
+        ids = ids[: limit - len(suffix_ids)] + suffix_ids
     if len(ids) > limit:
         text = f"{context_limit_message(limit)}; '{name}' has {len(ids)}"
         raise ApiError(400, text, param=name, code="context_length_exceeded")
@@ -127,12 +125,12 @@ def _tokenize_input(client: Client, given: EmbeddingInput, name: str, truncate: 
 
 
 async def embed_prompts(
-    client: Client, prompts: Sequence[Sequence[int]], embedding_options: EmbeddingOptions
+    client: Client, prompts: Sequence[Sequence[int]], options: EmbeddingOptions
 ) -> list[CallResult]:
-    """One result for each prompt, in order. Raises the first failure that is met, and ApiError 503 for want of room."""
-    if embedding_options.timeout_s is not None:
-        sampling_params(timeout_s=embedding_options.timeout_s)  # the one validator of timeouts
-    handle, began = EmbeddingHandle(), time.monotonic()
+    """Returns one result per prompt, in order. Raises the first failure, and ApiError 503 for lack of capacity."""
+    if options.timeout_s is not None:
+        sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
+    handle, start_time = EmbeddingHandle(), time.monotonic()
     if (record := current_request()) is not None:
         record.reserve_calls(min(MAX_CONCURRENT_INPUTS, len(prompts)))
         record.handles.append(handle)
@@ -141,27 +139,25 @@ async def embed_prompts(
     try:
         for prompt in prompts:
             if len(pending_calls) == MAX_CONCURRENT_INPUTS:
-                results.append(await _next(pending_calls))
+                results.append(await _next_result(pending_calls))
             session = client.open_session(
-                tenant=embedding_options.tenant,
-                cache_salt=embedding_options.cache_salt,
-                priority=embedding_options.priority,
+                tenant=options.tenant, cache_salt=options.cache_salt, priority=options.priority
             )
             handle.sessions.append(session)
             session.append_tokens(prompt)
-            left = _remaining_timeout(embedding_options.timeout_s, began)
-            call = session.embed(embedding_options.dimensions, normalize=embedding_options.normalize, timeout_s=left)
+            timeout_s = _remaining_timeout(options.timeout_s, start_time)
+            call = session.embed(options.dimensions, normalize=options.normalize, timeout_s=timeout_s)
             handle.calls.append(call)
             pending_calls.append((session, call))
         while pending_calls:
-            results.append(await _next(pending_calls))
+            results.append(await _next_result(pending_calls))
     finally:
         for session in handle.sessions:
-            session.abort()  # those that are closed stay as they are
+            session.abort()  # has no effect on closed sessions
     return results
 
 
-async def _next(pending_calls: deque[tuple[Session, Call]]) -> CallResult:
+async def _next_result(pending_calls: deque[tuple[Session, Call]]) -> CallResult:
     session, call = pending_calls[0]
     result = await call.aresult()
     session.close()
@@ -169,11 +165,11 @@ async def _next(pending_calls: deque[tuple[Session, Call]]) -> CallResult:
     return result
 
 
-def _remaining_timeout(timeout_s: float | None, began: float) -> float | None:
-    """Seconds that are left of the request's own timeout."""
+def _remaining_timeout(timeout_s: float | None, start_time: float) -> float | None:
+    """Returns the seconds left of the request's timeout. Raises DeadlineExceeded if none are left."""
     if timeout_s is None:
         return None
-    left = began + timeout_s - time.monotonic()
-    if left <= 0:
+    remaining_s = start_time + timeout_s - time.monotonic()
+    if remaining_s <= 0:
         raise DeadlineExceeded(f"the request took longer than its timeout of {timeout_s:g} s")
-    return left
+    return remaining_s

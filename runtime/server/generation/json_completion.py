@@ -1,7 +1,4 @@
-"""Whether the runtime finishes an answer that has to be JSON before its tokens run out.
-
-Knows: constraints, sampling parameters, and what a request says of it. Must not know: protocols, tokens.
-"""
+"""Decides whether the runtime completes a constrained answer, such as JSON, before its token limit."""
 
 from __future__ import annotations
 
@@ -15,24 +12,26 @@ from plait.runtime.server.errors import invalid
 def with_json_completion(
     sampling: SamplingParams, constraint: Spec | None, requested: bool | None = None
 ) -> SamplingParams:
-    """The parameters with `complete` as `requested` says. Where nothing is asked, JSON and tool calls are finished where a
-    whole value fits at all, and unless stop strings, patterns or tokens were given, which may cut it.
+    """Returns `sampling` with `complete` set.
 
-    Raises ApiError for `complete` without a constraint, and InputError beside what would cut the value.
+    `requested`: the request's own `complete`. By default (None) JSON and tool calls are completed if a whole value fits
+    within the token limit, unless stop strings, patterns or tokens may cut it.
 
-    >>> finishing(SamplingParams(), JsonObject()).complete
+    Raises ApiError for `complete` without a constraint, and InputError for `complete` with a stop condition.
+
+    >>> with_json_completion(SamplingParams(), JsonObject()).complete
     True
     """
     if requested and constraint is None:
         raise invalid("'complete' needs a constraint, such as response_format or regex", "complete")
     if requested is None:
-        is_cut = bool(sampling.stop or sampling.stop_token_ids or sampling.stop_regex)
-        requested = isinstance(constraint, JsonSchema | JsonObject | Structural) and not is_cut
+        may_be_cut = bool(sampling.stop or sampling.stop_token_ids or sampling.stop_regex)
+        requested = isinstance(constraint, JsonSchema | JsonObject | Structural) and not may_be_cut
         if_it_fits = True
     else:
         if_it_fits = isinstance(constraint, Structural) and constraint.free_text
     if not requested:
         return sampling
-    made = msgspec.structs.replace(sampling, complete=True, if_it_fits=if_it_fits)
-    check_sampling(made)
-    return made
+    completing = msgspec.structs.replace(sampling, complete=True, if_it_fits=if_it_fits)
+    check_sampling(completing)
+    return completing

@@ -1,9 +1,7 @@
-"""Logprobs of the tokens that a client sees, in step with the text.
+"""Aligns logprobs with the text that a client receives.
 
-The runtime may tell logprobs of tokens that it still holds back for a stop string, or that one cut off. An entry is
-given out once its token's first byte is part of the text.
-
-Knows: byte counts of tokens. Must not know: protocols.
+The runtime may send logprobs of tokens whose text it still holds back because of a stop string, or that a stop string
+cut off. An entry is released once its token's first byte is part of the text.
 """
 
 from __future__ import annotations
@@ -16,24 +14,25 @@ from plait.runtime.messages import TokenLogprob
 
 
 class LogprobAligner:
-    """One answer's. `push` each Progress; it returns the entries that belong to the text so far."""
+    """Aligns the logprobs of one answer. `token_bytes`: the bytes of each token id."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
-        self._waiting: deque[TokenLogprob] = deque()
-        self._text_end = self._entry_start = 0  # in bytes
+        self._pending: deque[TokenLogprob] = deque()
+        self._text_end = self._entry_start = 0  # byte offsets in the answer
 
     @property
     def has_pending(self) -> bool:
         """Whether entries wait for their text."""
-        return bool(self._waiting)
+        return bool(self._pending)
 
     def push(self, update: CallUpdate) -> list[TokenLogprob]:
-        self._waiting.extend(update.logprobs)
+        """Adds an update and returns the entries whose text has been released."""
+        self._pending.extend(update.logprobs)
         self._text_end += sum(len(self._token_bytes[token]) for token in update.token_ids)
-        taken = []
-        while self._waiting and self._entry_start < self._text_end:
-            entry = self._waiting.popleft()
+        released = []
+        while self._pending and self._entry_start < self._text_end:
+            entry = self._pending.popleft()
             self._entry_start += len(self._token_bytes[entry.token_id])
-            taken.append(entry)
-        return taken
+            released.append(entry)
+        return released

@@ -1,9 +1,7 @@
-"""A checked request as sessions and calls: opened, followed, and ended, whatever happens.
+"""Runs checked requests as sessions and calls of the runtime.
 
-One `Submission` is one prompt and its n answers: the prompt goes into one session, which is forked n times, so it is
-computed once. Used as `async with running(client, works) as run:`; leaving the block early aborts what still runs.
-
-Knows: sessions, calls, sampling. Must not know: HTTP, chat templates, protocols.
+A `Submission` is one prompt with its n answers: the prompt goes into one session, which is forked n times, so it is
+computed once. Usage: `async with submit(client, submissions) as handle:`; leaving the block early aborts running calls.
 """
 
 from __future__ import annotations
@@ -28,15 +26,16 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import current_request
 
-TOKENIZE_IN_THREAD_CHARS = 20_000  # characters; tokenizing more would hold the event loop up for milliseconds
+TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One prompt (token ids, whole, BOS included), how to go on from it, and how many times.
+    """One prompt, how to sample its answers, and how many.
 
-    `tenant` and `cache_salt` name the prefix cache, `priority` the rank among waiting calls. `prompt_logprobs`: how
-    many likeliest tokens are wanted at each place of the prompt, where its logprobs are wanted at all.
+    prompt_ids: all token ids, BOS included. n: the number of answers. tenant, cache_salt: select the prefix cache.
+    priority: the rank among waiting calls. prompt_logprobs: how many top tokens to return at each position of the
+    prompt (None: no logprobs of the prompt).
     """
 
     prompt_ids: Sequence[int]
@@ -51,40 +50,44 @@ class Submission:
 
 @dataclass
 class RequestHandle:
-    """The calls of some works; `calls[i]` belongs to `submissions[i // n]` when all have the same n."""
+    """The sessions and calls of some submissions.
+
+    `calls` holds the answers of the first submission, then those of the next. The lists `num_calls_per_request` and
+    `prompt_scoring_calls` have one entry per submission.
+    """
 
     calls: list[Call] = field(default_factory=list)
     submissions: list[Submission] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
-    num_calls_per_request: list[int] = field(default_factory=list)  # of calls, per work
-    prompt_scoring_calls: list[Call | None] = field(default_factory=list)  # per work: the call that scores its prompt
+    num_calls_per_request: list[int] = field(default_factory=list)
+    prompt_scoring_calls: list[Call | None] = field(default_factory=list)  # the calls that compute prompt logprobs
 
     async def results(self) -> list[CallResult]:
-        """Every call's result, in order. Raises the first failure as soon as it is known."""
+        """Waits for all calls and returns their results in order. Raises the first failure as soon as it occurs."""
         async for batch in stream_updates(self.calls, only_final=True):
             for index, _ in batch:
                 self.calls[index].result(0)
         return [call.result(0) for call in self.calls]
 
     async def prompt_logprobs(self) -> list[list[TokenLogprob]]:
-        """Per work, the logprobs of its prompt's tokens but the first; none where they were not asked for."""
+        """Returns, per submission, the logprobs of all prompt tokens but the first; [] if not requested."""
         return [
             [] if call is None else _as_token_logprobs(submission.prompt_ids[1:], (await call.aresult()).choice)
             for submission, call in zip(self.submissions, self.prompt_scoring_calls, strict=True)
         ]
 
     def progress(self) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
-        """`stream_updates` of all calls; raises a call's failure when it comes to its end."""
+        """Streams the updates of all calls as (index of the call, update). Raises the failure of a call that failed."""
         return stream_updates(self.calls, raise_on_failure=True)
 
     def usage(self) -> Usage:
-        """Of all calls that are done; a prompt counts once, however many answers it has."""
-        prompt = cached = completion = at = 0
-        for index, count in enumerate(self.num_calls_per_request):
-            usages = [call.result(0).usage for call in self.calls[at : at + count]]
-            at += count
+        """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""
+        prompt = cached = completion = start = 0
+        for submission, count in zip(self.submissions, self.num_calls_per_request, strict=True):
+            usages = [call.result(0).usage for call in self.calls[start : start + count]]
+            start += count
             prompt += usages[0].prompt_tokens
-            if self.submissions[index].prompt_logprobs is None:  # else all of it was computed
+            if submission.prompt_logprobs is None:  # otherwise the whole prompt was computed for its logprobs
                 cached += min(usage.cached_tokens for usage in usages)
             completion += sum(usage.completion_tokens for usage in usages)
         return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
@@ -92,7 +95,7 @@ class RequestHandle:
 
 @contextlib.asynccontextmanager
 async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIterator[RequestHandle]:
-    """Starts every work; on the way out closes its sessions, or aborts those whose calls are not done."""
+    """Starts all submissions. On exit closes their sessions, or aborts them if a call is still running."""
     handle = RequestHandle()
     if (record := current_request()) is not None:
         record.reserve_calls(sum(submission.n for submission in submissions))
@@ -126,19 +129,19 @@ def _start(client: Client, submission: Submission, handle: RequestHandle) -> Non
 
 @lru_cache(maxsize=8)
 def max_token_bytes(vocabulary: Vocabulary) -> int:
-    """Bytes of the longest token: a text of more characters is more than one."""
+    """Returns the bytes of the longest token. A text of n characters has at least n divided by this many tokens."""
     return max(map(len, vocabulary.token_bytes))
 
 
-def check_fits_context(client: Client, length: int) -> None:
-    """ContextOverflow where so many characters are more tokens than the context holds, however they are tokenized."""
-    if length > client.model.context_length * max_token_bytes(client.tokenizer.vocabulary):
+def check_fits_context(client: Client, num_chars: int) -> None:
+    """Raises ContextOverflow for a text that exceeds the context however it is tokenized."""
+    if num_chars > client.model.context_length * max_token_bytes(client.tokenizer.vocabulary):
         limit = context_limit_message(client.model.context_length)
-        raise ContextOverflow(f"{limit}; the prompt has {length} characters, which cannot be that few")
+        raise ContextOverflow(f"{limit}; the prompt has {num_chars} characters, which are more tokens than that")
 
 
 def _append_prompt(session: Session, submission: Submission) -> Call | None:
-    """The prompt becomes text; the call that scores it, where it is scored."""
+    """Appends the prompt to the session. Returns the call that computes its logprobs, if they are requested."""
     if submission.prompt_logprobs is None or len(submission.prompt_ids) < 2:
         session.append_tokens(submission.prompt_ids)
         return None
@@ -148,13 +151,13 @@ def _append_prompt(session: Session, submission: Submission) -> Call | None:
 
 def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores | None) -> list[TokenLogprob]:
     assert scores is not None
-    tops = scores.top_logprobs[0] if scores.top_logprobs else [[]] * len(token_ids)
-    triples = zip(token_ids, scores.token_logprobs[0], tops, strict=True)
-    return [TokenLogprob(token, logprob, top) for token, logprob, top in triples]
+    top_logprobs = scores.top_logprobs[0] if scores.top_logprobs else [[]] * len(token_ids)
+    entries = zip(token_ids, scores.token_logprobs[0], top_logprobs, strict=True)
+    return [TokenLogprob(token_id, logprob, top) for token_id, logprob, top in entries]
 
 
 def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
-    """The n answers of one seed differ, and are the same answers each time."""
+    """Gives each of n answers its own seed, derived from the request's, so that they differ and are reproducible."""
     if not index or sampling.seed is None:
         return sampling
     seed = sampling.seed + index
@@ -162,13 +165,14 @@ def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
 
 
 async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:
-    """The ids of a whole prompt of (text, is the template's own) parts, BOS included if the model wants one.
+    """Returns the token ids of a prompt, with BOS if the model uses it.
 
-    Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
+    `parts`: (text, whether it may contain control tokens). Raises ContextOverflow, before tokenizing, for a text that
+    cannot fit.
     """
-    tokenizer, length = client.tokenizer, sum(len(text) for text, _ in parts)
-    if length > TOKENIZE_IN_THREAD_CHARS:
-        check_fits_context(client, length)
+    tokenizer, num_chars = client.tokenizer, sum(len(text) for text, _ in parts)
+    if num_chars > TOKENIZE_IN_THREAD_CHARS:
+        check_fits_context(client, num_chars)
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)
@@ -176,7 +180,7 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
 
 
 def prepend_bos(client: Client, ids: list[int]) -> list[int]:
-    """The same list, behind the token that the model wants a text to begin with."""
+    """Inserts BOS before `ids`, in place, if the model uses it and it is not there. Returns `ids`."""
     tokenizer = client.tokenizer
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     if bos is not None and ids[:1] != [bos]:

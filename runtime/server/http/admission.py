@@ -1,31 +1,32 @@
-"""Who may come in, and how many at once: decided on the path, the headers and a few counts, before a byte of the body
-is read.
+"""Refuses requests before they reach a route: API keys, browser origins, capacity, and limits on the body.
 
-Everything needs a key, where there are keys, except for the paths that are listed as open. The path is ASGI's own: no
-header can change it.
-
-Knows: keys, counts, paths. Must not know: routes, bodies, what a request costs.
+`AdmissionMiddleware` decides on the path, the headers and a few counters, before a byte of the body is read.
+`BodyLimitMiddleware` stands around it and also turns every error raised outside of the routes into a response.
+Both are plain ASGI, so that nothing stands between a route and its client's disconnect.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.runtime.server.errors import OVERLOADED, ApiError
+from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
+from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.static_page import PAGE_FILES
-from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, current_request
+from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
 from plait.runtime.server.settings import ServerSettings
 
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
-ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
+ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
 PERMISSION_ERROR, RATE_LIMIT_ERROR = "permission_error", "rate_limit_error"
 
 
 class AdmissionControl:
-    """What is shared by all requests of a server: whether it still admits, and the room that is left."""
+    """Decides which requests of one server are admitted. Shared by all of its requests."""
 
     def __init__(self, settings: ServerSettings, in_flight: InFlightRequests) -> None:
         self.settings, self.in_flight = settings, in_flight
@@ -36,29 +37,32 @@ class AdmissionControl:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many calls run and wait as may."""
+        """Whether running and waiting calls fill the capacity."""
         return self.in_flight.num_calls >= self.capacity
 
     @property
     def capacity(self) -> int:
-        """Calls that may run and wait."""
+        """The number of calls that may run or wait at once."""
         return self.settings.max_running + self.settings.max_queue
 
     def authenticate(self, path: str, headers: dict[bytes, bytes]) -> str:
-        """The name of the key that was given; "" where none is needed. Raises ApiError 401."""
+        """Returns the name of the API key in `headers`; "" if none is needed.
+
+        `path` is the path of the ASGI scope, which no header can change. Raises ApiError 401.
+        """
         keys = self.settings.api_keys
         if not keys:
             return ""
-        owner = find_key_name(_key(headers), keys)
-        if owner is not None:
-            return owner
+        key_name = find_key_name(_api_key(headers), keys)
+        if key_name is not None:
+            return key_name
         if path in self.public_paths:
             return ""
         text = "an API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Raises ApiError 403 for what a page of another origin sends without having been asked to."""
+        """Raises ApiError 403 for a browser request from a page of an origin that is not allowed."""
         allowed = self.settings.cors_origins
         if headers.get(b"sec-fetch-site") in (None, b"same-origin", b"none") or "*" in allowed:
             return
@@ -67,37 +71,42 @@ class AdmissionControl:
             raise ApiError(403, text, type=PERMISSION_ERROR, code="cross_origin")
 
     def check_capacity(self, tenant: str) -> None:
-        """Raises ApiError 503 or 429, with Retry-After, when there is none."""
-        retry = {"Retry-After": str(self.settings.retry_after_s)}
+        """Raises ApiError 503 while draining or full, and 429 at the key's limit; each with Retry-After."""
         if self.is_draining:
-            raise ApiError(503, "the server is being stopped", type=OVERLOADED, code="draining", headers=retry)
+            raise self._unavailable("the server is shutting down", "draining")
         if self.is_full:
-            raise self._overloaded(f"{self.in_flight.num_calls} calls run or wait already; try again later")
+            raise self._unavailable(
+                f"{self.in_flight.num_calls} calls are running or waiting; try again later", "queue_full"
+            )
         limit = self.settings.max_requests_per_key
         if limit and self.in_flight.num_of_tenant(tenant) >= limit:
-            text = f"this key has {limit} requests running, as many as it may"
-            raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=retry)
+            text = f"this key has {limit} requests running, which is its limit"
+            raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
 
-    def reserve_calls(self, record: RequestRecord, calls: int) -> None:
-        """Counts an admitted request as the `calls` it will have at once: its prompts times its answers.
+    def reserve_calls(self, record: RequestRecord, num_calls: int) -> None:
+        """Counts an admitted request as `num_calls` calls: its prompts times its choices.
 
-        Raises ApiError 503 where there is no room for them; a request that is alone is let in whatever its size.
+        Raises ApiError 503 if they exceed the capacity beside other requests. A request that is alone is admitted
+        whatever its size.
         """
-        others = self.in_flight.num_calls - record.num_calls
-        if others and others + calls > self.capacity:
-            raise self._overloaded(
-                f"{others} calls run or wait already, and this request asks for {calls}; try again later"
+        other_calls = self.in_flight.num_calls - record.num_calls
+        if other_calls and other_calls + num_calls > self.capacity:
+            raise self._unavailable(
+                f"{other_calls} calls are running or waiting, and this request needs {num_calls}; try again later",
+                "queue_full",
             )
-        if calls > record.num_calls:
-            self.in_flight.set_num_calls(record, calls)
+        if num_calls > record.num_calls:
+            self.in_flight.set_num_calls(record, num_calls)
 
-    def _overloaded(self, text: str) -> ApiError:
-        retry = {"Retry-After": str(self.settings.retry_after_s)}
-        return ApiError(503, text, type=OVERLOADED, code="queue_full", headers=retry)
+    def _unavailable(self, text: str, code: str) -> ApiError:
+        return ApiError(503, text, type=OVERLOADED, code=code, headers=self._retry_after())
+
+    def _retry_after(self) -> dict[str, str]:
+        return {"Retry-After": str(self.settings.retry_after_s)}
 
 
 class AdmissionMiddleware:
-    """The middleware. Sets `scope["state"]["tenant"]`; what it refuses it raises as ApiError."""
+    """Applies an `AdmissionControl`, and sets `scope["state"]["tenant"]`. Raises ApiError for a refused request."""
 
     def __init__(self, app: ASGIApp, admission: AdmissionControl) -> None:
         self.app, self.admission = app, admission
@@ -119,7 +128,91 @@ class AdmissionMiddleware:
         await self.app(scope, receive, send)
 
 
-def _key(headers: dict[bytes, bytes]) -> bytes:
-    """The key in either of the headers that clients use; b"" for none."""
+class BodyLimitMiddleware:
+    """Limits a body to `max_body_bytes`, and its arrival to `body_timeout_s` seconds from the request's start.
+
+    Answers an exception that reaches it, as long as the response has not started.
+    """
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float, retry_after_s: int) -> None:
+        self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
+        self.retry_after_s = retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = False
+
+        async def tracking_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            if _content_length(scope) > self.max_body_bytes:
+                raise self._too_large()
+            await self.app(scope, self._limited(receive), tracking_send)
+        except asyncio.CancelledError:
+            record = current_request()
+            if started or record is None or record.code != DRAINED:
+                raise
+            headers = {"Retry-After": str(self.retry_after_s)}
+            error = ApiError(503, "the server is shutting down", type=OVERLOADED, code=DRAINED, headers=headers)
+            await _send_error(error, tracking_send)
+        except Exception as error:
+            api_error = as_api_error(error, retry_after_s=self.retry_after_s)
+            if started:
+                raise  # too late for an error response: the connection is closed
+            await _send_error(api_error, tracking_send)
+
+    def _limited(self, receive: Receive) -> Receive:
+        bytes_left, is_complete = self.max_body_bytes, False
+        deadline = asyncio.get_running_loop().time() + self.body_timeout_s
+
+        async def limited_receive() -> Message:
+            nonlocal bytes_left, is_complete
+            if is_complete:  # the next message is the disconnect, which may come as late as the response ends
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                text = f"the body did not arrive within {self.body_timeout_s:g} s"
+                raise ApiError(408, text, type=TIMEOUT, code="body_timeout") from None
+            is_complete = not message.get("more_body")
+            bytes_left -= len(message.get("body", b""))
+            if bytes_left < 0:
+                raise self._too_large()
+            return message
+
+        return limited_receive
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
+
+
+async def _send_error(error: ApiError, send: Send) -> None:
+    """Sends an error response and closes the connection, on which the rest of a body may still follow."""
+    record = current_request()
+    if record is not None:
+        record.code = record.code or error.code
+    path, request_id = (record.path, record.request_id) if record is not None else ("", "")
+    body = msgspec.json.encode(error_body(path, error, request_id))
+    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error.headers).items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _content_length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def _api_key(headers: dict[bytes, bytes]) -> bytes:
+    """The key in `Authorization: Bearer` or `X-Api-Key`; b"" if there is none."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")

@@ -1,7 +1,4 @@
-"""API keys: read once, kept as SHA-256 digests only, compared in constant time.
-
-Knows: where keys come from and how one is recognised. Must not know: HTTP, what a key allows.
-"""
+"""API keys, stored only as SHA-256 digests and compared in constant time."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from pathlib import Path
 
 from plait.runtime.errors import InputError
 
-DEFAULT_KEY_NAME = "default"  # the name of a key that was given without one
+DEFAULT_KEY_NAME = "default"  # of the key from the command line or the environment
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[!-~]{1,512}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 def digest(key: bytes) -> str:
-    """SHA-256 in hex.
+    """Returns the SHA-256 digest of a key in hex.
 
     >>> digest(b"secret")[:8]
     '2bb80d53'
@@ -29,9 +26,10 @@ def digest(key: bytes) -> str:
 
 
 def read_keys(key: str | None, file: str | None) -> dict[str, str]:
-    """Name -> digest, from a key given alone and a file of keys. InputError says which line is wrong, never the key.
+    """Returns name -> digest for a single key and the keys in a file.
 
-    A file's line is a name, white space, and the key or `sha256:` and its digest in hex. "#" begins a comment line.
+    A line of the file is a name, white space, and either the key or `sha256:` and its digest in hex. Lines that begin
+    with "#" are comments. Raises InputError, which names the wrong line but never shows a key.
     """
     keys: dict[str, str] = {}
     if key is not None:
@@ -48,7 +46,7 @@ def _read_file(path: Path, taken: Mapping[str, str]) -> dict[str, str]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the API keys in {str(path)!r}: {error}") from None
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -56,19 +54,19 @@ def _read_file(path: Path, taken: Mapping[str, str]) -> dict[str, str]:
         if len(words) != 2 or not _NAME.fullmatch(words[0]) or not _KEY.fullmatch(words[1]):
             raise InputError(f"line {number} of {str(path)!r} is not a name and a key with white space between")
         name, key = words
-        if name in found or name in taken:
-            raise InputError(f"line {number} of {str(path)!r}: there is a key of the name {name!r} already")
-        hashed = _DIGEST.fullmatch(key)
-        found[name] = hashed[1] if hashed else digest(key.encode())
-    if not found:
+        if name in keys or name in taken:
+            raise InputError(f"line {number} of {str(path)!r}: there is already a key named {name!r}")
+        key_digest = _DIGEST.fullmatch(key)
+        keys[name] = key_digest[1] if key_digest else digest(key.encode())
+    if not keys:
         raise InputError(f"there is no API key in {str(path)!r}")
-    return found
+    return keys
 
 
-def find_key_name(given: bytes, keys: Mapping[str, str]) -> str | None:
-    """The name of the key that was given, or None. Looks at every key, whichever it is."""
-    said, key_name = digest(given), None
-    for name, known in keys.items():
-        if hmac.compare_digest(said, known):
+def find_key_name(key: bytes, keys: Mapping[str, str]) -> str | None:
+    """Returns the name of `key`, or None. Compares with every key, so the time does not depend on which matches."""
+    key_digest, key_name = digest(key), None
+    for name, known_digest in keys.items():
+        if hmac.compare_digest(key_digest, known_digest):
             key_name = name
     return key_name

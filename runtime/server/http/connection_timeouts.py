@@ -1,10 +1,7 @@
-"""What uvicorn leaves open: connections that send their headers slowly or without end, and those that do not read.
+"""Timeouts and limits that uvicorn lacks, for connections that send their headers slowly or do not read.
 
-A connection has `idle_timeout_s` for a request's line and headers, from its first byte on, and 64 KiB for them; a
-client that takes nothing of what it is sent for `write_timeout_s` is cut off, and what ran for it ends as after any
-disconnect.
-
-Knows: uvicorn's protocol over httptools, timers. Must not know: ASGI, requests.
+A connection has `idle_timeout_s` to send a request line and headers, which may take 64 KiB. A connection whose client
+does not read for `write_timeout_s` is aborted, and its request ends as after any disconnect.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ _Base: Any = HttpToolsProtocol
 
 
 class _CoalescingTransport:
-    """A transport that keeps an answer's head until its body comes, which is in the same turn: one write, not two."""
+    """A transport that joins a response's head with the body that follows in the same loop iteration: one write."""
 
     __slots__ = ("_head", "_loop", "_transport")
 
@@ -38,7 +35,7 @@ class _CoalescingTransport:
         self._transport.write(data)
 
     def _flush(self) -> None:
-        """For a head that nothing followed."""
+        """Writes a head that no body has followed."""
         if self._head:
             head, self._head = self._head, b""
             self._transport.write(head)
@@ -52,10 +49,10 @@ class _CoalescingTransport:
 
 
 def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
-    """A class for `uvicorn.Config(http=...)`."""
+    """Returns a protocol class for `uvicorn.Config(http=...)`."""
 
     class TimeoutProtocol(_Base):  # type: ignore[misc]
-        """uvicorn's protocol with timers."""
+        """uvicorn's HTTP protocol with a timer for the head, a limit on its size, and a timer for writes."""
 
         _head_timer: asyncio.TimerHandle | None = None
         _write_timer: asyncio.TimerHandle | None = None
@@ -71,12 +68,12 @@ def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[as
             super().connection_lost(error)
 
         def data_received(self, data: bytes) -> None:
-            before = self.cycle
+            previous_cycle = self.cycle
             super().data_received(data)
-            if self.cycle is not before:
+            if self.cycle is not previous_cycle:  # the head is complete: a request has started
                 self._head_bytes = 0
                 self._stop_head_timer()
-            elif before is None or before.response_complete:
+            elif previous_cycle is None or previous_cycle.response_complete:
                 self._count_head(len(data))
 
         def pause_writing(self) -> None:

@@ -1,8 +1,6 @@
-"""The same error as each protocol writes it, chosen by the path that was asked.
+"""Error bodies in the shape of the protocol that a path belongs to.
 
-Anthropic: https://docs.anthropic.com/en/api/errors. Ollama: one text. All others: OpenAI's shape.
-
-Knows: paths and shapes of errors. Must not know: what went wrong, frameworks.
+Anthropic: https://docs.anthropic.com/en/api/errors. Ollama: a single string. All others: OpenAI's error object.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ class AnthropicError(msgspec.Struct):
 
 
 class AnthropicErrorBody(msgspec.Struct):
-    """Anthropic's shape of every answer that is not 2xx."""
+    """The body of every Anthropic response that is not 2xx."""
 
     type: Literal["error"]
     error: AnthropicError
@@ -40,13 +38,13 @@ class AnthropicErrorBody(msgspec.Struct):
 
 
 class OllamaErrorBody(msgspec.Struct):
-    """Ollama's shape of every answer that is not 2xx."""
+    """The body of every Ollama response that is not 2xx."""
 
     error: str
 
 
 def error_body(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
-    """The JSON of `error` for a client that asked `path`.
+    """Returns the JSON of `error` in the shape of the protocol of `path`.
 
     >>> error_body("/api/chat", ApiError(400, "no"), "req-1")
     {'error': 'no'}
@@ -59,13 +57,13 @@ def error_body(path: str, error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """As Anthropic writes it."""
+    """Returns the JSON of `error` in Anthropic's shape."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": _message_with_param(error)}, "request_id": request_id}
 
 
 def _message_with_param(error: ApiError) -> str:
-    """The message, with the parameter to blame where only OpenAI's shape would name it."""
+    """The message with the wrong parameter's name in it, for shapes without OpenAI's `param`."""
     if error.param is None or error.param in error.message:
         return error.message
     return f"'{error.param}': {error.message}"

@@ -1,9 +1,7 @@
-"""A request's body as a typed struct, or a 400 that names the place: JSON is read strictly, and once.
+"""Decodes a request's JSON body into a typed struct, or raises a 400 error that names the wrong field.
 
-NaN, infinities, broken UTF-8, lone surrogates, deep nesting and keys given twice are refused here, so that nothing
-behind this file meets them.
-
-Knows: JSON and structs. Must not know: what the fields mean.
+The parser is strict: NaN, infinities, invalid UTF-8, lone surrogates, deep nesting, integers beyond 64 bits and
+duplicate keys are refused, so the code behind it never sees them.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
-_BAD_PART = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
+_CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """The body as a `kind`. Raises ApiError: 415 for another content type, 400 with the path of what does not fit."""
+    """Reads the body as a `kind`. Raises ApiError: 415 for another content type, 400 with the path of a wrong field."""
     content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "the body must be application/json", code="unsupported_media_type")
@@ -34,7 +32,7 @@ async def read_json(request: Request, kind: type[T]) -> T:
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """`read_json` for bytes that are here.
+    """Parses a body as a `kind`. Raises ApiError 400.
 
     >>> parse(b'{"a": 1}', dict[str, int])
     {'a': 1}
@@ -49,19 +47,22 @@ def parse(body: bytes, kind: type[T]) -> T:
     return convert_json(value, kind)
 
 
-def convert_json(value: Any, kind: type[T], at: str = "") -> T:
-    """`value`, JSON that stands at the path `at` of a body, as a `kind`. ApiError names the place that does not fit."""
+def convert_json(value: Any, kind: type[T], path: str = "") -> T:
+    """Converts decoded JSON at `path` of a body to a `kind`. Raises ApiError 400 with the wrong field's path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error), at) from None
+        raise _validation_error(str(error), path) from None
 
 
 def _check_nesting_and_keys(body: bytes, value: Any) -> None:
-    """Level by level over the containers: depth, integers beyond 64 bits, and keys that were given twice."""
+    """Checks a decoded body level by level for its depth, integers beyond 64 bits, and duplicate keys.
+
+    A duplicate key shows as a difference between the keys in `value` and those in `body`.
+    """
     level, num_keys = [value], 0
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for container in level:
             if isinstance(container, dict):
                 num_keys += len(container)
@@ -72,20 +73,20 @@ def _check_nesting_and_keys(body: bytes, value: Any) -> None:
             if int in kinds:
                 _check_integers(items)
             if dict in kinds or list in kinds:
-                below += [item for item in items if isinstance(item, dict | list)]
-        if not below:
+                next_level += [item for item in items if isinstance(item, dict | list)]
+        if not next_level:
             break
-        level = below
+        level = next_level
     else:
         raise _too_deep()
     if num_keys != _num_keys(body):
-        raise invalid("a key is given twice in one object", code="invalid_json")
+        raise invalid("an object has a duplicate key", code="invalid_json")
 
 
 def _num_keys(body: bytes) -> int:
-    """How many keys stand in `body`, valid JSON: strings that a colon follows. In bulk, since there may be millions."""
+    """Counts the keys in valid JSON: the strings before a colon. Uses bulk operations: there may be millions."""
     if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # what is left of quotes begins and ends strings
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
     outside = b'"'.join(body.split(b'"')[::2])
     return outside.translate(None, b" \t\r\n").count(b'":')
 
@@ -100,17 +101,17 @@ def _too_deep() -> ApiError:
     return invalid(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
-def _validation_error(text: str, at: str) -> ApiError:
-    """msgspec's sentence, its path as a client would write it: "... - at `$.messages[0].content`"."""
-    what, _, path = text.partition(" - at `")
-    param = (at + path.rstrip("`").removeprefix("$")).removeprefix(".")
-    for pattern, sentence, code in (
+def _validation_error(text: str, path: str) -> ApiError:
+    """Converts msgspec's message, such as "Expected `str`, got `int` - at `$.messages[0].content`"."""
+    problem, _, subpath = text.partition(" - at `")
+    param = (path + subpath.rstrip("`").removeprefix("$")).removeprefix(".")
+    for pattern, message, code in (
         (_UNKNOWN, "unknown parameter", "unknown_parameter"),
         (_MISSING, "missing required parameter", "missing_required_parameter"),
     ):
-        if found := pattern.match(what):
-            name = f"{param}.{found[1][:100]}" if param else found[1][:100]
-            return invalid(f"{sentence}: '{name}'", name, code)
-    if _BAD_PART.fullmatch(param):
-        what = f"content parts must be text; {what[:1].lower()}{what[1:]}"
-    return invalid(f"'{param}': {what}" if param else what, param or None)
+        if match := pattern.match(problem):
+            name = f"{param}.{match[1][:100]}" if param else match[1][:100]
+            return invalid(f"{message}: '{name}'", name, code)
+    if _CONTENT_PART_TYPE.fullmatch(param):
+        problem = f"content parts must be text; {problem[:1].lower()}{problem[1:]}"
+    return invalid(f"'{param}': {problem}" if param else problem, param or None)

@@ -1,7 +1,4 @@
-"""The OpenAPI document: request and answer schemas out of the very structs that decode and encode them.
-
-Knows: msgspec's schemas and FastAPI's document. Must not know: what routes do.
-"""
+"""The OpenAPI document, with schemas generated from the structs that decode requests and encode responses."""
 
 from __future__ import annotations
 
@@ -12,28 +9,27 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 _REF = "#/components/schemas/{name}"
-_SCHEMA_PLACEHOLDER = (
-    "x-plait-kind"  # stands for a schema until all are known, since two kinds of one name change each other's
-)
+# Stands for a schema until all types are known: two types of the same name change each other's component names.
+_SCHEMA_PLACEHOLDER = "x-plait-kind"
 _documented_types: list[Any] = []
 
 STATUS_DESCRIPTIONS = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
-    401: "An API key is needed, and none that is known was given.",
-    403: "A page of another origin may not do this.",
+    401: "The API key is missing or unknown.",
+    403: "Pages of this origin may not call the server.",
     404: "There is no such model or path.",
-    408: "The body did not come in time.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body is not application/json.",
-    429: "This key has as many requests running as it may; come again after Retry-After seconds.",
-    500: "A fault of the server.",
-    503: "There is no room, or the model is being started; come again after Retry-After seconds.",
-    504: "The request's own timeout passed.",
+    429: "This key has reached its limit of running requests; retry after Retry-After seconds.",
+    500: "An error in the server.",
+    503: "The server is at capacity, or the model is being started; retry after Retry-After seconds.",
+    504: "The request exceeded its own timeout.",
 }
 
 
 class ErrorDetail(msgspec.Struct):
-    """What is wrong; `param` is a path into the request's body."""
+    """The error. `param` is a path into the request's body."""
 
     message: str
     type: str
@@ -42,7 +38,7 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """Every answer that is not 2xx."""
+    """The body of every response that is not 2xx."""
 
     error: ErrorDetail
 
@@ -56,9 +52,9 @@ def documented(
     error_body: Any = ErrorBody,
     media_type: str = "application/json",
 ) -> dict[str, Any]:
-    """Keyword arguments for a route: what it takes, what it gives, and its errors.
+    """Returns keyword arguments that document a route: the types of its request, response and errors.
 
-    `stream`: it may stream events, or lines of the media type named.
+    `stream`: the route may also stream server-sent events (True) or lines of the given media type.
     """
     extra: dict[str, Any] = {}
     if request is not None:
@@ -74,27 +70,28 @@ def documented(
 
 
 def _schema(kind: Any) -> Any:
+    """Returns a placeholder for the schema of `kind`."""
     _documented_types.append(kind)
     return {_SCHEMA_PLACEHOLDER: len(_documented_types) - 1}
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app.openapi()` hold the schemas that routes refer to."""
+    """Makes `app.openapi()` return the document with the schemas of all documented types."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version="1", summary=app.summary, routes=app.routes)
+            openapi = get_openapi(title=app.title, version="1", summary=app.summary, routes=app.routes)
             schemas, components = msgspec.json.schema_components(_documented_types, ref_template=_REF)
-            made["paths"] = _with_schemas(made["paths"], schemas)
-            made.setdefault("components", {}).setdefault("schemas", {}).update(components)
-            app.openapi_schema = made
+            openapi["paths"] = _with_schemas(openapi["paths"], schemas)
+            openapi.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            app.openapi_schema = openapi
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
 def _with_schemas(value: Any, schemas: tuple[dict[str, Any], ...]) -> Any:
-    """`value`, a part of the document, with the schemas in their places."""
+    """Returns a part of the document with its placeholders replaced by schemas."""
     if isinstance(value, list):
         return [_with_schemas(item, schemas) for item in value]
     if not isinstance(value, dict):

@@ -1,9 +1,7 @@
-"""Answers that end when their client goes: whole ones and streams, both watched for the disconnect.
+"""JSON responses and event streams whose work is cancelled when the client disconnects.
 
-A route computes its answer within `cancel_on_disconnect`, or hands an iterator of bytes to `EventStream`. When the client hangs
-up, whatever runs is cancelled within one turn of the loop, and its `finally` blocks free the sessions.
-
-Knows: ASGI, tasks. Must not know: what is computed, JSON shapes.
+A route computes a response within `cancel_on_disconnect`, or passes an iterator of bytes to `stream_response`. On a
+disconnect the work is cancelled within one iteration of the event loop, and its `finally` blocks free the sessions.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,18 +21,18 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client hung up before its answer was ready; nobody reads what is answered now."""
+    """The client disconnected before its response was ready. No response to it is ever read."""
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON response, encoded by msgspec."""
+    """Returns a JSON response, encoded by msgspec."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The value of `work`; cancels it and raises ClientDisconnected when the client hangs up first.
+    """Returns the value of `work`. Cancels it and raises ClientDisconnected if the client disconnects first.
 
-    The request's body must have been read: what comes after it is the disconnect.
+    The request's body must have been read: the next ASGI message is then the disconnect.
     """
     watcher = _DisconnectWatcher(request.receive)
     try:
@@ -44,7 +42,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
 
 
 class _DisconnectWatcher:
-    """Until its `end()`, what this task waits for is cancelled when the client hangs up, as by a timeout."""
+    """Cancels the current task when the client disconnects, until `end()`; like `asyncio.timeout`."""
 
     def __init__(self, receive: Receive) -> None:
         task = asyncio.current_task()
@@ -53,7 +51,7 @@ class _DisconnectWatcher:
         self._listener = asyncio.ensure_future(self._listen())
 
     def end(self) -> None:
-        """Raises ClientDisconnected in place of the cancellation that it caused. Call it in a `finally`."""
+        """Stops watching; call it in a `finally`. Raises ClientDisconnected in place of the watcher's cancellation."""
         self._listener.cancel()
         if self._disconnected:
             self._disconnected = False
@@ -64,14 +62,17 @@ class _DisconnectWatcher:
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._disconnected = True  # set in the same turn as the cancel, which is thrown where the task waits
+        self._disconnected = True  # together with the cancellation, which is raised where the task waits
         self._task.cancel()
 
 
 async def stream_response(
     request: Request, events: AsyncGenerator[bytes, None], media_type: str = "text/event-stream"
 ) -> Response:
-    """A response that streams `events`. It waits for the first, so that a refusal is still an ordinary answer."""
+    """Returns a response that streams `events`.
+
+    Waits for the first event, so that an error before it is still answered with its own status.
+    """
     watcher = _DisconnectWatcher(request.receive)
     try:
         first = await anext(events)
@@ -85,14 +86,11 @@ async def stream_response(
 
 
 class FinalEvent(bytes):
-    """The event that ends a stream: nothing is awaited after it, and the answer's end goes with it in one write."""
+    """The last event of a stream. It is written together with the end of the response."""
 
 
 class EventStream(Response):
-    """text/event-stream; `media_type` may be changed by a protocol whose lines are not events.
-
-    `watcher` has begun with the wait for `first`; it ends with the stream.
-    """
+    """Streams `first` and then `events`. `watcher` has been running since before `first`, and ends with the stream."""
 
     def __init__(
         self,
@@ -127,17 +125,10 @@ class EventStream(Response):
 
 
 def sse_event(value: Any) -> bytes:
-    """One server-sent event with JSON data."""
+    """Encodes a server-sent event with JSON data."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def named_sse_event(name: str, value: Any) -> bytes:
-    """A server-sent event with a name."""
+    """Encodes a server-sent event with a name and JSON data."""
     return b"event: " + name.encode() + b"\n" + sse_event(value)
-
-
-async def joined(parts: AsyncIterator[list[bytes]]) -> AsyncGenerator[bytes, None]:
-    """The events of one turn of the loop as one write."""
-    async for part in parts:
-        if part:
-            yield b"".join(part)

@@ -1,7 +1,4 @@
-"""The page at "/": a few plain files out of the package, under a policy that lets them talk to this server only.
-
-Knows: file names, headers. Must not know: what the page does.
-"""
+"""Serves the page at "/": static files of the package, with a content security policy that only allows this server."""
 
 from __future__ import annotations
 
@@ -30,21 +27,21 @@ CONTENT_SECURITY_POLICY = "; ".join(
 CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 PAGE_FOLDER = resources.files("plait.runtime.server") / "page"
 PAGE_FILES = {
-    "/" if each.name == "index.html" else f"/page/{each.name}": each.name
-    for each in PAGE_FOLDER.iterdir()
-    if each.name.rpartition(".")[2] in CONTENT_TYPES
-}
+    "/" if file.name == "index.html" else f"/page/{file.name}": file.name
+    for file in PAGE_FOLDER.iterdir()
+    if file.name.rpartition(".")[2] in CONTENT_TYPES
+}  # path -> file name
 
 
 @lru_cache(maxsize=32)
 def _file(name: str) -> tuple[bytes, str]:
-    """The bytes, and their etag."""
+    """The file's bytes and its ETag."""
     content = (PAGE_FOLDER / name).read_bytes()
     return content, f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 async def page_file(request: Request) -> Response:
-    """One of the page's files."""
+    """Serves one of the page's files."""
     name = PAGE_FILES[request.scope["path"]]
     content, etag = _file(name)
     headers = {

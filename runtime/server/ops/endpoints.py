@@ -1,7 +1,4 @@
-"""What operators, load balancers and the page ask: /health, /ready, /metrics, /status.
-
-Knows: the state of this server. Must not know: what requests are about.
-"""
+"""Endpoints for operators, load balancers and the page: /health, /ready, /metrics and /status."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from plait.runtime.server.ops import prometheus
 
 router = APIRouter()
 
-MAX_LISTED = 50
+MAX_LISTED = 50  # requests in /status
 
 
 class Health(msgspec.Struct):
-    """The server and the runtime behind it live."""
+    """The server and its runtime are alive."""
 
     status: str = "ok"
 
@@ -35,7 +32,7 @@ class Ready(msgspec.Struct):
 
 
 class RunningRequest(msgspec.Struct):
-    """A request that is being answered; `tokens` of its answers are there."""
+    """A request in flight. `tokens`: the number generated so far."""
 
     id: str
     route: str
@@ -44,7 +41,7 @@ class RunningRequest(msgspec.Struct):
 
 
 class Counts(msgspec.Struct):
-    """The scheduler's; see `messages.Status`. Token counts only grow while the runtime lives."""
+    """The scheduler's counters; see `messages.Status`. Token counts only grow until the runtime restarts."""
 
     sessions: int
     running_calls: int
@@ -62,7 +59,7 @@ class Counts(msgspec.Struct):
 
 
 class ServerStatus(msgspec.Struct):
-    """`requests`: those of the asking key, the oldest first, at most 50. `runtime` is null while it does not answer."""
+    """`requests`: at most 50 of the caller's own key, the oldest first. `runtime` is null while it does not answer."""
 
     model: str | None
     ready: bool
@@ -74,7 +71,7 @@ class ServerStatus(msgspec.Struct):
 
 @router.get("/health", **documented(answer=Health, errors=(500, 503)))
 async def health(request: Request) -> Response:
-    """Whether the scheduler's loop beats. Generates nothing."""
+    """Whether the scheduler's loop is running. Generates no tokens."""
     if not await state_of(request).liveness.is_alive():
         raise _unavailable(state_of(request), "the model's runtime does not answer", "runtime_unhealthy")
     return json_response(Health())
@@ -84,51 +81,52 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether a request would be admitted now."""
     state = state_of(request)
-    if why := _why_not_ready(state):
-        raise _unavailable(state, *why)
+    if reason := _not_ready_reason(state):
+        raise _unavailable(state, *reason)
     return json_response(Ready())
 
 
 @router.get("/metrics", **documented(answer=str, errors=(401, 500), media_type=prometheus.CONTENT_TYPE))
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Metrics in Prometheus' text format."""
     state = state_of(request)
-    status = await _scheduler(state)
+    status = await _scheduler_status(state)
     text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts)
     return Response(text, media_type=prometheus.CONTENT_TYPE)
 
 
 @router.get("/status", **documented(answer=ServerStatus, errors=(401, 500)))
 async def status(request: Request) -> Response:
-    """What runs now, for the page at "/"."""
+    """The requests and counters of this moment, for the page at "/"."""
     state, tenant = state_of(request), tenant_of(request)
-    mine = [each for each in state.in_flight.records if each.is_admitted and each.tenant == tenant]
-    mine.sort(key=lambda each: each.start_time)
-    listed = [RunningRequest(r.request_id, r.route, round(r.wall_s, 3), r.num_tokens) for r in mine[:MAX_LISTED]]
-    counts = await _scheduler(state)
-    answer = ServerStatus(
+    records = [record for record in state.in_flight.records if record.is_admitted and record.tenant == tenant]
+    records.sort(key=lambda record: record.start_time)
+    requests = [RunningRequest(r.request_id, r.route, round(r.wall_s, 3), r.num_tokens) for r in records[:MAX_LISTED]]
+    counts = await _scheduler_status(state)
+    server_status = ServerStatus(
         model=state.last_model_name or None,
-        ready=_why_not_ready(state) is None,
+        ready=_not_ready_reason(state) is None,
         in_flight=state.in_flight.num_admitted,
         restarts=state.num_restarts,
-        requests=listed,
+        requests=requests,
         runtime=None if counts is None else msgspec.convert(counts, Counts, from_attributes=True),
     )
-    return json_response(answer, headers={"cache-control": "no-store"})
+    return json_response(server_status, headers={"cache-control": "no-store"})
 
 
-async def _scheduler(state: AppState) -> Status | None:
+async def _scheduler_status(state: AppState) -> Status | None:
     try:
         return await state.liveness.query_status()
     except PlaitError:
         return None
 
 
-def _why_not_ready(state: AppState) -> tuple[str, str] | None:
+def _not_ready_reason(state: AppState) -> tuple[str, str] | None:
+    """The message and error code of why requests are not admitted now; None if they are."""
     if state.admission.is_draining:
-        return "the server is being stopped", "draining"
+        return "the server is shutting down", "draining"
     try:
-        state.client  # noqa: B018 - it raises while there is none
+        state.client  # noqa: B018 - raises while there is no runtime
     except PlaitError as error:
         return str(error), "runtime_gone"
     return ("the queue is full", "queue_full") if state.admission.is_full else None

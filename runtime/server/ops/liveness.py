@@ -1,9 +1,7 @@
-"""Whether the scheduler's loop beats: a question that only the loop can answer, asked when somebody wants to know.
+"""Checks that the scheduler's loop is running, by a status query that only the loop can answer.
 
-Questions are shared: however many ask at once, the scheduler is asked once. An idle server asks nothing. A loop that is
-in a long step answers after it; it counts as stuck when one question has been open for `stuck_after_s`.
-
-Knows: clients, Status, time. Must not know: HTTP.
+Concurrent callers share one query; without callers no query is sent. A loop in a long step answers after it; it counts
+as stuck once a query has been open for `stuck_after_s`.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Status
 
-PROBE_TIMEOUT_S = 1.0  # how long one who asks is kept waiting
+PROBE_TIMEOUT_S = 1.0  # how long a caller waits
 
 
 class LivenessProbe:
-    """One per server. `client()` raises RuntimeGone while there is none."""
+    """The liveness probe of one server. `client()` returns the current client or raises RuntimeGone."""
 
     def __init__(self, client: Callable[[], Client], stuck_after_s: float) -> None:
         self._client, self._stuck_after_s = client, stuck_after_s
@@ -30,19 +28,19 @@ class LivenessProbe:
         self._status_task: asyncio.Task[Status] | None = None
 
     async def query_status(self, timeout_s: float = PROBE_TIMEOUT_S) -> Status | None:
-        """The scheduler's counts now; None when it does not answer within `timeout_s`. Raises RuntimeGone."""
+        """Returns the scheduler's counters, or None after `timeout_s` seconds without an answer. Raises RuntimeGone."""
         client = self._client()
-        question = self._status_task
-        if question is None or question.done() or self._queried_client is not client:
+        query = self._status_task
+        if query is None or query.done() or self._queried_client is not client:
             self._queried_client, self._query_start_time = client, time.monotonic()
-            question = self._status_task = asyncio.create_task(client.astatus())
-            question.add_done_callback(_retrieve_exception)
+            query = self._status_task = asyncio.create_task(client.astatus())
+            query.add_done_callback(_retrieve_exception)
         with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(question), timeout_s)
+            return await asyncio.wait_for(asyncio.shield(query), timeout_s)
         return None
 
     async def is_alive(self) -> bool:
-        """False when the runtime is gone, or has owed an answer for `stuck_after_s`."""
+        """Returns False if the runtime is gone, or has not answered a query for `stuck_after_s`."""
         try:
             status = await self.query_status(min(PROBE_TIMEOUT_S, self._stuck_after_s))
         except PlaitError:
@@ -50,7 +48,7 @@ class LivenessProbe:
         return status is not None or time.monotonic() - self._query_start_time < self._stuck_after_s
 
 
-def _retrieve_exception(question: asyncio.Task[Status]) -> None:
-    """An answer that nobody waits for any more may well be an error."""
-    if not question.cancelled():
-        question.exception()
+def _retrieve_exception(query: asyncio.Task[Status]) -> None:
+    """Keeps asyncio from warning about the error of a query that no caller awaits any more."""
+    if not query.cancelled():
+        query.exception()

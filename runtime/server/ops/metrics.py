@@ -1,9 +1,7 @@
-"""What this server measures: one request's record read at its end, and the scheduler's counts when somebody asks.
+"""The server's metrics: a request is counted when it ends, the scheduler's counters are read at each scrape.
 
-Gauges that routers look for have vLLM's names; the rest is named plait_*. Every label has few values: routes of ours,
-statuses, reasons out of a fixed set. Names and meanings are in docs/deploy.md.
-
-Knows: records, Status, metric names. Must not know: HTTP, the text form.
+Metrics that request routers look for have vLLM's names; all others are named plait_*. Every label has a small set of
+values: known routes, statuses, fixed reasons. docs/deploy.md lists names and meanings.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from plait.runtime.server.ops.prometheus import Histogram, Metric, to_prometheus
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-REJECTION_REASONS = {
+REJECTION_REASONS = {  # error code -> the label of plait_rejections_total
     "invalid_api_key": "unauthorized",
     "cross_origin": "cross_origin",
     "draining": "draining",
@@ -33,23 +31,24 @@ class Metrics:
 
     def __init__(self) -> None:
         self.requests = Histogram(
-            "plait_request_seconds", "From a request's headers to the end of its answer.", SECONDS, ("route", "status")
+            "plait_request_seconds",
+            "From a request's headers to the end of its response.",
+            SECONDS,
+            ("route", "status"),
         )
         self.ttft = Histogram("plait_time_to_first_token_seconds", "From a call's start to its first token.", SECONDS)
-        self.inter_token_gaps = Histogram(
-            "plait_inter_token_seconds", "Between two tokens of one answer.", SHORT_SECONDS
-        )
+        self.inter_token_gaps = Histogram("plait_inter_token_seconds", "Between two tokens of one call.", SHORT_SECONDS)
         self.queue = Histogram("plait_queue_seconds", "From a call's start until it is first scheduled.", SECONDS)
         self.compiling = Histogram(
             "plait_grammar_compile_seconds", "Waiting for a call's own grammar, a part of its queue time.", SECONDS
         )
         self.rejections = Metric(
-            "counter", "plait_rejections_total", "Requests refused before any work, and wrong ones.", ("reason",)
+            "counter", "plait_rejections_total", "Requests refused before any work, and invalid ones.", ("reason",)
         )
-        self.aborts = Metric("counter", "plait_aborts_total", "Requests that did not run to their end.", ("reason",))
+        self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.")
-        self.restarts = Metric("counter", "plait_runtime_restarts_total", "Times that the runtime was started again.")
+        self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.")
         self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state",))
         self.tokens = [
             (Metric("counter", f"plait_{name}_tokens_total", text), field) for name, text, field in _TOKEN_COUNTS
@@ -57,12 +56,12 @@ class Metrics:
         self.scheduler = [(Metric("counter", f"plait_{name}_total", text), field) for name, text, field in _COUNTS]
         self.vllm = [Metric(kind, f"vllm:{name}", text, _MODEL) for kind, name, text in _VLLM]
 
-    def end(self, record: RequestRecord) -> None:
-        """Takes in a request that is over."""
+    def observe_request(self, record: RequestRecord) -> None:
+        """Counts a request that has ended."""
         self.requests.observe(record.wall_s, record.route, str(record.status or 499))
         for call, usage in record.usages():
             self.queue.observe(usage.queue_s)
-            if call.result(0).embedding_bytes is None:  # an embedding has no tokens
+            if call.result(0).embedding_bytes is None:  # an embedding generates no tokens
                 self.ttft.observe(usage.ttft_s)
             if usage.compile_s:
                 self.compiling.observe(usage.compile_s)
@@ -84,18 +83,18 @@ class Metrics:
             self.rejections.add(1, "invalid_request")
 
     def scrape(self, in_flight: InFlightRequests, status: Status | None, model_name: str, restarts: int) -> str:
-        """The text for a scrape. `status`: the scheduler's, None while it does not answer."""
+        """Returns all metrics as text. `status`: the scheduler's counters, None while it does not answer."""
         self.in_flight.set(in_flight.num_admitted)
         self.up.set(status is not None)
         self.restarts.set(restarts)
         if status is not None:
-            self._read(status, model_name)
+            self._set_scheduler_metrics(status, model_name)
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
         own = [self.in_flight, self.up, self.restarts, self.rejections, self.aborts, self.pages]
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
-    def _read(self, status: Status, model_name: str) -> None:
+    def _set_scheduler_metrics(self, status: Status, model_name: str) -> None:
         for metric, field in (*self.tokens, *self.scheduler):
             metric.set(getattr(status, field))
         for state in ("free", "cached", "held"):
@@ -117,25 +116,25 @@ class Metrics:
 
 
 _TOKEN_COUNTS = (
-    ("prompt", "Tokens of prompts.", "prompt_tokens"),
-    ("prefix_hit", "Tokens of prompts whose KV was in the cache.", "cached_tokens"),
-    ("computed", "Tokens that went through the model, those computed again included.", "computed_tokens"),
+    ("prompt", "Prompt tokens.", "prompt_tokens"),
+    ("prefix_hit", "Prompt tokens whose KV was in the prefix cache.", "cached_tokens"),
+    ("computed", "Tokens computed by the model, including those computed again after preemption.", "computed_tokens"),
     ("sampled", "Tokens that were sampled.", "sampled_tokens"),
-    ("forced", "Tokens that a constraint left no choice about: neither sampled nor waited for.", "forced_tokens"),
-    ("spared", "Tokens of cached KV that attention read once for several rows instead of again.", "spared_tokens"),
+    ("forced", "Tokens that a constraint determined, which were not sampled.", "forced_tokens"),
+    ("spared", "Cached KV tokens that attention read once for several rows instead of once each.", "spared_tokens"),
 )
 _COUNTS = (
     ("scheduler_steps", "Forward passes.", "steps"),
-    ("retractions", "Calls that gave their pages up and were computed again.", "retractions"),
-    ("bad_frames", "Frames that did not decode and were dropped.", "bad_frames"),
+    ("retractions", "Calls that were preempted and computed again.", "retractions"),
+    ("bad_frames", "Frames that could not be decoded and were dropped.", "bad_frames"),
 )
 _VLLM = (
     ("gauge", "num_requests_running", "Calls in the running batch."),
-    ("gauge", "num_requests_waiting", "Calls that wait to be scheduled."),
+    ("gauge", "num_requests_waiting", "Calls waiting to be scheduled."),
     ("gauge", "kv_cache_usage_perc", "Share of the KV pool that running calls hold, 0 to 1."),
     ("gauge", "gpu_cache_usage_perc", "The older name of kv_cache_usage_perc."),
-    ("counter", "prefix_cache_queries_total", "Tokens of prompts, each looked for in the cache."),
-    ("counter", "prefix_cache_hits_total", "Those of them that were found."),
-    ("counter", "prompt_tokens_total", "Tokens of prompts."),
-    ("counter", "generation_tokens_total", "Tokens of answers."),
+    ("counter", "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
+    ("counter", "prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
+    ("counter", "prompt_tokens_total", "Prompt tokens."),
+    ("counter", "generation_tokens_total", "Generated tokens."),
 )

@@ -1,9 +1,7 @@
-"""Counters, gauges and histograms, and their text form: Prometheus' exposition format, version 0.0.4.
+"""Counters, gauges and histograms in Prometheus' text format, version 0.0.4.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/. Written here because it is less than a dependency: what is
-counted is counted on one thread.
-
-Knows: the format. Must not know: what is measured.
+https://prometheus.io/docs/instrumenting/exposition_formats/. All metrics are updated on one thread, so this is shorter
+than a dependency would be.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Labels = tuple[str, ...]  # values, in the order of the metric's label names
+LabelValues = tuple[str, ...]  # in the order of the metric's label names
 
 
 class Metric:
@@ -21,34 +19,34 @@ class Metric:
 
     def __init__(self, kind: str, name: str, text: str, labels: Sequence[str] = ()) -> None:
         self.kind, self.name, self.text, self.labels = kind, name, text, tuple(labels)
-        self.values: dict[Labels, float] = {} if labels else {(): 0.0}
+        self.values: dict[LabelValues, float] = {} if labels else {(): 0.0}
 
     def set(self, value: float, *labels: str) -> None:
-        """The value is this now."""
+        """Sets the value."""
         self.values[labels] = value
 
     def add(self, amount: float = 1.0, *labels: str) -> None:
-        """The value grows by `amount`."""
+        """Adds `amount` to the value."""
         self.values[labels] = self.values.get(labels, 0.0) + amount
 
     def lines(self) -> list[str]:
-        """In the text form, the head first."""
+        """Returns the lines of the text format, HELP and TYPE first."""
         head = [f"# HELP {self.name} {_escape(self.text, quote=False)}", f"# TYPE {self.name} {self.kind}"]
-        return head + [f"{self.name}{self._braces(at)} {_number(value)}" for at, value in self.values.items()]
+        return head + [f"{self.name}{self._braces(labels)} {_number(value)}" for labels, value in self.values.items()]
 
-    def _braces(self, values: Labels, extra: str = "") -> str:
+    def _braces(self, values: LabelValues, extra: str = "") -> str:
         pairs = [f'{name}="{_escape(value)}"' for name, value in zip(self.labels, values, strict=True)]
         inner = ",".join([*pairs, extra] if extra else pairs)
         return f"{{{inner}}}" if inner else ""
 
 
 class Histogram(Metric):
-    """Counts of observations at or below each of `bounds` (seconds, or whatever is observed)."""
+    """Counts observations at or below each of `bounds`, in the unit of the observations."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()) -> None:
         super().__init__("histogram", name, text, labels)
         self.bounds = tuple(bounds)
-        self.counts: dict[Labels, list[int]] = {} if labels else {(): self._empty()}
+        self.counts: dict[LabelValues, list[int]] = {} if labels else {(): self._empty()}
 
     def observe(self, value: float, *labels: str, times: int = 1) -> None:
         """Adds `times` observations of `value`."""
@@ -60,13 +58,13 @@ class Histogram(Metric):
 
     def lines(self) -> list[str]:
         lines = super().lines()[:2]
-        for at, counts in self.counts.items():
-            below = list(itertools.accumulate(counts))
-            for bound, count in zip([*map(_number, self.bounds), "+Inf"], below, strict=True):
+        for labels, counts in self.counts.items():
+            cumulative = list(itertools.accumulate(counts))
+            for bound, count in zip([*map(_number, self.bounds), "+Inf"], cumulative, strict=True):
                 le = f'le="{bound}"'
-                lines.append(f"{self.name}_bucket{self._braces(at, le)} {count}")
-            lines.append(f"{self.name}_sum{self._braces(at)} {_number(self.values.get(at, 0.0))}")
-            lines.append(f"{self.name}_count{self._braces(at)} {below[-1]}")
+                lines.append(f"{self.name}_bucket{self._braces(labels, le)} {count}")
+            lines.append(f"{self.name}_sum{self._braces(labels)} {_number(self.values.get(labels, 0.0))}")
+            lines.append(f"{self.name}_count{self._braces(labels)} {cumulative[-1]}")
         return lines
 
     def _empty(self) -> list[int]:
@@ -74,7 +72,7 @@ class Histogram(Metric):
 
 
 def to_prometheus_text(metrics: Sequence[Metric]) -> str:
-    """The text that a scrape gets."""
+    """Returns the text of a scrape."""
     return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
 
 

@@ -1,8 +1,6 @@
-"""Around everything else: gives each request its id and its record, and at its end counts, logs and traces it.
+"""The outermost middleware: gives each request an id and a record, and counts, logs and traces the request at its end.
 
-Plain ASGI. The id is ours; what a client sends as `x-request-id` is only logged.
-
-Knows: ASGI messages and who reads a record. Must not know: routes, limits, JSON.
+The server makes the id; an `x-request-id` of the client is only logged.
 """
 
 from __future__ import annotations
@@ -21,16 +19,15 @@ from plait.runtime.server.ops.tracing import Tracing, trace_id
 
 MAX_CLIENT_REQUEST_ID_CHARS = 128
 BODY_PREVIEW_BYTES = 4096
-UNLOGGED_ROUTES = PAGE_FILES.keys() | {
-    "/health",
-    "/ready",
-    "/metrics",
-    "/status",
-}  # asked all the time; logged where it went wrong
+# polled all the time, so only their errors are logged
+UNLOGGED_ROUTES = PAGE_FILES.keys() | {"/health", "/ready", "/metrics", "/status"}
 
 
 class RequestContextMiddleware:
-    """Sets `scope["state"]["request_id"]` and the answer's `x-request-id`. `paths`: those that may be labels."""
+    """Sets `scope["state"]["request_id"]` and the response's `x-request-id`.
+
+    `paths`: the known paths without parameters, which may become labels of metrics.
+    """
 
     def __init__(
         self,
@@ -40,13 +37,8 @@ class RequestContextMiddleware:
         paths: frozenset[str],
         log_prompts: bool,
     ) -> None:
-        self.app, self.in_flight, self.metrics, self.paths, self.log_prompts = (
-            app,
-            in_flight,
-            metrics,
-            paths,
-            log_prompts,
-        )
+        self.app, self.in_flight, self.metrics = app, in_flight, metrics
+        self.paths, self.log_prompts = paths, log_prompts
         self.tracing = Tracing()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,20 +58,19 @@ class RequestContextMiddleware:
 
     def _record(self, scope: Scope, headers: dict[str, str]) -> RequestRecord:
         path: str = scope["path"]
+        client_request_id = "".join(filter(str.isprintable, headers.get("x-request-id", "")))
         return RequestRecord(
             method=scope["method"],
             path=path,
             request_id="req-" + secrets.token_hex(12),
-            client_request_id="".join(filter(str.isprintable, headers.get("x-request-id", "")))[
-                :MAX_CLIENT_REQUEST_ID_CHARS
-            ],
+            client_request_id=client_request_id[:MAX_CLIENT_REQUEST_ID_CHARS],
             trace_id=trace_id(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
         )
 
     def _observe_receive(self, receive: Receive, record: RequestRecord) -> Receive:
-        async def listen() -> Message:
+        async def observed_receive() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect":
                 record.client_gone = record.end_time is None
@@ -87,21 +78,21 @@ class RequestContextMiddleware:
                 record.body_preview = (record.body_preview + message.get("body", b""))[:BODY_PREVIEW_BYTES]
             return message
 
-        return listen
+        return observed_receive
 
     def _end(self, scope: Scope, record: RequestRecord) -> None:
         record.end_time = record.end_time or time.monotonic()
         record.route = getattr(scope.get("route"), "path", record.route)
         self.in_flight.end(record)
-        self.metrics.end(record)
+        self.metrics.observe_request(record)
         if record.route not in UNLOGGED_ROUTES or record.status >= 400:
             log_request(record)
 
 
 def _observe_send(send: Send, record: RequestRecord) -> Send:
-    """Notes the status, and when the first and the last byte went."""
+    """Records the status and the times of the first and last byte, and adds `x-request-id` to the headers."""
 
-    async def note(message: Message) -> None:
+    async def observed_send(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
@@ -111,4 +102,4 @@ def _observe_send(send: Send, record: RequestRecord) -> Send:
                 record.end_time = time.monotonic()
         await send(message)
 
-    return note
+    return observed_send

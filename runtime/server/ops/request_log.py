@@ -1,8 +1,6 @@
-"""The log: one line per request, and whatever else the server has to say, as JSON lines or for a person's eye.
+"""The server's log: one line per request and all other messages, as JSON lines or as text for a terminal.
 
-A request's line holds no text of its prompt or answer, unless the operator asked for the body's beginning.
-
-Knows: records, logging. Must not know: ASGI.
+A request's line holds no text of its prompt or output, except for the beginning of its body with --log-prompts.
 """
 
 from __future__ import annotations
@@ -24,27 +22,27 @@ REQUESTS = "plait.requests"
 log = logging.getLogger(REQUESTS)
 
 
-def set_up_log(form: LogFormat) -> None:
-    """Sends everything from INFO on to standard error in this form."""
+def set_up_log(log_format: LogFormat) -> None:
+    """Writes log records from INFO up to standard error in this format."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if form == "json" else _Text())
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line says these
+    handler.setFormatter(_JsonLines() if log_format == "json" else _Text())
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # in no line
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def log_request(record: RequestRecord) -> None:
-    """One line for a request that is over."""
+    """Logs a request that has ended."""
     if log.isEnabledFor(logging.INFO):
-        facts = request_log_fields(record)
-        said = (record.method, record.route, facts["status"])
-        line = log.makeRecord(REQUESTS, logging.INFO, "", 0, "%s %s %s", said, None, extra={"facts": facts})
-        log.handle(line)  # log.info would look for the place that it was called from, which no line says
+        fields = request_log_fields(record)
+        arguments = (record.method, record.route, fields["status"])
+        line = log.makeRecord(REQUESTS, logging.INFO, "", 0, "%s %s %s", arguments, None, extra={"fields": fields})
+        log.handle(line)  # log.info would look up the caller's file and line, which no line shows
 
 
 def request_log_fields(record: RequestRecord) -> dict[str, Any]:
-    """What the line says. Times in seconds; what a client chose itself is cut short."""
+    """Returns the fields of a request's line. Times are in seconds; strings of the client are truncated."""
     usages = [usage for _, usage in record.usages()]
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "request_id": record.request_id,
         "client_request_id": record.client_request_id or None,
         "trace_id": record.trace_id or None,
@@ -60,7 +58,7 @@ def request_log_fields(record: RequestRecord) -> dict[str, Any]:
         else round(record.first_byte_time - record.start_time, 4),
     }
     if usages:
-        facts |= {
+        fields |= {
             "queue_s": round(max(usage.queue_s for usage in usages), 4),
             "ttft_s": round(min(usage.ttft_s for usage in usages), 4),
             "prompt_tokens": sum(usage.prompt_tokens for usage in usages),
@@ -69,20 +67,20 @@ def request_log_fields(record: RequestRecord) -> dict[str, Any]:
             "forced_tokens": sum(usage.forced_tokens for usage in usages),
         }
     elif record.calls:
-        facts["completion_tokens"] = record.num_tokens
+        fields["completion_tokens"] = record.num_tokens
     if record.body_preview:
-        facts["body"] = record.body_preview.decode("utf-8", "replace")
-    return {name: value for name, value in facts.items() if value is not None}
+        fields["body"] = record.body_preview.decode("utf-8", "replace")
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    """Formats a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {"time": _utc(record.created), "level": record.levelname.lower(), "logger": record.name}
-        facts = getattr(record, "facts", None)
-        if facts is not None:
-            line |= facts
+        fields = getattr(record, "fields", None)
+        if fields is not None:
+            line |= fields
         else:
             line["message"] = record.getMessage()
         if record.exc_info:
@@ -91,33 +89,33 @@ class _JsonLines(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """For a terminal."""
+    """Formats a record for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {record.getMessage()}"
         if record.levelno > logging.INFO:
             line = f"{line[:8]} {record.levelname}{line[8:]}"
-        if (facts := getattr(record, "facts", None)) is not None:
-            line += _summary(facts)
+        if (fields := getattr(record, "fields", None)) is not None:
+            line += _summary(fields)
         return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
-def _summary(facts: dict[str, Any]) -> str:
-    parts = [f"{facts['wall_s']:.3f} s"]
-    if "prompt_tokens" in facts:
-        parts.append(f"{facts['prompt_tokens']} tokens in ({facts['cached_tokens']} cached)")
-    if "completion_tokens" in facts:
-        parts.append(f"{facts['completion_tokens']} out")
-    if "error" in facts:
-        parts.append(facts["error"])
-    return f"  {', '.join(parts)}  {facts['request_id']}" + (f"\n  {facts['body']!r}" if "body" in facts else "")
+def _summary(fields: dict[str, Any]) -> str:
+    parts = [f"{fields['wall_s']:.3f} s"]
+    if "prompt_tokens" in fields:
+        parts.append(f"{fields['prompt_tokens']} tokens in ({fields['cached_tokens']} cached)")
+    if "completion_tokens" in fields:
+        parts.append(f"{fields['completion_tokens']} out")
+    if "error" in fields:
+        parts.append(fields["error"])
+    return f"  {', '.join(parts)}  {fields['request_id']}" + (f"\n  {fields['body']!r}" if "body" in fields else "")
 
 
 def _utc(seconds: float) -> str:
-    whole, thousandth = divmod(int(seconds * 1000), 1000)
-    return f"{_second(whole)}.{thousandth:03d}Z"
+    second, millisecond = divmod(int(seconds * 1000), 1000)
+    return f"{_utc_second(second)}.{millisecond:03d}Z"
 
 
 @lru_cache(maxsize=2)
-def _second(seconds: int) -> str:
+def _utc_second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))

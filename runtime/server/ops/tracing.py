@@ -1,9 +1,7 @@
-"""OpenTelemetry spans, where its packages are installed: one per request, one below it per call of the runtime.
+"""OpenTelemetry spans, if its packages are installed: one per request, with a child span per call of the runtime.
 
-A request's `traceparent` is honoured either way: its trace id goes into the log.
+The trace id of a request's `traceparent` is logged with or without OpenTelemetry.
 https://www.w3.org/TR/trace-context/, https://opentelemetry.io/docs/specs/semconv/gen-ai/.
-
-Knows: spans and their attributes. Must not know: how spans are exported; `export_spans` asks OpenTelemetry to.
 """
 
 from __future__ import annotations
@@ -29,29 +27,29 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def trace_id(headers: dict[str, str]) -> str:
-    """The trace that a request says it is part of; "" for none, or one that is not well-formed.
+    """Returns the trace id of a `traceparent` header; "" if there is none or it is not well-formed.
 
     >>> trace_id({"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})[:4]
     'aaaa'
     """
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-    return found[1] if found else ""
+    match = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return match[1] if match else ""
 
 
 class Tracing:
-    """`span(...)` wraps a request. Without OpenTelemetry it does nothing."""
+    """Creates the span of each request. Does nothing without OpenTelemetry."""
 
     def __init__(self) -> None:
         self._trace: Any = None
         if importlib.util.find_spec("opentelemetry") is not None:
-            with contextlib.suppress(ImportError):  # another package of that name space, without the API
+            with contextlib.suppress(ImportError):  # the namespace exists, but without the API package
                 from opentelemetry import propagate, trace
 
                 self._trace, self._extract = trace, propagate.extract
 
     @contextlib.contextmanager
     def span(self, scope: Scope, headers: dict[str, str], record: RequestRecord) -> Iterator[None]:
-        """The span of one request, the child of what its `traceparent` names; it ends when the block does."""
+        """Opens the span of one request, a child of its `traceparent`. The span ends with the block."""
         if self._trace is None or self._has_no_exporter():
             yield
             return
@@ -70,7 +68,7 @@ class Tracing:
             span.end()
 
     def _has_no_exporter(self) -> bool:
-        """Whether nobody has set up where spans go: what is told then is made for nothing."""
+        """Whether no tracer provider is configured, so that spans would be lost."""
         return isinstance(self._trace.get_tracer_provider(), self._trace.ProxyTracerProvider)
 
     def _describe(self, tracer: Any, span: Any, record: RequestRecord, began_ns: int) -> None:
@@ -87,10 +85,10 @@ class Tracing:
             span.set_attribute("error.type", record.code)
         if record.status >= 500:
             span.set_status(self._trace.StatusCode.ERROR)
-        below = self._trace.set_span_in_context(span)
+        context = self._trace.set_span_in_context(span)
         for call, usage in list(record.usages())[:MAX_CALL_SPANS]:
             start_ns = began_ns + int((call.started - record.start_time) * 1e9)
-            child = tracer.start_span("plait.generate", below, start_time=start_ns)
+            child = tracer.start_span("plait.generate", context, start_time=start_ns)
             child.set_attributes(
                 {
                     "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -102,13 +100,13 @@ class Tracing:
                     "plait.time_to_first_token_s": usage.ttft_s,
                 }
             )
-            child.end(min(start_ns + int(usage.wall_s * 1e9), time.time_ns()))  # two clocks, read apart
+            child.end(min(start_ns + int(usage.wall_s * 1e9), time.time_ns()))  # wall_s is of another clock
 
 
 def export_spans() -> bool:
-    """Sends spans where OTEL_EXPORTER_OTLP_ENDPOINT says, unless another tool has set that up already.
+    """Exports spans to OTEL_EXPORTER_OTLP_ENDPOINT, unless a tracer provider is already configured.
 
-    False when the variable is not there. InputError when it is, and the packages that it needs are not.
+    Returns False if the variable is not set. Raises InputError if it is and the packages it needs are missing.
     """
     if not any(os.environ.get(name) for name in ENDPOINTS):
         return False
@@ -122,7 +120,7 @@ def export_spans() -> bool:
         packages = "opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
         raise InputError(f"an OpenTelemetry endpoint is set, which needs {packages} ({error})") from None
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return True  # opentelemetry-instrument, or the program around us, has its own
+        return True  # configured by opentelemetry-instrument or by the embedding program
     name = os.environ.get("OTEL_SERVICE_NAME", "plait")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

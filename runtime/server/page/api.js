@@ -1,10 +1,10 @@
-// Talks to the server this page came from. Knows: fetch, the key, event streams. Must not know: what is shown.
+// The client of the server that this page came from: requests, the API key, event streams.
 
 const KEY = "plait-key";
-let onRefused = () => {};
+let onUnauthorized = () => {};
 
-export function whenRefused(listener) {
-  onRefused = listener;
+export function whenUnauthorized(listener) {
+  onUnauthorized = listener;
 }
 
 export function useKey(key) {
@@ -15,17 +15,17 @@ async function ask(path, options = {}) {
   const headers = { ...options.headers };
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
-  const answer = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
-  if (answer.status === 401) onRefused();
-  if (!answer.ok) throw new Error(await reason(answer));
-  return answer;
+  const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+  if (response.status === 401) onUnauthorized();
+  if (!response.ok) throw new Error(await errorMessage(response));
+  return response;
 }
 
-async function reason(answer) {
+async function errorMessage(response) {
   try {
-    return (await answer.json()).error.message;
+    return (await response.json()).error.message;
   } catch {
-    return `the server answered ${answer.status}`;
+    return `the server answered ${response.status}`;
   }
 }
 
@@ -33,29 +33,29 @@ export async function status() {
   return (await ask("/status")).json();
 }
 
-// Streams a chat completion: onText(text) as it comes; resolves to {finish, usage, firstMs, ms}.
+// Streams a chat completion: calls onText(text) for each piece; resolves to {finish, usage, firstMs, ms}.
 export async function chat(body, signal, onText) {
-  const began = performance.now();
+  const start = performance.now();
   const request = { model: "default", stream: true, stream_options: { include_usage: true }, ...body };
-  const answer = await ask("/v1/chat/completions", {
+  const response = await ask("/v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify(request),
     signal,
   });
-  const told = { finish: null, usage: null, firstMs: null, ms: 0 };
-  for await (const event of events(answer.body)) {
+  const result = { finish: null, usage: null, firstMs: null, ms: 0 };
+  for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
-    told.usage = event.usage ?? told.usage;
+    result.usage = event.usage ?? result.usage;
     for (const choice of event.choices) {
-      told.finish = choice.finish_reason ?? told.finish;
+      result.finish = choice.finish_reason ?? result.finish;
       if (!choice.delta.content) continue;
-      told.firstMs ??= performance.now() - began;
+      result.firstMs ??= performance.now() - start;
       onText(choice.delta.content);
     }
   }
-  told.ms = performance.now() - began;
-  return told;
+  result.ms = performance.now() - start;
+  return result;
 }
 
 async function* events(stream) {
@@ -73,15 +73,15 @@ async function* events(stream) {
   }
 }
 
-export function described(told) {
-  const usage = told.usage;
+export function formatStats(result) {
+  const usage = result.usage;
   if (!usage) return "";
-  const seconds = told.ms / 1000;
-  const rest = seconds - (told.firstMs ?? 0) / 1000;
+  const seconds = result.ms / 1000;
+  const rest = seconds - (result.firstMs ?? 0) / 1000;
   const parts = [`${usage.completion_tokens} tokens in ${seconds.toFixed(1)} s`];
-  if (told.firstMs !== null) parts.push(`first after ${(told.firstMs / 1000).toFixed(2)} s`);
+  if (result.firstMs !== null) parts.push(`first after ${(result.firstMs / 1000).toFixed(2)} s`);
   if (usage.completion_tokens > 1 && rest > 0) parts.push(`${((usage.completion_tokens - 1) / rest).toFixed(0)} per second`);
   parts.push(`${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} prompt tokens from the cache`);
-  if (told.finish === "length") parts.push("cut at the limit");
+  if (result.finish === "length") parts.push("cut at the limit");
   return parts.join("  ·  ");
 }

@@ -1,6 +1,6 @@
-// A conversation that streams. Text is only ever put in place as text.
+// The chat view. All text is inserted as text, never as markup.
 
-import { chat, described } from "./api.js";
+import { chat, formatStats } from "./api.js";
 
 const byId = (id) => document.getElementById(id);
 
@@ -19,7 +19,7 @@ export function startChat() {
     return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < 60;
   }
 
-  function follow(wasAtEnd) {
+  function scrollToEnd(wasAtEnd) {
     if (wasAtEnd) byId("scroll").scrollTop = byId("scroll").scrollHeight;
   }
 
@@ -37,7 +37,7 @@ export function startChat() {
     note.className = "stats";
     item.append(who, body, note);
     byId("thread").append(item);
-    follow(true);
+    scrollToEnd(true);
     return { item, body, note };
   }
 
@@ -53,7 +53,7 @@ export function startChat() {
     const answer = add("assistant", "");
     answer.item.classList.add("waiting");
     setRunning(new AbortController());
-    const own = running;
+    const controller = running;
     const system = byId("system").value.trim();
     const request = {
       messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
@@ -61,22 +61,22 @@ export function startChat() {
       max_completion_tokens: Number(byId("max-tokens").value),
     };
     try {
-      const told = await chat(request, own.signal, (piece) => {
+      const result = await chat(request, controller.signal, (piece) => {
         const wasAtEnd = atEnd();
         answer.item.classList.remove("waiting");
         answer.body.textContent += piece;
-        follow(wasAtEnd);
+        scrollToEnd(wasAtEnd);
       });
-      answer.note.textContent = described(told);
+      answer.note.textContent = formatStats(result);
     } catch (error) {
-      answer.note.textContent = own.signal.aborted ? "stopped" : error.message;
-      answer.item.classList.toggle("failed", !own.signal.aborted);
+      answer.note.textContent = controller.signal.aborted ? "stopped" : error.message;
+      answer.item.classList.toggle("failed", !controller.signal.aborted);
     }
     answer.item.classList.remove("waiting");
     if (answer.body.textContent) turns.push({ role: "assistant", content: answer.body.textContent });
     else turns.pop();
-    if (running === own) setRunning(null);
-    follow(true);
+    if (running === controller) setRunning(null);
+    scrollToEnd(true);
   }
 
   function submit() {

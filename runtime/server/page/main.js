@@ -1,6 +1,6 @@
-// The frame around the views: tabs, the API key, whether the server is there.
+// The frame around the views: tabs, the API key, the server's state.
 
-import { useKey, whenRefused } from "./api.js";
+import { useKey, whenUnauthorized } from "./api.js";
 import { startChat } from "./chat.js";
 import { startLive } from "./live.js";
 import { startSchema } from "./schema.js";
@@ -9,17 +9,17 @@ const byId = (id) => document.getElementById(id);
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function show(tab) {
-  for (const each of tabs) {
-    const chosen = each === tab;
-    each.setAttribute("aria-selected", String(chosen));
-    each.tabIndex = chosen ? 0 : -1;
-    byId(each.getAttribute("aria-controls")).hidden = !chosen;
+  for (const other of tabs) {
+    const isSelected = other === tab;
+    other.setAttribute("aria-selected", String(isSelected));
+    other.tabIndex = isSelected ? 0 : -1;
+    byId(other.getAttribute("aria-controls")).hidden = !isSelected;
   }
   const view = tab.getAttribute("aria-controls");
   history.replaceState(null, "", view === "chat" ? "/" : `#${view}`);
 }
 
-function turn(event) {
+function moveTab(event) {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
   const next = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
@@ -43,7 +43,7 @@ function onFailure() {
   showState("bad", byId("keybar").hidden ? "no connection" : "needs a key");
 }
 
-whenRefused(() => {
+whenUnauthorized(() => {
   if (byId("keybar").hidden) {
     byId("keybar").hidden = false;
     byId("key").focus();
@@ -53,14 +53,14 @@ byId("keybar").addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value);
   byId("keybar").hidden = true;
-  look();
+  refresh();
 });
 
 startChat();
 startSchema();
-const look = startLive(onStatus, onFailure);
+const refresh = startLive(onStatus, onFailure);
 for (const tab of tabs) {
   tab.addEventListener("click", () => show(tab));
-  tab.addEventListener("keydown", turn);
+  tab.addEventListener("keydown", moveTab);
 }
 show(tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0]);

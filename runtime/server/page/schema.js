@@ -1,6 +1,6 @@
-// A JSON schema and a prompt; the answer always fits the schema, and is shown as it comes.
+// The schema view: streams an answer that is constrained to a JSON schema.
 
-import { chat, described } from "./api.js";
+import { chat, formatStats } from "./api.js";
 
 const byId = (id) => document.getElementById(id);
 
@@ -48,16 +48,16 @@ export function startSchema() {
     byId("schema-text").value = JSON.stringify(EXAMPLES[index][2], null, 2);
   }
 
-  function verdict(text, kind) {
+  function showVerdict(text, kind) {
     byId("verdict").textContent = text;
     byId("verdict").dataset.kind = kind;
   }
 
-  function finish(told) {
-    const whole = told.finish === "stop";
-    if (whole) byId("output").textContent = JSON.stringify(JSON.parse(byId("output").textContent), null, 2);
-    verdict(whole ? "fits the schema" : "cut at the limit", whole ? "good" : "bad");
-    byId("schema-stats").textContent = described(told);
+  function showResult(result) {
+    const isComplete = result.finish === "stop";
+    if (isComplete) byId("output").textContent = JSON.stringify(JSON.parse(byId("output").textContent), null, 2);
+    showVerdict(isComplete ? "fits the schema" : "cut at the limit", isComplete ? "good" : "bad");
+    byId("schema-stats").textContent = formatStats(result);
   }
 
   async function run() {
@@ -66,23 +66,23 @@ export function startSchema() {
     try {
       schema = JSON.parse(byId("schema-text").value);
     } catch (error) {
-      verdict("the schema is not JSON", "bad");
+      showVerdict("the schema is not JSON", "bad");
       byId("schema-stats").textContent = error.message;
       return;
     }
-    const own = (running = new AbortController());
+    const controller = (running = new AbortController());
     byId("schema-run").textContent = "Stop";
-    verdict("running", "wait");
+    showVerdict("running", "wait");
     const request = {
       messages: [{ role: "user", content: byId("schema-prompt").value }],
       response_format: { type: "json_schema", json_schema: { name: "answer", schema, strict: true } },
       max_completion_tokens: 512,
     };
     try {
-      finish(await chat(request, own.signal, (piece) => (byId("output").textContent += piece)));
+      showResult(await chat(request, controller.signal, (piece) => (byId("output").textContent += piece)));
     } catch (error) {
-      verdict(own.signal.aborted ? "stopped" : "refused", "bad");
-      if (!own.signal.aborted) byId("schema-stats").textContent = error.message;
+      showVerdict(controller.signal.aborted ? "stopped" : "refused", "bad");
+      if (!controller.signal.aborted) byId("schema-stats").textContent = error.message;
     }
     running = null;
     byId("schema-run").textContent = "Run";

@@ -257,7 +257,7 @@ def test_plait_run_writes_what_all_programs_did(backend, tmp_path, capsys):
         out = tmp_path / f"out.{suffix}"
         assert main(["run", "--trace", str(out), str(file)]) == 0
         assert out.read_text().count(count) == 3
-        assert f"what 3 programs did is in {out}" in capsys.readouterr().err
+        assert f"the trace of 3 programs is in {out}" in capsys.readouterr().err
     assert main(["run", "--trace", "out.txt", str(file)]) == 1
     file.write_text(file.read_text() + "raise SystemError('late')\n")
     assert main(["run", "--trace", str(tmp_path / "b.html"), str(file)]) == 1

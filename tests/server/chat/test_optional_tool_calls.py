@@ -1,6 +1,6 @@
-"""Tools that may but need not be called, on a model that does: shown how once, SmolLM2 calls by itself.
+"""Optional tool calls with SmolLM2, which calls a tool after one example of a call.
 
-Every answer is also asked for as a stream, which must say the same.
+Every request is also streamed, with the same result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-def said(text):
+def assistant(text):
     return {"role": "assistant", "content": text}
 
 
@@ -40,16 +40,16 @@ def result(call_id, text):
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def called(zone, call_id):
+def clock_call(zone, call_id):
     function = {"name": "clock", "arguments": json.dumps({"zone": zone})}
     return {"role": "assistant", "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
 
 
-SHOWN = [
+EXAMPLE = [
     user("What time is it in zone CET?"),
-    called("CET", "a"),
+    clock_call("CET", "a"),
     result("a", "13:00"),
-    said("It is 13:00 in CET."),
+    assistant("It is 13:00 in CET."),
     user("What time is it in zone UTC?"),
 ]
 
@@ -74,32 +74,33 @@ def calls_of(message):
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
 
 
-def test_the_model_calls_and_goes_on_with_the_result(ask) -> None:
-    choice, events = ask(SHOWN)
+def test_the_model_calls_a_tool_and_uses_its_result(ask) -> None:
+    choice, events = ask(EXAMPLE)
     assert choice.finish_reason == "tool_calls" and not choice.message.content
     assert calls_of(choice.message) == [("clock", {"zone": "UTC"})]
     deltas = [event.arguments_delta for event in events if event.type == "tool_calls.function.arguments.delta"]
     assert len(deltas) > 2 and json.loads("".join(deltas)) == {"zone": "UTC"}
-    goes_on, _ = ask([*SHOWN, choice.message, result(choice.message.tool_calls[0].id, "14:45")])
-    assert goes_on.finish_reason == "stop" and "14:45" in goes_on.message.content
+    answer, _ = ask([*EXAMPLE, choice.message, result(choice.message.tool_calls[0].id, "14:45")])
+    assert answer.finish_reason == "stop" and "14:45" in answer.message.content
 
 
-def test_the_model_says_it_in_words(ask) -> None:
+def test_the_model_may_answer_without_a_call(ask) -> None:
     choice, _ = ask([user("What is the capital of France?")], max_tokens=12)
     assert choice.message.content and not choice.message.tool_calls
 
 
-def test_a_call_or_an_answer_that_fits(ask) -> None:
-    """`response_format` beside tools: either, and nothing else."""
-    choice, _ = ask(SHOWN, response_format=FORMAT)
+def test_with_response_format_the_answer_is_a_call_or_json(ask) -> None:
+    choice, _ = ask(EXAMPLE, response_format=FORMAT)
     assert calls_of(choice.message) == [("clock", {"zone": "UTC"})] and not choice.message.content
-    choice, _ = ask([user("Anna is 12."), said('{"name":"Anna","age":12}'), user("Ben is 40.")], response_format=FORMAT)
+    choice, _ = ask(
+        [user("Anna is 12."), assistant('{"name":"Anna","age":12}'), user("Ben is 40.")], response_format=FORMAT
+    )
     assert json.loads(choice.message.content) == {"name": "Ben", "age": 40} and not choice.message.tool_calls
 
 
-def test_a_pattern_beside_tools_is_refused(ask) -> None:
+def test_a_regex_with_optional_tools_is_refused(ask) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError) as refused:
-        ask(SHOWN, extra_body={"regex": "a*"})
+        ask(EXAMPLE, extra_body={"regex": "a*"})
     assert refused.value.param == "regex" and refused.value.code == "unsupported_combination"

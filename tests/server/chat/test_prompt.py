@@ -1,4 +1,4 @@
-"""Prompts: what a template says of the real turns, and no text of a client ever a control token."""
+"""Rendered prompts: tools and turns reach the template, and client text never becomes a control token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERMES = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WICKED = st.lists(
+ADVERSARIAL = st.lists(
     st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<", ">", "|", "a", " ", "\n", "Qz"])
 )
 
@@ -39,8 +39,8 @@ def control_tokens(tokenizer, parts):
     return [token for token in ids if token in tokenizer.control_ids]
 
 
-@given(texts=st.lists(WICKED.map("".join), min_size=1, max_size=4))
-def test_no_text_becomes_a_control_token(tokenizer, texts) -> None:
+@given(texts=st.lists(ADVERSARIAL.map("".join), min_size=1, max_size=4))
+def test_no_message_becomes_a_control_token(tokenizer, texts) -> None:
     roles = ["user", "assistant"]
     template = tokenizer.chat_template
     turns = [Turn(roles[i % 2], text) for i, text in enumerate(texts)]
@@ -48,26 +48,26 @@ def test_no_text_becomes_a_control_token(tokenizer, texts) -> None:
     parts = render_chat(template, tokenizer.added_texts, Conversation(tuple(turns)), GENERIC_FORMAT)
     expected = render_chat(template, tokenizer.added_texts, Conversation(tuple(harmless)), GENERIC_FORMAT)
     assert control_tokens(tokenizer, parts) == control_tokens(tokenizer, expected)
-    written = "".join(text for text, _ in parts)
+    rendered = "".join(text for text, _ in parts)
     messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-    assert written == template.render(messages, add_generation_prompt=True)
+    assert rendered == template.render(messages, add_generation_prompt=True)
 
 
-@given(text=WICKED.map("".join))
-def test_nor_does_a_tool_or_a_call(text) -> None:
+@given(text=ADVERSARIAL.map("".join))
+def test_no_tool_or_call_becomes_a_control_token(text) -> None:
     template, call_format = ChatTemplate(HERMES, "", "<|im_end|>"), tool_format(HERMES)
     call = ToolCall("c1", "f", json.dumps({"a": text}))
     turns = (Turn("user", "hi"), Turn("assistant", text, (call,)), Turn("tool", text, call_id="c1"))
-    asked = Conversation(turns, (ToolDefinition("f", text),))
-    parts = render_chat(template, ADDED, asked, call_format)
-    own = [part for part, is_own in parts if is_own]
-    assert sum(part.count("<|im_end|>") for part in own) == 3
-    assert sum(part.count("<|im_start|>") for part in own) == 4
-    whole = "".join(part for part, _ in parts)
-    assert json.dumps({"a": text}, ensure_ascii=False) in whole and text.strip() in whole
+    conversation = Conversation(turns, (ToolDefinition("f", text),))
+    parts = render_chat(template, ADDED, conversation, call_format)
+    template_texts = [part for part, is_template in parts if is_template]
+    assert sum(part.count("<|im_end|>") for part in template_texts) == 3
+    assert sum(part.count("<|im_start|>") for part in template_texts) == 4
+    prompt = "".join(part for part, _ in parts)
+    assert json.dumps({"a": text}, ensure_ascii=False) in prompt and text.strip() in prompt
 
 
-def test_a_template_that_knows_tools_is_given_them() -> None:
+def test_a_template_with_tools_renders_them() -> None:
     template, call_format = ChatTemplate(HERMES, "", ""), TOOL_FORMATS[0]
     call = ToolCall("c1", "f", '{"a": 1}')
     turns = (Turn("user", "hi"), Turn("assistant", "", (call,)), Turn("tool", "7", call_id="c1"))
@@ -80,13 +80,13 @@ def test_a_template_that_knows_tools_is_given_them() -> None:
     assert text.endswith("<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_template_that_knows_none_is_told_in_the_system_turn(tokenizer) -> None:
+def test_without_a_tool_template_the_system_turn_describes_the_tools(tokenizer) -> None:
     call = ToolCall("c1", "f", '{"a":1}')
     turns = (Turn("system", "Be kind."), Turn("user", "hi"), Turn("assistant", "", (call,)))
     turns = (*turns, Turn("tool", "7", call_id="c1"))
-    asked = Conversation(turns, (ToolDefinition("f", "adds"),))
+    conversation = Conversation(turns, (ToolDefinition("f", "adds"),))
     text = "".join(
-        part for part, _ in render_chat(tokenizer.chat_template, tokenizer.added_texts, asked, GENERIC_FORMAT)
+        part for part, _ in render_chat(tokenizer.chat_template, tokenizer.added_texts, conversation, GENERIC_FORMAT)
     )
     assert text.startswith("<|im_start|>system\nBe kind.\n\nYou can call functions.")
     assert '{"name": "f", "description": "adds"' in text
@@ -94,11 +94,11 @@ def test_a_template_that_knows_none_is_told_in_the_system_turn(tokenizer) -> Non
     assert "<|im_start|>user\nResult of f: 7<|im_end|>" in text
 
 
-def test_the_last_turn_goes_on(tokenizer) -> None:
+def test_the_final_turn_can_be_continued(tokenizer) -> None:
     turns = (Turn("user", "hi"), Turn("assistant", "Well, <|im_end|>"))
-    asked = Conversation(turns, add_generation_prompt=False, continue_final=True)
-    parts = render_chat(tokenizer.chat_template, tokenizer.added_texts, asked, GENERIC_FORMAT)
+    conversation = Conversation(turns, add_generation_prompt=False, continue_final=True)
+    parts = render_chat(tokenizer.chat_template, tokenizer.added_texts, conversation, GENERIC_FORMAT)
     assert "".join(text for text, _ in parts).endswith("<|im_start|>assistant\nWell, <|im_end|>")
     assert parts[-1] == ("<|im_end|>", False)
     with pytest.raises(InputError, match="cannot be continued"):
-        render_chat(ChatTemplate("{{ messages | length }}", "", ""), ADDED, asked, GENERIC_FORMAT)
+        render_chat(ChatTemplate("{{ messages | length }}", "", ""), ADDED, conversation, GENERIC_FORMAT)

@@ -1,7 +1,7 @@
-"""Tool calls without a model: whatever a model may write under the constraint, the reader finds calls that fit.
+"""Tool calls without a model: the parser finds valid calls in every text that the constraint allows.
 
-A random walk takes the place of the model. It writes a call's beginning when it likes, and otherwise any token that the
-mask leaves.
+A random walk replaces the model. It sometimes writes the beginning of a call, and otherwise any token that the mask
+allows.
 """
 
 from __future__ import annotations
@@ -50,25 +50,30 @@ THINK = ReasoningFormat("<think>", "</think>")
 FORMATS = (GENERIC_FORMAT, *TOOL_FORMATS)
 
 
-def added(parts):
-    """[(kind, number, the whole text)] of what the parts add up to."""
-    out = []
+def format_id(call_format):
+    return call_format.template_marker or "generic"
+
+
+def merge(parts):
+    """Joins consecutive parts of the same kind and call. Returns [(kind, number, text)]."""
+    merged = []
     for part in parts:
-        if out and part.kind not in ("call",) and out[-1][:2] == (part.kind, part.number):
-            out[-1] = (part.kind, part.number, out[-1][2] + part.text)
+        if merged and part.kind != "call" and merged[-1][:2] == (part.kind, part.number):
+            merged[-1] = (part.kind, part.number, merged[-1][2] + part.text)
         else:
-            out.append((part.kind, part.number, part.text))
-    return out
+            merged.append((part.kind, part.number, part.text))
+    return merged
 
 
-def read(pieces, style, reasoning=None, thinks=False, names=("weather", "count"), is_json=False):
-    parser = OutputParser(reasoning, thinks, (style, names) if style else None, is_json)
+def parse(pieces, call_format, reasoning=None, starts_in_reasoning=False, is_json=False):
+    tools = (call_format, ("weather", "count")) if call_format else None
+    parser = OutputParser(reasoning, starts_in_reasoning, tools, is_json)
     parts = [part for piece in pieces for part in parser.push(piece)]
-    return added([*parts, *parser.finish()])
+    return merge([*parts, *parser.finish()])
 
 
-def compiled(spec, vocabulary):
-    """Here, not in a child process, whose deadline a busy machine may miss."""
+def compile_grammar(spec, vocabulary):
+    """Compiles in this process: the deadline of the child process may be missed on a busy machine."""
     return build_grammar(compile_spec(spec, vocabulary), vocabulary)
 
 
@@ -77,22 +82,22 @@ def vocabulary():
     return load_tokenizer(locate_model()).vocabulary
 
 
-@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.template_marker or "plain")
+@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
 @pytest.mark.parametrize(("must_call", "one_call"), [(False, False), (True, False), (True, True)])
-def test_whatever_is_written_under_the_constraint_fits(vocabulary, style, must_call, one_call) -> None:
-    asked = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
-    grammar = compiled(tool_constraint(style, asked), vocabulary)
+def test_constrained_text_has_valid_calls(vocabulary, call_format, must_call, one_call) -> None:
+    conversation = Conversation((Turn("user", "hi"),), TOOLS, must_call=must_call, one_call=one_call)
+    grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)
     num_calls = 0
     for seed in range(4):
-        text = walk(grammar, vocabulary, [*style.call_openers(list(SCHEMAS))], random.Random(seed))
-        found = read([text], style)
-        calls = [(name, arguments) for (k, _, name), (_, _, arguments) in pairs(found)]
+        text = walk(grammar, vocabulary, [*call_format.call_openers(list(SCHEMAS))], random.Random(seed))
+        parts = parse([text], call_format)
+        calls = calls_in(parts)
         num_calls += len(calls)
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
         assert len(calls) == 1 if one_call else len(calls) >= must_call
         if must_call:
-            assert not [part for part in found if part[0] == "text"]
+            assert not [part for part in parts if part[0] == "text"]
     assert num_calls >= 3
 
 
@@ -103,73 +108,76 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(
-    "style", [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS], ids=lambda style: style.template_marker or "plain"
+    "call_format",
+    [GENERIC_FORMAT_BESIDE_JSON, *TOOL_FORMATS],
+    ids=format_id,
 )
 @pytest.mark.parametrize("one_call", [False, True])
-def test_a_call_or_an_answer_of_json(vocabulary, style, one_call) -> None:
-    """Whatever is written is either, and is read as what it is, however it is cut."""
+def test_constrained_text_is_either_calls_or_a_json_answer(vocabulary, call_format, one_call) -> None:
+    """And the parser tells which, however the text is split."""
     answer = JsonSchema(ANSWERS | {"additionalProperties": False})
-    asked = Conversation((Turn("user", "hi"),), TOOLS, one_call=one_call, constraint=answer)
-    grammar = compiled(tool_constraint(style, asked), vocabulary)
+    conversation = Conversation((Turn("user", "hi"),), TOOLS, one_call=one_call, constraint=answer)
+    grammar = compile_grammar(tool_constraint(call_format, conversation), vocabulary)
     kinds = set()
     for seed in range(12):
-        text = walk(grammar, vocabulary, [*style.call_openers(list(SCHEMAS)), "{"], random.Random(seed), limit=20)
-        found = read([text], style, is_json=True)
-        assert found == read(list(text), style, is_json=True)
-        kinds.add(found[0][0])
-        if found[0][0] == "text":
-            assert found == [("text", 0, text)]
+        text = walk(grammar, vocabulary, [*call_format.call_openers(list(SCHEMAS)), "{"], random.Random(seed), limit=20)
+        parts = parse([text], call_format, is_json=True)
+        assert parts == parse(list(text), call_format, is_json=True)
+        kinds.add(parts[0][0])
+        if parts[0][0] == "text":
+            assert parts == [("text", 0, text)]
             jsonschema.validate(json.loads(text), ANSWERS)
         else:
-            calls = [(name, arguments) for (_, _, name), (_, _, arguments) in pairs(found)]
-            assert len(found) == 2 * len(calls) and (len(calls) == 1 or not one_call)
+            calls = calls_in(parts)
+            assert len(parts) == 2 * len(calls) and (len(calls) == 1 or not one_call)
             for name, arguments in calls:
                 jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     assert kinds == {"text", "call"}
 
 
-def pairs(found):
-    return [(a, b) for a, b in itertools.pairwise(found) if a[0] == "call" and b[0] == "arguments"]
+def calls_in(parts):
+    """Returns the (name, arguments) of all calls."""
+    return [(a[2], b[2]) for a, b in itertools.pairwise(parts) if a[0] == "call" and b[0] == "arguments"]
 
 
-def walk(grammar, vocabulary, begins, chance, limit=80):
-    """A text that the constraint allows, ended by itself or, after `limit` tokens, as soon as it may end."""
+def walk(grammar, vocabulary, openers, rng, limit=80):
+    """Returns a random text that the constraint allows. After `limit` tokens it ends as soon as it may."""
     matcher, data = grammar.matcher(), b""
     row = np.zeros((len(vocabulary) + 31) // 32, dtype=np.int32)
     for step in range(limit * 20):
-        if matcher.is_accepting and (step > limit or chance.random() < 0.02):
+        if matcher.is_accepting and (step > limit or rng.random() < 0.02):
             return data.decode("utf-8", "replace")
-        if chance.random() < 0.2:
-            opening = vocabulary.encode(chance.choice(begins))
-            taken = 0
-            for token in opening:
+        if rng.random() < 0.2:
+            num_accepted = 0
+            for token in vocabulary.encode(rng.choice(openers)):
                 if not matcher.accept(token):
                     break
-                taken, data = taken + 1, data + vocabulary.token_bytes[token]
-            if taken:
+                num_accepted, data = num_accepted + 1, data + vocabulary.token_bytes[token]
+            if num_accepted:
                 continue
         matcher.fill_mask(row)
         bits = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        letters = [int(t) for t in bits if t not in vocabulary.eos_ids and vocabulary.token_bytes[t].isascii()]
-        if not letters:
+        allowed = [int(t) for t in bits if t not in vocabulary.eos_ids and vocabulary.token_bytes[t].isascii()]
+        if not allowed:
             return data.decode("utf-8", "replace")
-        token = chance.choice(letters)
+        token = rng.choice(allowed)
         assert matcher.accept(token)
         data += vocabulary.token_bytes[token]
     raise AssertionError("the text did not end")
 
 
-@pytest.mark.parametrize("style", FORMATS, ids=lambda style: style.template_marker or "plain")
-@given(cuts=st.lists(st.integers(0, 200), max_size=12), thinks=st.booleans())
-def test_how_a_text_is_cut_makes_no_difference(style, cuts, thinks) -> None:
+@pytest.mark.parametrize("call_format", FORMATS, ids=format_id)
+@given(cuts=st.lists(st.integers(0, 200), max_size=12), has_reasoning=st.booleans())
+def test_parts_do_not_depend_on_how_the_text_is_split(call_format, cuts, has_reasoning) -> None:
     calls = [ToolCall("", "weather", '{"city":"a}\\"","unit":"}</tool_call>]"}'), ToolCall("", "count", '{"n":7}')]
-    thought = "hm < </thin\n" + ("</think>\n\n" if thinks else "")
-    text = (thought if thinks else "") + "I see {\n" + "\n".join(map(style.write, calls)) + " done "
+    reasoning = "hm < </thin\n</think>\n\n" if has_reasoning else ""
+    text = reasoning + "I see {\n" + "\n".join(map(call_format.render_call, calls)) + " done "
     edges = [0, *sorted(cut % len(text) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
-    assert read(pieces, style, THINK, thinks) == read([text], style, THINK, thinks)
-    assert read([text], style, THINK, thinks) == [
-        *([("reasoning", 0, "hm < </thin\n")] if thinks else []),
+    parts = parse([text], call_format, THINK, has_reasoning)
+    assert parse(pieces, call_format, THINK, has_reasoning) == parts
+    assert parts == [
+        *([("reasoning", 0, "hm < </thin\n")] if has_reasoning else []),
         ("text", 0, "I see {"),
         ("call", 0, "weather"),
         ("arguments", 0, calls[0].arguments),
@@ -180,17 +188,20 @@ def test_how_a_text_is_cut_makes_no_difference(style, cuts, thinks) -> None:
 
 
 @given(st.text(alphabet='<think>/ \n{a"', max_size=40), st.lists(st.integers(0, 40), max_size=5))
-def test_text_without_tools_or_reasoning_comes_through_whole(text, cuts) -> None:
+def test_text_without_tools_or_reasoning_is_unchanged(text, cuts) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    found = read([text[a:b] for a, b in itertools.pairwise(edges)], None)
-    assert "".join(part[2] for part in found) == text and all(part[0] == "text" for part in found)
+    parts = parse([text[a:b] for a, b in itertools.pairwise(edges)], None)
+    assert "".join(part[2] for part in parts) == text and all(part[0] == "text" for part in parts)
 
 
 def test_reasoning_that_is_opened_by_the_model_or_never_closed() -> None:
-    assert read(["<thi", "nk>ab", "c</th", "ink>\n\nyes"], None, THINK) == [("reasoning", 0, "abc"), ("text", 0, "yes")]
-    assert read(["abc"], None, THINK, thinks=True) == [("reasoning", 0, "abc")]
-    assert read(["a <think> b"], None, THINK) == [("text", 0, "a <think> b")]
-    assert read(["<thin"], None, THINK) == [("text", 0, "<thin")]
+    assert parse(["<thi", "nk>ab", "c</th", "ink>\n\nyes"], None, THINK) == [
+        ("reasoning", 0, "abc"),
+        ("text", 0, "yes"),
+    ]
+    assert parse(["abc"], None, THINK, starts_in_reasoning=True) == [("reasoning", 0, "abc")]
+    assert parse(["a <think> b"], None, THINK) == [("text", 0, "a <think> b")]
+    assert parse(["<thin"], None, THINK) == [("text", 0, "<thin")]
 
 
 @pytest.mark.parametrize(
@@ -203,11 +214,11 @@ def test_reasoning_that_is_opened_by_the_model_or_never_closed() -> None:
         ("<tool_call> without a list of them", GENERIC_FORMAT.begin),
     ],
 )
-def test_the_template_names_the_format(template, begin) -> None:
+def test_the_template_selects_the_format(template, begin) -> None:
     assert tool_format(template).begin == begin
 
 
-def test_parts_are_read_as_they_come() -> None:
+def test_parts_are_returned_as_soon_as_they_are_certain() -> None:
     parser = OutputParser(None, False, (GENERIC_FORMAT, ["count"]))
     assert parser.push("Let me see. {") == [ParsedPart("text", "Let me see.")]
     assert parser.push('"tool_call": {"name": "co') == []

@@ -1,6 +1,7 @@
-"""JSON is whole when it ends: for schemas as people write them, whatever the room, on every protocol.
+"""JSON answers are complete when they end: for realistic schemas, any token limit and every protocol.
 
-The small model's weights are random, so it ends nothing by itself: texts and lists go on until the runtime closes them.
+The small model's weights are random, so it ends no value by itself: strings and lists go on until the runtime closes
+them.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ ASK = [{"role": "user", "content": "Fill this in."}]
 TOOL = {"name": "note", "parameters": SCHEMAS["record"]}
 
 
-def form(schema):
+def json_schema_format(schema):
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
 def create(client, schema, max_tokens, **more):
     fields = {"model": "default", "messages": ASK, "temperature": 1, "seed": 7, "max_tokens": max_tokens} | more
-    return client.chat.completions.create(response_format=form(schema), **fields)
+    return client.chat.completions.create(response_format=json_schema_format(schema), **fields)
 
 
-def both(client, **fields):
-    """The whole answer, after checking that the stream says the same."""
+def create_and_stream(client, **fields):
+    """Returns the complete answer after checking that a stream of it is the same."""
     fields = {"model": "default", "messages": ASK, "temperature": 0, **fields}
-    whole = client.chat.completions.create(**fields)
+    answer = client.chat.completions.create(**fields)
     texts, reasons, calls = {}, {}, {}
     for chunk in client.chat.completions.create(**fields, stream=True):
         for choice in chunk.choices:
@@ -58,54 +59,52 @@ def both(client, **fields):
             reasons[choice.index] = choice.finish_reason
             for call in choice.delta.tool_calls or ():
                 calls[call.index] = calls.get(call.index, "") + call.function.arguments
-    for choice in whole.choices:
+    for choice in answer.choices:
         assert (texts[choice.index], reasons[choice.index]) == (choice.message.content or "", choice.finish_reason)
         for index, call in enumerate(choice.message.tool_calls or ()):
             assert calls[index] == call.function.arguments
-    return whole
+    return answer
 
 
-def test_there_are_enough() -> None:
+def test_an_answer_is_complete_if_one_fits(client) -> None:
+    """One that does not fit ends with "length", and is refused with `complete`."""
     assert len(SCHEMAS) >= 20
 
-
-def test_an_answer_is_whole_where_one_fits(client) -> None:
-    """One that does not fit is cut and says so; asked to be whole it is refused."""
-
     def run(case):
-        name, most = case
+        name, max_tokens = case
         schema = SCHEMAS[name]
         try:
-            choice = create(client, schema, most).choices[0]
+            choice = create(client, schema, max_tokens).choices[0]
         except openai.BadRequestError as error:
             return error.code
         if choice.finish_reason == "length":
             with pytest.raises(openai.BadRequestError, match="no whole value"):
-                create(client, schema, most, extra_body={"complete": True})
+                create(client, schema, max_tokens, extra_body={"complete": True})
             return "length"
         assert reference_validator(schema).is_valid(json.loads(choice.message.content)), (name, choice.message.content)
         return "stop"
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(run, [(name, most) for name in SCHEMAS for most in (24, 64, 200)]))
-    assert found.count("stop") >= 45
-    assert found.count("length") >= 3
-    assert found.count("invalid_constraint") <= 9
+        outcomes = list(pool.map(run, [(name, max_tokens) for name in SCHEMAS for max_tokens in (24, 64, 200)]))
+    assert outcomes.count("stop") >= 45
+    assert outcomes.count("length") >= 3
+    assert outcomes.count("invalid_constraint") <= 9
 
 
-def test_an_answer_that_needs_no_closing_is_the_same_without(client) -> None:
+def test_completion_does_not_change_an_answer_that_ends_by_itself(client) -> None:
     few = {"type": "array", "items": {"enum": ["red", "green", 3]}, "minItems": 3, "maxItems": 3}
     schema = {"type": "object", "properties": {"a": few}, "required": ["a"], "additionalProperties": False}
-    closed, free = (create(client, schema, 200, extra_body={"complete": on}) for on in (True, False))
-    assert closed.choices[0].message.content == free.choices[0].message.content
+    completed, free = (create(client, schema, 200, extra_body={"complete": complete}) for complete in (True, False))
+    assert completed.choices[0].message.content == free.choices[0].message.content
     assert free.choices[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
     "more", [{"n": 3}, {"logprobs": True, "top_logprobs": 2}, {"extra_body": {"ignore_eos": True}}]
 )
-def test_several_answers_logprobs_and_streams(client, more) -> None:
-    answer = both(client, messages=ASK, response_format=form(SCHEMAS["record"]), max_tokens=40, seed=3, **more)
+def test_completion_with_choices_logprobs_and_streams(client, more) -> None:
+    response_format = json_schema_format(SCHEMAS["record"])
+    answer = create_and_stream(client, response_format=response_format, max_tokens=40, seed=3, **more)
     for choice in answer.choices:
         jsonschema.validate(json.loads(choice.message.content), SCHEMAS["record"])
         assert choice.finish_reason == "stop"
@@ -114,7 +113,7 @@ def test_several_answers_logprobs_and_streams(client, more) -> None:
     assert answer.usage.completion_tokens <= 40 * len(answer.choices)
 
 
-def test_it_can_be_turned_off_and_stop_strings_do(client) -> None:
+def test_complete_false_and_stop_strings_turn_completion_off(client) -> None:
     for more in ({"extra_body": {"complete": False}}, {"stop": ["never written"]}):
         choice = create(client, SCHEMAS["record"], 30, **more).choices[0]
         assert choice.finish_reason == "length"
@@ -126,39 +125,39 @@ def test_it_can_be_turned_off_and_stop_strings_do(client) -> None:
         client.chat.completions.create(model="default", messages=ASK, extra_body={"complete": True})
 
 
-def test_any_constraint_is_finished_where_that_is_asked(client) -> None:
-    asked = {"model": "default", "prompt": "x", "max_tokens": 12}
-    for on, reason in ((None, "length"), (True, "stop")):
-        extra = {"regex": "[a-z]{4,90}END"} | ({} if on is None else {"complete": on})
-        choice = client.completions.create(**asked, extra_body=extra).choices[0]
+def test_complete_true_completes_any_constraint(client) -> None:
+    fields = {"model": "default", "prompt": "x", "max_tokens": 12}
+    for complete, reason in ((None, "length"), (True, "stop")):
+        extra = {"regex": "[a-z]{4,90}END"} | ({} if complete is None else {"complete": complete})
+        choice = client.completions.create(**fields, extra_body=extra).choices[0]
         assert choice.finish_reason == reason
-        assert choice.text.endswith("END") is bool(on)
+        assert choice.text.endswith("END") is bool(complete)
 
 
-def test_compact_json_on_demand(client) -> None:
+def test_compact_json_has_no_spaces(client) -> None:
     spaced = create(client, SCHEMAS["record"], 60).choices[0].message.content
-    dense = create(client, SCHEMAS["record"], 60, extra_body={"compact": True}).choices[0].message.content
+    compact = create(client, SCHEMAS["record"], 60, extra_body={"compact": True}).choices[0].message.content
     assert spaced.startswith('{"a": "')
-    assert dense.startswith('{"a":"')
+    assert compact.startswith('{"a":"')
 
 
-def test_tool_calls_are_whole(client) -> None:
-    answer = both(
-        client, messages=ASK, tools=[{"type": "function", "function": TOOL}], tool_choice="required", max_tokens=48
+def test_tool_calls_are_complete(client) -> None:
+    answer = create_and_stream(
+        client, tools=[{"type": "function", "function": TOOL}], tool_choice="required", max_tokens=48
     )
     (*_, call) = answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "tool_calls"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS["record"])
 
 
-def test_responses_are_whole(client) -> None:
-    named = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMAS["record"]}}
-    answer = client.responses.create(model="default", input="hi", text=named, max_output_tokens=40)
+def test_responses_are_complete(client) -> None:
+    text_format = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMAS["record"]}}
+    answer = client.responses.create(model="default", input="hi", text=text_format, max_output_tokens=40)
     assert answer.status == "completed"
     jsonschema.validate(json.loads(answer.output_text), SCHEMAS["record"])
 
 
-def test_ollamas_format_and_anthropics_tools_are_whole(http) -> None:
+def test_ollamas_format_and_anthropics_tools_are_complete(http) -> None:
     schema = SCHEMAS["record"]
     body = {"model": "default", "messages": ASK, "stream": False, "format": schema, "options": {"num_predict": 40}}
     answer = http.post("/api/chat", json=body).json()
@@ -171,7 +170,7 @@ def test_ollamas_format_and_anthropics_tools_are_whole(http) -> None:
     jsonschema.validate(answer["content"][-1]["input"], schema)
 
 
-def test_sglangs_json_schema_is_whole(http) -> None:
+def test_sglangs_json_schema_is_complete(http) -> None:
     sampling = {"max_new_tokens": 40, "json_schema": json.dumps(SCHEMAS["record"])}
     answer = http.post("/generate", json={"text": "x", "sampling_params": sampling}).json()
     assert answer["meta_info"]["finish_reason"]["type"] == "stop"

@@ -1,4 +1,4 @@
-"""Who is let in: every path needs a key but the open ones, and what is refused is refused before its body is read."""
+"""Admission: API keys, origins and limits, which are checked before a request's body is read."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def ask(app, method, path, **options):
     return asyncio.run(go())
 
 
-def code_of(answer):
-    error = answer.json()["error"]
+def code_of(response):
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error["code"]
 
@@ -43,41 +43,36 @@ def app(engine):
     return make
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/openapi.json", "/docs", "/nothing", "/health/", "/ready/x"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "BREW"])
-def test_no_path_but_the_open_ones_without_a_key(app, path, method) -> None:
-    answer = ask(app(api_keys=KEYS), method, path)
-    if path in ("/health", "/ready"):
-        assert answer.status_code in (200, 405)
-    else:
-        assert answer.status_code == 401 and "key" in check_error_body(path, answer.json())
-        assert answer.headers["www-authenticate"] == "Bearer"
+def test_every_path_but_health_and_ready_needs_a_key(app, method) -> None:
+    with_keys = app(api_keys=KEYS)
+    for path in [*PATHS, "/openapi.json", "/docs", "/nothing", "/health/", "/ready/x"]:
+        response = ask(with_keys, method, path)
+        if path in ("/health", "/ready"):
+            assert response.status_code in (200, 405), path
+        else:
+            assert response.status_code == 401 and "key" in check_error_body(path, response.json()), path
+            assert response.headers["www-authenticate"] == "Bearer", path
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"authorization": "Bearer wrong"},
-        {"authorization": "Basic a-key"},
-        {"authorization": "a-key"},
-        {"authorization": "Bearer"},
-        {"x-api-key": "A-KEY"},
-        {"host": "host/health?", "authorization": ""},
-        {"x-forwarded-prefix": "/health", "x-original-url": "/health"},
-    ],
-)
-def test_what_is_no_key(app, headers) -> None:
-    assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == 401
+WITHOUT_KEY = [
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Basic a-key"},
+    {"authorization": "a-key"},
+    {"authorization": "Bearer"},
+    {"x-api-key": "A-KEY"},
+    {"host": "host/health?", "authorization": ""},
+    {"x-forwarded-prefix": "/health", "x-original-url": "/health"},
+]
+WITH_KEY = [ALICE, {"authorization": "bearer  a-key "}, {"x-api-key": "b-key"}, {"AUTHORIZATION": "BEARER a-key"}]
 
 
-@pytest.mark.parametrize(
-    "headers", [ALICE, {"authorization": "bearer  a-key "}, {"x-api-key": "b-key"}, {"AUTHORIZATION": "BEARER a-key"}]
-)
-def test_what_is_a_key(app, headers) -> None:
-    assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == 200
+@pytest.mark.parametrize(("headers", "status"), [*((h, 401) for h in WITHOUT_KEY), *((h, 200) for h in WITH_KEY)])
+def test_headers_with_and_without_a_key(app, headers, status) -> None:
+    assert ask(app(api_keys=KEYS), "GET", "/v1/models", headers=headers).status_code == status
 
 
-def test_the_page_and_the_metrics_are_open_where_that_is_asked_for(app) -> None:
+def test_settings_open_the_page_and_the_metrics(app) -> None:
     assert ask(app(api_keys=KEYS), "GET", "/").status_code == 200
     assert ask(app(api_keys=KEYS, page=False), "GET", "/").status_code == 401
     assert ask(app(page=False), "GET", "/").status_code == 404
@@ -85,23 +80,23 @@ def test_the_page_and_the_metrics_are_open_where_that_is_asked_for(app) -> None:
     assert ask(app(api_keys=KEYS, open_metrics=True), "GET", "/metrics").status_code == 200
 
 
-def test_two_keys_share_no_cache(app, engine) -> None:
+def test_two_keys_share_no_prefix_cache(app) -> None:
     served = app(api_keys=KEYS)
     body = {**BODY, "prompt": "A prompt that only this test uses, long enough to be found again."}
 
     def cached(key):
-        answer = ask(served, "POST", "/v1/completions", json=body, headers={"x-api-key": key})
-        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        response = ask(served, "POST", "/v1/completions", json=body, headers={"x-api-key": key})
+        return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert cached("a-key") == 0 and cached("a-key") > 10
     assert cached("b-key") == 0
 
 
-def raw(app, headers=(), receive=None, path="/v1/completions", method="POST"):
-    """The status, error code and headers of a request given as ASGI; fails the test when its body is asked for."""
+def ask_asgi(app, headers=(), receive=None, path="/v1/completions", method="POST"):
+    """Returns the status, error code and headers of a request. Fails the test if its body is read without `receive`."""
     sent = []
 
-    async def never():
+    async def fail_on_read():
         pytest.fail("the body was read")
 
     async def send(message):
@@ -120,37 +115,36 @@ def raw(app, headers=(), receive=None, path="/v1/completions", method="POST"):
         "http_version": "1.1",
         "root_path": "",
     }
-    asyncio.run(app(scope, receive or never, send))
-    answered = dict(sent[0]["headers"])
-    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"], answered
+    asyncio.run(app(scope, receive or fail_on_read, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])["error"]["code"], dict(sent[0]["headers"])
 
 
 @pytest.mark.parametrize(
     "path", ["//health", "/health/../metrics", "/HEALTH", "", "/health\x00", "health", "/page/../status"]
 )
-def test_a_path_that_is_only_like_an_open_one(app, path) -> None:
-    assert raw(app(api_keys=KEYS), path=path, method="GET")[:2] == (401, "invalid_api_key")
+def test_paths_similar_to_public_ones_need_a_key(app, path) -> None:
+    assert ask_asgi(app(api_keys=KEYS), path=path, method="GET")[:2] == (401, "invalid_api_key")
 
 
-def test_refusals_come_before_the_body(app) -> None:
-    assert raw(app(api_keys=KEYS))[:2] == (401, "invalid_api_key")
-    assert raw(app(max_body_bytes=2048), [("content-length", "2049")])[:2] == (413, "body_too_large")
+def test_requests_are_refused_before_their_body_is_read(app) -> None:
+    assert ask_asgi(app(api_keys=KEYS))[:2] == (401, "invalid_api_key")
+    assert ask_asgi(app(max_body_bytes=2048), [("content-length", "2049")])[:2] == (413, "body_too_large")
     full = app(max_queue=1, max_running=1, retry_after_s=7)
     in_flight = full.state.plait.in_flight
     in_flight.num_calls = 2
-    status, code, headers = raw(full)
+    status, code, headers = ask_asgi(full)
     assert (status, code, headers[b"retry-after"]) == (503, "queue_full", b"7")
     assert ask(full, "GET", "/ready").status_code == 503
     in_flight.num_calls = 1
     assert ask(full, "GET", "/ready").status_code == 200
     full.state.plait.admission.is_draining = True
-    status, code, headers = raw(full)
+    status, code, headers = ask_asgi(full)
     assert (status, code, headers[b"retry-after"]) == (503, "draining", b"7")
     assert ask(full, "GET", "/ready").json()["error"]["code"] == "draining"
     assert ask(full, "GET", "/health").status_code == 200
 
 
-def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
+def test_a_request_counts_as_its_prompts_times_its_choices(app) -> None:
     served = app(max_running=4, max_queue=2)
     in_flight = served.state.plait.in_flight
 
@@ -161,7 +155,7 @@ def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
             async def one(path="/v1/completions", **body):
                 return await client.post(path, json=body)
 
-            alone = await one(**BODY, n=8)  # more than there is room for, and nobody else is there
+            alone = await one(**BODY, n=8)  # exceeds the capacity, but no other request is running
             assert in_flight.num_calls == 0
             four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
             while in_flight.num_calls < 4 and not four.done():
@@ -176,12 +170,14 @@ def test_a_request_counts_as_its_prompts_times_its_answers(app) -> None:
 
     alone, refused, fits = asyncio.run(go())
     assert alone.status_code == fits.status_code == 200
-    for answer in refused:
-        assert answer.status_code == 503 and code_of(answer) == "queue_full" and answer.headers["retry-after"] == "1"
+    for response in refused:
+        assert (
+            response.status_code == 503 and code_of(response) == "queue_full" and response.headers["retry-after"] == "1"
+        )
     assert in_flight.num_calls == in_flight.num_admitted == 0
 
 
-def test_a_key_has_only_so_many_requests_at_once(app) -> None:
+def test_a_key_has_a_limit_of_running_requests(app) -> None:
     served = app(api_keys=KEYS, max_requests_per_key=1)
 
     async def go():
@@ -196,48 +192,52 @@ def test_a_key_has_only_so_many_requests_at_once(app) -> None:
             return first, second, other, third
 
     first, second, other, third = asyncio.run(go())
-    assert [each.status_code for each in (first, second, other, third)] == [200, 429, 200, 200]
+    assert [response.status_code for response in (first, second, other, third)] == [200, 429, 200, 200]
     assert code_of(second) == "rate_limit_exceeded" and second.headers["retry-after"] == "1"
     in_flight = served.state.plait.in_flight
     assert in_flight.num_admitted == in_flight.num_of_tenant("alice") == len(in_flight.records) == 0
 
 
-def test_a_body_that_does_not_come_in_time(app) -> None:
-    async def drips():
+def test_a_slow_body_times_out(app) -> None:
+    async def receive_slowly():
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
-    assert raw(app(body_timeout_s=0.2), receive=drips)[:2] == (408, "body_timeout")
+    assert ask_asgi(app(body_timeout_s=0.2), receive=receive_slowly)[:2] == (408, "body_timeout")
 
 
-def test_a_body_that_says_too_little_of_its_length(app) -> None:
-    async def floods():
+def test_a_large_body_without_a_content_length_is_refused(app) -> None:
+    async def receive_endlessly():
         return {"type": "http.request", "body": b"x" * 600, "more_body": True}
 
-    assert raw(app(max_body_bytes=2048), receive=floods)[:2] == (413, "body_too_large")
+    assert ask_asgi(app(max_body_bytes=2048), receive=receive_endlessly)[:2] == (413, "body_too_large")
 
 
-def test_pages_of_other_origins(app) -> None:
-    """A browser tells where a request comes from; without CORS another site's page cannot even make us work."""
+def test_browser_requests_of_other_origins_are_refused(app) -> None:
+    """Even simple requests, which browsers send without a preflight."""
     foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
-    answer = ask(app(), "POST", "/v1/completions", json=BODY, headers=foreign)
-    assert answer.status_code == 403 and code_of(answer) == "cross_origin"
-    assert "access-control-allow-origin" not in answer.headers
+    response = ask(app(), "POST", "/v1/completions", json=BODY, headers=foreign)
+    assert response.status_code == 403 and code_of(response) == "cross_origin"
+    assert "access-control-allow-origin" not in response.headers
     own = {"origin": "http://host", "sec-fetch-site": "same-origin"}
     assert ask(app(), "POST", "/v1/completions", json=BODY, headers=own).status_code == 200
     allowed = app(cors_origins=["https://good.example"], api_keys=KEYS)
     assert ask(allowed, "POST", "/v1/completions", json=BODY, headers={**foreign, **ALICE}).status_code == 403
     good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
-    asked = {**good, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    before = ask(allowed, "OPTIONS", "/v1/completions", headers=asked)
-    assert before.status_code == 200 and before.headers["access-control-allow-origin"] == "https://good.example"
-    answer = ask(allowed, "POST", "/v1/completions", json=BODY, headers={**good, **ALICE})
-    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://good.example"
-    assert "access-control-allow-credentials" not in answer.headers
+    preflight_headers = {
+        **good,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    preflight = ask(allowed, "OPTIONS", "/v1/completions", headers=preflight_headers)
+    assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == "https://good.example"
+    response = ask(allowed, "POST", "/v1/completions", json=BODY, headers={**good, **ALICE})
+    assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "https://good.example"
+    assert "access-control-allow-credentials" not in response.headers
 
 
-def test_the_id_is_ours(app) -> None:
-    answer = ask(app(), "GET", "/v1/models", headers={"x-request-id": "theirs"})
-    assert answer.headers["x-request-id"].startswith("req-")
+def test_the_server_makes_the_request_ids(app) -> None:
+    response = ask(app(), "GET", "/v1/models", headers={"x-request-id": "theirs"})
+    assert response.headers["x-request-id"].startswith("req-")
     refused = ask(app(api_keys=KEYS), "GET", "/v1/models")
-    assert refused.headers["x-request-id"] != answer.headers["x-request-id"]
+    assert refused.headers["x-request-id"] != response.headers["x-request-id"]

@@ -1,4 +1,4 @@
-"""API keys: how they are read, and which one a client has given."""
+"""API keys: reading them from a file, and finding the name of a client's key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEYS = st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), min_
 
 
 @given(st.lists(KEYS, min_size=1, max_size=5, unique=True), st.data())
-def test_a_key_has_one_owner_and_others_have_none(keys, data) -> None:
+def test_known_keys_have_their_name_and_others_none(keys, data) -> None:
     known = {f"k{index}": hashlib.sha256(key.encode()).hexdigest() for index, key in enumerate(keys)}
     for index, key in enumerate(keys):
         assert find_key_name(key.encode(), known) == f"k{index}"
@@ -24,7 +24,7 @@ def test_a_key_has_one_owner_and_others_have_none(keys, data) -> None:
     assert find_key_name(b"", known) is None
 
 
-def test_a_file_of_keys(tmp_path) -> None:
+def test_a_file_has_keys_and_digests(tmp_path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\nalice  one\n\nbob\tsha256:{digest(b'two')}\n")
     keys = read_keys("three", str(file))
@@ -34,7 +34,7 @@ def test_a_file_of_keys(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("alice", "line 1"),
         ("a key more", "line 1"),
@@ -44,15 +44,15 @@ def test_a_file_of_keys(tmp_path) -> None:
         ("\n", "no API key"),
     ],
 )
-def test_what_a_file_may_not_hold_and_the_key_is_never_said(tmp_path, text, said) -> None:
+def test_errors_in_a_file_name_the_line_but_never_the_key(tmp_path, text, message) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         read_keys("given", str(file))
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "ü", "x" * 513])
-def test_keys_that_no_header_could_carry(key) -> None:
+def test_a_key_must_fit_into_a_header(key) -> None:
     with pytest.raises(InputError):
         read_keys(key, None)

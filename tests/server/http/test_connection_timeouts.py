@@ -1,4 +1,4 @@
-"""Connections that dawdle: in their headers, between two requests, or in reading what they are sent."""
+"""Timeouts of connections: headers that do not arrive, and responses that are not read."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def read_all(connection):
     return b"".join(parts)
 
 
-@pytest.mark.parametrize("begun", [b"", b"G", HEAD])
-def test_headers_that_do_not_come(serve, begun) -> None:
+@pytest.mark.parametrize("sent", [b"", b"G", HEAD])
+def test_incomplete_headers_time_out(serve, sent) -> None:
     address, _ = serve(idle_timeout_s=0.3)
     with connect(address) as connection:
-        connection.sendall(begun)
+        connection.sendall(sent)
         assert read_all(connection) == b""
 
 
-def test_headers_that_do_not_come_after_a_first_request(serve) -> None:
+def test_incomplete_headers_of_a_second_request_time_out(serve) -> None:
     address, _ = serve(idle_timeout_s=0.3)
     with connect(address) as connection:
         connection.sendall(HEAD + b"\r\n" + b"G")
         assert b'{"status":"ok"}' in read_all(connection)
 
 
-def test_two_requests_on_one_connection(serve) -> None:
+def test_a_connection_carries_two_requests(serve) -> None:
     address, _ = serve(idle_timeout_s=5)
     with connect(address) as connection:
         for _ in range(2):
@@ -58,7 +58,7 @@ def test_two_requests_on_one_connection(serve) -> None:
                 answer += part
 
 
-def test_headers_without_end(serve) -> None:
+def test_too_large_headers_get_431(serve) -> None:
     address, _ = serve()
     with connect(address) as connection:
         connection.sendall(HEAD)
@@ -71,11 +71,10 @@ def test_headers_without_end(serve) -> None:
             assert b" 431 " in read_all(connection)
 
 
-def test_a_client_that_does_not_read_is_cut_off() -> None:
-    """And the application hears of it as of any disconnect."""
+def test_a_client_that_does_not_read_is_disconnected() -> None:
     ended = threading.Event()
 
-    async def floods(scope, receive, send) -> None:
+    async def send_endlessly(scope, receive, send) -> None:
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -87,6 +86,6 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
         await watching
 
-    with serve_app(floods, make_http_protocol(5, 0.3)) as address, connect(address) as connection:
+    with serve_app(send_endlessly, make_http_protocol(5, 0.3)) as address, connect(address) as connection:
         connection.sendall(HEAD + b"\r\n")
         assert ended.wait(20)

@@ -1,4 +1,4 @@
-"""The body's own rules, without a server."""
+"""The strict JSON parser of request bodies, without a server."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @given(VALUES, st.booleans())
-def test_what_is_valid_is_read_as_json_reads_it(value, ascii_only) -> None:
+def test_valid_json_is_parsed_like_the_json_module(value, ascii_only) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     assert parse(body, object) == json.loads(body)
 
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=3), st.data())
-def test_a_key_given_twice_is_refused_wherever_it_stands(value, data) -> None:
-    twice = data.draw(st.sampled_from(sorted(value)))
+def test_duplicate_keys_are_refused_at_any_depth(value, data) -> None:
+    duplicate = data.draw(st.sampled_from(sorted(value)))
     pairs = [f"{json.dumps(key)}:{json.dumps(item)}" for key, item in value.items()]
-    body = "{" + ",".join([*pairs, f"{json.dumps(twice)} : 1"]) + "}"
-    for whole in (body, f"[{body}]", f'{{"x":[1,{{"y":{body}}}]}}'):
-        with pytest.raises(ApiError, match="twice"):
-            parse(whole.encode(), object)
+    body = "{" + ",".join([*pairs, f"{json.dumps(duplicate)} : 1"]) + "}"
+    for document in (body, f"[{body}]", f'{{"x":[1,{{"y":{body}}}]}}'):
+        with pytest.raises(ApiError, match="duplicate"):
+            parse(document.encode(), object)
 
 
 @pytest.mark.parametrize("body", [rb'{"a\\":1,"b\"":"\":","c" :":x","\\\"":{"":[":","\\"]}}', b'[":",":"]'])
-def test_quotes_and_colons_that_are_no_keys(body) -> None:
+def test_quotes_and_colons_within_strings_are_not_counted_as_keys(body) -> None:
     assert parse(body, object) == json.loads(body)
 
 
-def test_depth() -> None:
+def test_nesting_is_limited() -> None:
     assert parse(b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1), object)
     with pytest.raises(ApiError, match="nested"):
         parse(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), object)
@@ -65,7 +65,7 @@ def test_depth() -> None:
         (b"[]", None),
     ],
 )
-def test_the_place_is_named(body, param) -> None:
+def test_errors_name_the_path(body, param) -> None:
     with pytest.raises(ApiError) as caught:
         parse(body, Outer)
     assert caught.value.param == param and caught.value.status == 400

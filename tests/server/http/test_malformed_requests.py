@@ -1,4 +1,4 @@
-"""What no client should send: a 4xx in OpenAI's shape each time, and the server goes on."""
+"""Invalid chat requests: each gets a 4xx in OpenAI's shape that names the parameter."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 import httpx
 import pytest
 
-GOOD = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0}
+VALID = {"model": "default", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0}
 JSON = {"content-type": "application/json"}
 
 
 def chat(**changes):
-    return json.dumps(GOOD | changes).encode()
+    return json.dumps(VALID | changes).encode()
 
 
 def tool(**function):
     return chat(tools=[{"type": "function", "function": {"name": "f", **function}}], tool_choice="required")
 
 
-WRONG = {
+INVALID = {
     "not JSON": (b"{", None),
     "empty": (b"", None),
     "an array": (b"[]", None),
@@ -37,7 +37,7 @@ WRONG = {
     "an unknown field": (chat(best=1), "best"),
     "an unknown field below": (chat(messages=[{"role": "user", "content": "a", "x": 1}]), "messages[0].x"),
     "no messages": (chat(messages=[]), "messages"),
-    "no model": (json.dumps({"messages": GOOD["messages"]}).encode(), "model"),
+    "no model": (json.dumps({"messages": VALID["messages"]}).encode(), "model"),
     "an unknown role": (chat(messages=[{"role": "robot", "content": "a"}]), "messages[0].role"),
     "no content": (chat(messages=[{"role": "user"}]), "messages[0].content"),
     "an image": (
@@ -95,10 +95,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_4xx_that_names_the_parameter(http, name, stream) -> None:
-    body, param = WRONG[name]
+    body, param = INVALID[name]
     if stream and name != "stream_options without stream" and body.startswith(b'{"model": "default"'):
         body = b'{"stream": true, ' + body[1:]
     answer = http.post("/v1/chat/completions", content=body, headers=JSON)
@@ -109,13 +109,13 @@ def test_a_4xx_that_names_the_parameter(http, name, stream) -> None:
     assert len(error["message"]) < 1000
 
 
-def test_nul_and_every_other_letter_are_text(address) -> None:
+def test_nul_and_other_unusual_characters_are_text(address) -> None:
     message = {"role": "user", "content": "\x00\u200b\U0001f600\x7f"}
     answer = httpx.post(f"{address}/v1/chat/completions", content=chat(messages=[message]), headers=JSON)
     assert answer.status_code == 200
 
 
-def test_other_statuses(address) -> None:
+def test_statuses_of_wrong_paths_methods_and_bodies(address) -> None:
     url = f"{address}/v1/chat/completions"
     assert httpx.post(url, content=chat(), headers={"content-type": "text/plain"}).status_code == 415
     assert httpx.post(url, content=chat(model="gpt-4"), headers=JSON).json()["error"]["code"] == "model_not_found"
@@ -127,7 +127,7 @@ def test_other_statuses(address) -> None:
     assert httpx.get(f"{address}/v1/models").headers["x-request-id"].startswith("req-")
 
 
-def test_the_document_names_every_route(address) -> None:
+def test_the_openapi_document_has_the_routes_and_their_schemas(address) -> None:
     document = httpx.get(f"{address}/openapi.json").json()
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"} <= set(
         document["paths"]

@@ -1,4 +1,4 @@
-"""The page at "/": its files and their policy over plain HTTP, and a person's way through it in a headless browser."""
+"""The page at "/": its files and headers, and its use by keyboard in a headless browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_FOLDER = resources.files("plait.runtime.server") / "page"
 # 2026-11-21: browsers are not on PyPI; CI installs one, a laptop may have none
 NO_BROWSER = f"no chromium and chromedriver here ({datetime.date.today()}); CI installs both"
 
-# Keeps what the first answer reads after each change of the page, however fast the pieces come.
+# Records the text of the first answer after each change of the page.
 RECORD_TEXTS = """
 window.recordedTexts = [];
 new MutationObserver(() => {
@@ -31,7 +31,7 @@ new MutationObserver(() => {
 
 
 @pytest.mark.parametrize("path", PAGE_FILES)
-def test_files_and_their_policy(serve, path) -> None:
+def test_files_have_a_content_security_policy(serve, path) -> None:
     address, _ = serve(api_keys={"a": digest(b"a")})
     answer = httpx.get(address + path)
     assert answer.status_code == 200 and answer.content == (PAGE_FOLDER / PAGE_FILES[path]).read_bytes()
@@ -46,14 +46,14 @@ def test_files_and_their_policy(serve, path) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_FILES.values())
-def test_no_outside_address_and_no_text_as_markup(name) -> None:
+def test_files_use_no_outside_address_and_insert_no_markup(name) -> None:
     text = (PAGE_FOLDER / name).read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|Function\(", text)
     assert not re.search(r"<script(?! type=\"module\" src=)|\son[a-z]+=|style=", text)
 
 
-def test_what_the_page_asks_for_is_there() -> None:
+def test_referenced_files_and_ids_exist() -> None:
     html = (PAGE_FOLDER / "index.html").read_text()
     for path in re.findall(r'(?:src|href)="([^"]+)"', html):
         assert path in PAGE_FILES
@@ -83,8 +83,8 @@ def browser():
     driver.quit()
 
 
-class Person:
-    """Sits before the browser."""
+class PageUser:
+    """Uses the page in a browser."""
 
     def __init__(self, browser) -> None:
         self.browser = browser
@@ -109,24 +109,24 @@ class Person:
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def test_a_person_gives_a_key_chats_and_runs_a_schema_with_the_keyboard_alone(serve, browser, tmp_path) -> None:
+def test_key_chat_schema_and_live_view_work_by_keyboard(serve, browser, tmp_path) -> None:
     from selenium.webdriver.common.keys import Keys
 
     address, state = serve(api_keys={"me": digest(b"my-key")})
-    person = Person(browser)
-    person.resize(1200, 800)
+    user = PageUser(browser)
+    user.resize(1200, 800)
     browser.get(address)
-    assert person.sees(lambda: person.at("keybar").is_displayed())
-    assert person.sees(lambda: browser.switch_to.active_element.get_attribute("id") == "key")
-    person.press("my-key", Keys.ENTER)
-    assert person.sees(lambda: person.at("state").get_attribute("data-state") == "good")
-    assert person.at("model").text == "SmolLM2-135M-Instruct.Q4_1" and not person.at("keybar").is_displayed()
+    assert user.sees(lambda: user.at("keybar").is_displayed())
+    assert user.sees(lambda: browser.switch_to.active_element.get_attribute("id") == "key")
+    user.press("my-key", Keys.ENTER)
+    assert user.sees(lambda: user.at("state").get_attribute("data-state") == "good")
+    assert user.at("model").text == "SmolLM2-135M-Instruct.Q4_1" and not user.at("keybar").is_displayed()
 
-    person.at("max-tokens")
+    user.at("max-tokens")
     browser.execute_script("document.getElementById('max-tokens').value = 40")
     browser.execute_script(RECORD_TEXTS)
-    person.at("message").send_keys("<b>What is</b> the capital of France?", Keys.ENTER)
-    assert person.sees(lambda: "tokens in" in browser.find_elements("css selector", ".assistant .stats")[0].text)
+    user.at("message").send_keys("<b>What is</b> the capital of France?", Keys.ENTER)
+    assert user.sees(lambda: "tokens in" in browser.find_elements("css selector", ".assistant .stats")[0].text)
     texts = browser.execute_script("return window.recordedTexts")
     assert texts and texts[-1] == browser.execute_script(
         "return document.querySelector('.assistant .text').textContent"
@@ -136,29 +136,29 @@ def test_a_person_gives_a_key_chats_and_runs_a_schema_with_the_keyboard_alone(se
     assert not browser.find_elements("css selector", ".thread b")
 
     browser.execute_script("document.getElementById('max-tokens').value = 4000")
-    person.at("message").send_keys("Tell me a very long story.", Keys.ENTER)
-    assert person.sees(lambda: state.in_flight.num_admitted == 1)
-    person.at("tab-chat").send_keys(Keys.ARROW_LEFT)  # round to the last tab
-    assert person.sees(lambda: person.at("running").text == "1" and person.at("rate").text != "0")
+    user.at("message").send_keys("Tell me a very long story.", Keys.ENTER)
+    assert user.sees(lambda: state.in_flight.num_admitted == 1)
+    user.at("tab-chat").send_keys(Keys.ARROW_LEFT)  # wraps around to the last tab
+    assert user.sees(lambda: user.at("running").text == "1" and user.at("rate").text != "0")
     assert browser.find_element("css selector", "#requests td").text.startswith("req-")
-    person.press(Keys.ESCAPE)
-    assert person.sees(lambda: state.in_flight.num_admitted == 0)
-    assert person.sees(lambda: person.at("none").is_displayed())
+    user.press(Keys.ESCAPE)
+    assert user.sees(lambda: state.in_flight.num_admitted == 0)
+    assert user.sees(lambda: user.at("none").is_displayed())
 
-    person.at("tab-live").send_keys(Keys.ARROW_LEFT)
-    person.at("schema-prompt").send_keys(Keys.CONTROL, Keys.ENTER)
-    assert person.sees(lambda: person.at("verdict").text == "fits the schema")
-    value = json.loads(person.at("output").text)
+    user.at("tab-live").send_keys(Keys.ARROW_LEFT)
+    user.at("schema-prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+    assert user.sees(lambda: user.at("verdict").text == "fits the schema")
+    value = json.loads(user.at("output").text)
     assert set(value) == {"name", "age", "languages"} and 0 <= value["age"] <= 130
-    person.at("schema-text").send_keys("}")
-    person.at("schema-run").click()
-    assert person.sees(lambda: person.at("verdict").text == "the schema is not JSON")
+    user.at("schema-text").send_keys("}")
+    user.at("schema-run").click()
+    assert user.sees(lambda: user.at("verdict").text == "the schema is not JSON")
 
     for width in (1200, 390, 320):
-        person.resize(width, 800)
+        user.resize(width, 800)
         for tab in ("tab-chat", "tab-schema", "tab-live"):
-            person.at(tab).click()
-            assert person.fits_the_width(), (tab, width)
+            user.at(tab).click()
+            assert user.fits_the_width(), (tab, width)
             browser.save_screenshot(str(tmp_path / f"{tab}-{width}.png"))
     problems = [entry for entry in browser.get_log("browser") if "401" not in entry["message"]]
     assert problems == []

@@ -1,4 +1,4 @@
-"""What docs/deploy holds fits the server: its metrics exist, its flags exist, and every flag is in the docs."""
+"""The files in docs/deploy use flags and metrics that exist, and the docs name every flag and metric."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def flags() -> set[str]:
     return {flag for action in parser._actions for flag in action.option_strings}
 
 
-def test_every_flag_is_documented_and_no_other() -> None:
+def test_flags_are_documented_and_exist() -> None:
     text = (ROOT / "docs/server.md").read_text() + (ROOT / "docs/deploy.md").read_text()
     assert {flag for flag in flags() if not re.search(rf"`{flag}\b", text)} == set()
     unit = (DEPLOY / "plait.service").read_text() + (DEPLOY / "Dockerfile").read_text()
@@ -32,7 +32,7 @@ def test_every_flag_is_documented_and_no_other() -> None:
     assert used <= flags()
 
 
-def test_the_dashboard_shows_metrics_that_exist(serve) -> None:
+def test_the_dashboard_uses_metrics_that_exist(serve) -> None:
     address, _ = serve()
     httpx.post(f"{address}/v1/completions", json={"model": "default", "prompt": "a", "max_tokens": 2}, timeout=60)
     scraped = httpx.get(f"{address}/metrics").text
@@ -57,7 +57,7 @@ def test_the_dashboard_shows_metrics_that_exist(serve) -> None:
 _ENDS = ("_bucket", "_sum", "_count")
 
 
-def test_the_other_files_can_be_read() -> None:
+def test_prometheus_systemd_and_docker_files_are_valid() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
     assert scrape["scrape_configs"][0]["job_name"] == "plait"
     unit = configparser.RawConfigParser(strict=False)

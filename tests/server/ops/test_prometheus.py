@@ -1,4 +1,4 @@
-"""The text form of the metrics, read back by Prometheus' own parser."""
+"""The text format of metrics, read with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def samples(metrics):
 
 
 @given(st.dictionaries(st.text(max_size=10), VALUES, max_size=4), st.text(max_size=20))
-def test_values_and_labels_come_back(values, text) -> None:
+def test_values_and_labels_round_trip(values, text) -> None:
     metric = Metric("gauge", "a:b_c", text, ("label",))
     for label, value in values.items():
         metric.set(value, label)
@@ -32,7 +32,7 @@ def test_values_and_labels_come_back(values, text) -> None:
 @given(
     st.lists(st.tuples(VALUES, st.integers(1, 5)), max_size=20), st.lists(VALUES, min_size=1, max_size=6, unique=True)
 )
-def test_histograms_count_what_is_at_or_below(observed, bounds) -> None:
+def test_buckets_count_observations_at_or_below_their_bound(observed, bounds) -> None:
     histogram = Histogram("h", "", sorted(bounds))
     for value, times in observed:
         histogram.observe(value, times=times)

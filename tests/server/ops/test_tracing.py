@@ -1,4 +1,4 @@
-"""Spans, read from OpenTelemetry's own in-memory exporter."""
+"""Spans of requests and calls, read from OpenTelemetry's in-memory exporter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spans(monkeypatch):
     return exporter
 
 
-def test_a_request_is_a_span_below_its_caller(serve, spans) -> None:
+def test_a_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
     address, _ = serve()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     answer = httpx.post(f"{address}/v1/completions", json=BODY, headers=headers, timeout=60)
@@ -42,7 +42,7 @@ def test_a_request_is_a_span_below_its_caller(serve, spans) -> None:
         assert request.start_time <= call.start_time <= call.end_time <= request.end_time
 
 
-def test_a_refusal_is_an_error_on_its_span(serve, spans) -> None:
+def test_a_refused_request_has_an_error_status(serve, spans) -> None:
     address, state = serve()
     state.admission.is_draining = True
     httpx.post(f"{address}/v1/completions", json=BODY, headers={"traceparent": "00-junk"})
@@ -55,18 +55,18 @@ def test_a_refusal_is_an_error_on_its_span(serve, spans) -> None:
 @pytest.mark.parametrize(
     "header", ["", "00-" + "0" * 32 + f"-{PARENT}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01"]
 )
-def test_a_trace_that_is_none(header) -> None:
+def test_malformed_traceparents_are_ignored(header) -> None:
     assert tracing.trace_id({"traceparent": header}) == ""
     assert tracing.trace_id({"traceparent": f"00-{TRACE}-{PARENT}-00"}) == TRACE
 
 
-def test_without_opentelemetry_requests_run(serve, monkeypatch) -> None:
+def test_requests_run_without_opentelemetry(serve, monkeypatch) -> None:
     monkeypatch.setattr(tracing.importlib.util, "find_spec", lambda name: None)
     address, _ = serve()
     assert httpx.post(f"{address}/v1/completions", json={**BODY, "max_tokens": 1}, timeout=60).status_code == 200
 
 
-def test_an_endpoint_without_its_packages_is_an_error(monkeypatch) -> None:
+def test_an_endpoint_without_the_exporter_package_is_an_error(monkeypatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracing.export_spans() is False
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")

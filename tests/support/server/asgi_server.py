@@ -1,4 +1,4 @@
-"""An application behind a real socket, in this process."""
+"""Serves an ASGI application on a real socket in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvicorn
 
 @contextlib.contextmanager
 def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
-    """`http://127.0.0.1:PORT` while the block runs."""
+    """Serves `app` for the block. Yields its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -41,9 +41,9 @@ def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
 
 
 def wait_until(condition: Any, timeout_s: float = 10.0) -> bool:
-    """Whether `condition()` becomes true in time."""
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
+    """Waits until `condition()` is true. Returns False after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
         if condition():
             return True
         time.sleep(0.01)

@@ -1,10 +1,10 @@
-"""The shape that an error has to have, by the path that was asked."""
+"""Checks the shape of an error body by the protocol of its path."""
 
 from __future__ import annotations
 
 
 def check_error_body(path, body):
-    """Asserts it; the error's text."""
+    """Asserts the shape of an error body and returns its message."""
     if path.startswith("/v1/messages"):
         assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}

@@ -1,0 +1,43 @@
+"""The request log: one line per request, without prompts unless the operator asks for them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+
+import httpx
+from asgi_server import wait_until
+
+from plait.runtime.server.ops.request_log import _JsonLines
+
+BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
+
+
+def test_each_request_is_one_line_without_its_prompt(serve, caplog) -> None:
+    address, _ = serve()
+    caplog.set_level(logging.INFO, "plait.requests")
+    prompt = "A secret that no log may hold"
+    headers = {"x-request-id": b"theirs\xa0" + b"x" * 500, "traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01".encode()}
+    response = httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": prompt}, headers=headers, timeout=60)
+    httpx.get(f"{address}/health")
+    httpx.post(f"{address}/v1/completions", content=b"{")
+    assert wait_until(lambda: len(caplog.records) == 2)
+    good, bad = (json.loads(_JsonLines().format(record)) for record in caplog.records)
+    assert good["request_id"] == response.headers["x-request-id"]
+    assert good["client_request_id"] == ("theirs" + "x" * 500)[:128] and good["trace_id"] == "a1" * 16
+    assert (good["method"], good["route"], good["status"], good["level"]) == ("POST", "/v1/completions", 200, "info")
+    assert good["completion_tokens"] == 4 and good["prompt_tokens"] == response.json()["usage"]["prompt_tokens"]
+    assert 0 <= good["queue_s"] <= good["ttft_s"] <= good["wall_s"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", good["time"])
+    assert (bad["status"], bad["error"]) == (400, "invalid_json")
+    assert "secret" not in json.dumps([good, bad])
+
+
+def test_log_prompts_adds_the_beginning_of_the_body(serve, caplog) -> None:
+    address, _ = serve(log_prompts=True)
+    caplog.set_level(logging.INFO, "plait.requests")
+    httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": "word " * 2000, "n": 0})
+    assert wait_until(lambda: caplog.records)
+    body = json.loads(_JsonLines().format(caplog.records[0]))["body"]
+    assert "word word" in body and len(body) == 4096
