@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from plait.runtime import errors
-from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_params import name_in
 from plait.runtime.server.in_flight import current_request
 
 log = logging.getLogger("plait.server")
@@ -59,10 +59,6 @@ def context_limit_message(num_tokens: int) -> str:
     return f"This model's maximum context length is {num_tokens} tokens"
 
 
-# how the runtime's own names of sampling parameters are spelled in HTTP
-_PROTOCOL_NAMES = {"timeout_s": "timeout"}
-
-
 def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
     """The answer to any exception; what is not foreseen is logged, and is a 500 that tells nothing of it."""
     if isinstance(error, ApiError):
@@ -81,20 +77,12 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return ApiError(503, text, type=OVERLOADED, code="runtime_gone", headers=retry)
     if isinstance(error, errors.Aborted):
         return ApiError(503, str(error), type=OVERLOADED, code="aborted", headers=retry)
-    if isinstance(error, errors.InputError | errors.CallRejected):
-        return invalid(str(error), _param_of(str(error)))
+    if isinstance(error, errors.InputError):
+        return invalid(str(error), name_in("openai", error.field) if error.field is not None else None)
+    if isinstance(error, errors.CallRejected):
+        return invalid(str(error))
     if isinstance(error, errors.UnsupportedModel):
         return invalid(str(error), code="unsupported_by_model")
     record = current_request()
     log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
-
-
-def _param_of(sentence: str) -> str | None:
-    """The parameter that a sentence of the runtime's validator begins with, if it does."""
-    if sentence.startswith(("a stop string", "stop strings")):
-        return "stop"
-    if sentence.startswith("tenant and cache_salt"):
-        return "cache_salt"  # of a client's words; the tenant is the server's
-    first = sentence.partition(" ")[0]
-    return _PROTOCOL_NAMES.get(first, first) if first in SamplingParams.__struct_fields__ else None

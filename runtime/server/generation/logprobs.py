@@ -1,9 +1,7 @@
-"""Logprobs of the tokens that a client sees, in step with the text.
+"""Logprobs of the tokens that a client sees, aligned with the text.
 
-The runtime may tell logprobs of tokens that it still holds back for a stop string, or that one cut off. An entry is
-given out once its token's first byte is part of the text.
-
-Knows: byte counts of tokens. Must not know: protocols.
+The runtime sends logprobs of tokens that are still held back for a stop string, or that one has cut off. An entry is
+released once its token's first byte is part of the text.
 """
 
 from __future__ import annotations
@@ -11,12 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 
+MIN_LOGPROB = -9999.0  # OpenAI's logprob of an impossible token; JSON has no infinity
+
 
 class LogprobAligner:
-    """One answer's. `push` each Progress; it returns the entries that belong to the text so far."""
+    """Aligns one answer: `push` takes each `CallUpdate` and returns the entries that belong to the text so far."""
 
     def __init__(self, token_bytes: Sequence[bytes]) -> None:
         self._token_bytes = token_bytes
@@ -31,9 +32,15 @@ class LogprobAligner:
     def push(self, update: CallUpdate) -> list[TokenLogprob]:
         self._waiting.extend(update.logprobs)
         self._text_end += sum(len(self._token_bytes[token]) for token in update.token_ids)
-        taken = []
+        released = []
         while self._waiting and self._entry_start < self._text_end:
             entry = self._waiting.popleft()
             self._entry_start += len(self._token_bytes[entry.token_id])
-            taken.append(entry)
-        return taken
+            released.append(entry)
+        return released
+
+
+def token_text(client: Client, token: int) -> str:
+    """A token as text: the name of a control token, the text of any other."""
+    name = client.tokenizer.control_texts.get(token)
+    return name if name is not None else client.tokenizer.vocabulary.token_bytes[token].decode("utf-8", "replace")
