@@ -235,7 +235,7 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, pro
     for name, value in given.items():
         if name in _NUMBER_TYPES:
             kind, param = _NUMBER_TYPES[name], PARAMS[name]
-            if value is not None and not (type(value) is kind and param.low < value < param.high):  # type: ignore[operator]
+            if value is not None and not (type(value) is kind and param.low < value < param.high):
                 _checked_number(name, value, protocol)  # NaN comes here too
         elif name in _BOOL_FIELDS and not isinstance(value, bool):
             raise InputError(f"{name_in(protocol, name)} must be True or False, not {value!r}", field=name)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.sampling.filters import keep_mask
 from plait.runtime.sampling.sampler import (
     NO_TOKEN,
     NOT_FINITE,
@@ -113,7 +114,7 @@ def _draw_filtered(row: Float32Array, peak: float, gen: GenerationRequest | Draw
         ids = _largest(row, len(row))
         values = weights[ids].astype(np.float64)
     before = values.cumsum() - values  # the mass of the more likely tokens
-    keep = (before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
+    keep = keep_mask(values, before, total, params)
     if not keep.any():
         return int(ids[0])
     sums = np.where(keep, values, 0.0).cumsum()

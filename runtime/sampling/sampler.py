@@ -224,4 +224,4 @@ def hash_uniform(seed: int, step: int) -> float:
 
 def has_filters(gen: GenerationRequest | DrawState) -> bool:
     """Whether a draw looks at the order of the tokens."""
-    return gen.params.top_k > 0 or gen.params.top_p < 1.0 or gen.params.min_p > 0.0
+    return gen.params.is_filtered

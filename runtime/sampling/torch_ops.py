@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from plait.runtime.batch.request import GenerationRequest
+from plait.runtime.sampling.filters import keep_mask
 from plait.runtime.sampling.sampler import (
     NO_TOKEN,
     NOT_FINITE,
@@ -120,7 +121,7 @@ def _sample_filtered(logits: torch.Tensor, gen: GenerationRequest | DrawState) -
         values, ids = _stable_topk(probs, len(probs))
     total = values.sum() if params.top_k > 0 else torch.ones((), dtype=values.dtype, device=values.device)
     before = values.cumsum(dim=-1) - values  # the mass of the more likely tokens
-    keep = (before < params.top_p * total) & (values >= params.min_p * values[0]) & (values > 0)
+    keep = keep_mask(values, before, total, params)
     if not bool(keep.any()):
         return int(ids[0])
     kept = torch.where(keep, values, torch.zeros_like(values))

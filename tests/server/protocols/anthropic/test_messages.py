@@ -6,6 +6,7 @@ import json
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
 
@@ -257,12 +258,13 @@ PARTS = [
 
 
 @pytest.mark.parametrize("with_thinking", [True, False])
-def test_blocks_are_what_their_events_add_up_to(with_thinking):
+def test_blocks_are_the_sum_of_their_events(with_thinking):
     blocks = ContentBlocks(with_thinking)
     events = [event for part in PARTS for event in blocks.add([part])] + blocks.finish()
+    content = msgspec.to_builtins(blocks.content())
     thinking = {"type": "thinking", "thinking": "I think", "signature": ""}
-    text, *calls = blocks.content()[with_thinking:]
-    assert (blocks.content()[0] == thinking) == with_thinking
+    text, *calls = content[with_thinking:]
+    assert (content[0] == thinking) == with_thinking
     assert text == {"type": "text", "text": "AB"}
     assert [(call["name"], call["input"]) for call in calls] == [("f", {"a": 1}), ("g", {"b": []})]
     starts = [event.data["index"] for event in events if event.name == "content_block_start"]
@@ -270,14 +272,14 @@ def test_blocks_are_what_their_events_add_up_to(with_thinking):
     assert starts == stops == list(range(3 + with_thinking))
 
 
-def test_a_full_context_is_said():
+def test_stop_reason_of_a_full_context():
     result = CallResult("x", "length", Usage(completion_tokens=5))
     assert stop_reason_of(result, 5, False)["stop_reason"] == "max_tokens"
     assert stop_reason_of(result, 9, False)["stop_reason"] == "model_context_window_exceeded"
 
 
 @pytest.mark.parametrize("value", [{}, {"a": [1, {"b": 'x"\\u00e9{'}], "c": {"d": None}, "e": -1.5e3, "f": True}])
-def test_any_beginning_of_an_object_can_be_read(value):
+def test_partial_json_keeps_complete_members(value):
     text = json.dumps(value)
     assert read_partial_object(text) == value
     sizes = [len(json.dumps(read_partial_object(text[:at]))) for at in range(len(text) + 1)]
