@@ -1,10 +1,10 @@
-"""The shape that an error has to have, by the path that was asked."""
+"""Checks of error bodies, whose shape depends on the path."""
 
 from __future__ import annotations
 
 
 def check_error_body(path, body):
-    """Asserts it; the error's text."""
+    """Asserts that the body has the shape of the path's protocol; returns the error's text."""
     if path.startswith("/v1/messages"):
         assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}
