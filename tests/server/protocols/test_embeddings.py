@@ -72,10 +72,10 @@ def test_vectors_equal_those_of_transformers(embedder, expected, folder) -> None
     answer = embedder.embeddings.create(model=MODEL, input=TEXTS)  # in base64, unasked
     assert isinstance(answer, CreateEmbeddingResponse) and answer.object == "list" and answer.model == folder.name
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(token_ids(folder, t)) for t in TEXTS)
-    assert [embedding.index for embedding in answer.data] == list(range(len(TEXTS)))
-    for text, embedding in zip(TEXTS, answer.data, strict=True):
-        assert isinstance(embedding, Embedding) and embedding.object == "embedding"
-        np.testing.assert_allclose(embedding.embedding, expected(text), atol=1e-4)
+    assert [item.index for item in answer.data] == list(range(len(TEXTS)))
+    for text, item in zip(TEXTS, answer.data, strict=True):
+        assert isinstance(item, Embedding) and item.object == "embedding"
+        np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
     for encoding in ("float", "base64"):
         embedding = embedder.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format=encoding, user="me").data[0]
         numbers = embedding.embedding
@@ -88,7 +88,7 @@ def test_token_lists_get_no_special_tokens(embedder, folder) -> None:
     ids = [token_ids(folder, text) for text in TEXTS]
     by_text = embedder.embeddings.create(model=MODEL, input=TEXTS)
     by_ids = embedder.embeddings.create(model=MODEL, input=ids)
-    assert [embedding.embedding for embedding in by_ids.data] == [embedding.embedding for embedding in by_text.data]
+    assert [item.embedding for item in by_ids.data] == [item.embedding for item in by_text.data]
     one = embedder.embeddings.create(model=MODEL, input=ids[0])
     assert one.data[0].embedding == by_text.data[0].embedding and len(one.data) == 1
 
@@ -193,8 +193,8 @@ def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch)
     texts = [f"text {i}" for i in range(20)]
     answer = embedder.embeddings.create(model=MODEL, input=texts)
     assert max(most) == 3
-    for text, embedding in zip(texts, answer.data, strict=True):
-        np.testing.assert_allclose(embedding.embedding, expected(text), atol=1e-4)
+    for text, item in zip(texts, answer.data, strict=True):
+        np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
 
 
 def test_timeout_is_of_the_whole_request(at, engine) -> None:
