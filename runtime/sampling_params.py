@@ -148,6 +148,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether logits are changed before a token is chosen."""
         return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
 
+    def for_sample(self, index: int) -> SamplingParams:
+        """The parameters of sample `index` of n: the seed is seed + index, wrapped to 64 bits, so that samples differ."""
+        if not index or self.seed is None:
+            return self
+        seed = self.seed + index
+        return msgspec.structs.replace(self, seed=seed if seed < 2**63 else seed - 2**64)
+
 
 # -- what the table says, by field and by protocol ------------------------------------------------
 
@@ -174,10 +181,6 @@ NAMES: Mapping[str, Mapping[str, str]] = _names_by_protocol()
 def json_type(field: str) -> Any:
     """The type of a parameter in a request: the field's own unless the table gives another."""
     return PARAMS[field].json_type or get_args(_TYPES[field])[0]
-
-
-def is_supported_by(protocol: str, field: str) -> bool:
-    return field in NAMES[protocol]
 
 
 def name_in(protocol: str | None, field: str) -> str:

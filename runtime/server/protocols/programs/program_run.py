@@ -12,14 +12,11 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.errors import PlaitError
-from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
@@ -130,7 +127,7 @@ class ProgramRun:
         forks = program_branch.fork(step.n - 1) if step.n > 1 else []
         self._samples += forks
         return [
-            sample.session.generate(_with_seed_offset(step.sampling, index), step.constraint)
+            sample.session.generate(step.sampling.for_sample(index), step.constraint)
             for index, sample in enumerate([program_branch, *forks])
         ]
 
@@ -189,14 +186,6 @@ async def _text_of(program_branch: ProgramBranch, step: VariableStep) -> str:
         value = value[index]
     assert not isinstance(value, list)
     return value if isinstance(value, str) else await value
-
-
-def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Seed + index, wrapped to 64 bits: the samples of one gen differ, and are the same in each run."""
-    if not index or sampling.seed is None:
-        return sampling
-    seed = sampling.seed + index
-    return msgspec.structs.replace(sampling, seed=seed if seed < 2**63 else seed - 2**64)
 
 
 @contextlib.contextmanager
