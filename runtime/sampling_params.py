@@ -149,7 +149,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
 
     def for_sample(self, index: int) -> SamplingParams:
-        """The parameters of sample `index` of n. Its seed is seed + index, wrapped to 64 bits, so that samples differ."""
+        """The parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits; samples then differ."""
         if not index or self.seed is None:
             return self
         seed = self.seed + index

@@ -263,9 +263,8 @@ def _pick_token(
                 if found <= CANDIDATES:
                     source, count = values_ptr + row * CANDIDATES, found
                 num_nonzero = tl.load(summary_ptr + row * 3 + 2)
-                min_weight = (min_p * 1099511627776.0).to(tl.float32)  # of 2^40, the likeliest token's
                 kept = filtered_weight(
-                    source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_weight, BLOCK, PIVOTS
+                    source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_p, BLOCK, PIVOTS
                 )
                 target = draw_target(kept, hash_bits)
                 key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)
