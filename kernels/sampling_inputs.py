@@ -24,6 +24,10 @@ class SamplingInputs(NamedTuple):
     step: torch.Tensor  # int64, tokens sampled so far
 
 
+FLOAT_PARAMS = ("temperature", "top_p", "min_p")
+"""The fields of SamplingInputs that are float32 and have the names of sampling parameters."""
+
+
 class RowMasks(NamedTuple):
     """Packed token masks: token i is allowed if bit i % 32 of word i // 32 is set."""
 

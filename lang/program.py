@@ -63,10 +63,8 @@ class Program:
     ) -> ProgramState:
         """Runs the body with `args` and `kwargs` and waits for all its calls.
 
-        These keywords are not the body's but defaults that each gen may override: max_new_tokens=128 (or
-        max_tokens), min_tokens, n, stop, stop_token_ids, temperature=1.0, top_p, top_k, min_p,
-        frequency_penalty, presence_penalty, ignore_eos, seed, return_logprob, top_logprobs_num, and timeout
-        (seconds for each call).
+        The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
+        timeout and the others) are not the body's: they are defaults that each gen may override.
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
         `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the

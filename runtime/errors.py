@@ -27,7 +27,14 @@ class PlaitError(Exception):
 
 
 class InputError(PlaitError, ValueError):
-    """An argument is out of range, of the wrong type, or unknown."""
+    """A caller's value is out of range, of the wrong type, or unknown.
+
+    `field`: the field of `SamplingParams` (or "cache_salt") that the error is about, None for anything else.
+    """
+
+    def __init__(self, text: str, *, field: str | None = None) -> None:
+        super().__init__(text)
+        self.field = field
 
 
 class ModelError(PlaitError):

@@ -1,12 +1,15 @@
-"""Sampling parameters and the one validator that every entry point uses.
+"""The sampling parameters: for each its type, range, default, meaning, and name in every protocol.
 
-Knows: names, ranges and units. Must not know: tensors, sessions, or who asked.
+`SamplingParams` is the one table. Request structs, their OpenAPI schemas, argument checks, the keywords of `gen` and
+the requests that language backends send are derived from it, so that a new parameter is one more line there.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -24,85 +27,196 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
 
 
+@dataclass(frozen=True)
+class Param:
+    """What the table has of one parameter beside its type and default.
+
+    `protocols`: those that have it, each with its own name for it where that differs ("gen sglang=min_new_tokens"):
+
+        gen                 keywords of `gen` and of a program's `run`
+        programs            /v1/programs
+        openai, responses   /v1/completions and /v1/chat/completions, /v1/responses
+        anthropic           /v1/messages
+        ollama              `options` of /api/generate and /api/chat
+        sglang              `sampling_params` of /generate
+        openai_client       what the language backends OpenAI and LiteLLM send
+        anthropic_client    what the language backend Anthropic sends
+
+    `low`, `high`: the range of a number; `low` itself is allowed unless `above_low`.
+    `json_type`: the type in a request, where it differs from the field's.
+    """
+
+    doc: str
+    protocols: str = ""
+    low: float | None = None
+    high: float | None = None
+    above_low: bool = False
+    json_type: Any = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next tokens are chosen. Build it with `sampling_params(...)`, which checks every field.
 
-    `complete`: the constrained value is whole when the call ends; tokens are chosen so that it can be closed
-    within `max_tokens`. It takes no stop strings, patterns or tokens, which would cut the value. `if_it_fits`: where
-    no whole value does, the call runs all the same and `max_tokens` cuts it; without it such a call fails.
-    `stop_regex`: patterns in Python's syntax; the text ends where a match begins, as soon as one is complete.
-    `prompt_logprobs_from`: the session's tokens from this position on get logprobs too (and `top_logprobs`); the very
-    first has none. They are computed again where they were cached. Logprobs are natural logarithms of the model's own
-    distribution, before temperature, penalties and masks.
+    Logprobs are natural logarithms of the model's own distribution, before temperature, penalties and masks.
     """
 
-    max_tokens: int = 128
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS)] = msgspec.field(default_factory=dict)
-    logprobs: bool = False
-    top_logprobs: int = 0
-    timeout_s: float | None = None
-    complete: bool = False
-    prompt_logprobs_from: int | None = None
-    stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS)] = ()
-    if_it_fits: bool = False
+    # fmt: off
+    max_tokens: Annotated[int, Param(
+        "Most tokens of the output",
+        "gen programs openai responses=max_output_tokens anthropic ollama=num_predict sglang=max_new_tokens "
+        "openai_client anthropic_client", 0, MAX_TOKENS_LIMIT)] = 128
+    min_tokens: Annotated[int, Param(
+        "Tokens before which the output cannot end",
+        "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT)] = 0
+    temperature: Annotated[float, Param(
+        "Divides the logits; 0 takes the likeliest token",
+        "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0)] = 1.0
+    top_p: Annotated[float, Param(
+        "Samples from the likeliest tokens whose probabilities sum to this (nucleus sampling)",
+        "gen programs openai responses anthropic ollama sglang openai_client anthropic_client",
+        0.0, 1.0, above_low=True)] = 1.0
+    top_k: Annotated[int, Param(
+        "Samples from this many of the likeliest tokens; -1: from all",
+        "gen programs openai responses anthropic ollama sglang anthropic_client")] = -1
+    min_p: Annotated[float, Param(
+        "Samples from tokens at least this likely, relative to the likeliest",
+        "gen programs openai responses ollama sglang", 0.0, 1.0)] = 0.0
+    frequency_penalty: Annotated[float, Param(
+        "Subtracted from a token's logit for each time it is in the output",
+        "gen programs openai ollama sglang openai_client", -2.0, 2.0)] = 0.0
+    presence_penalty: Annotated[float, Param(
+        "Subtracted once from the logit of each token that is in the output",
+        "gen programs openai ollama sglang openai_client", -2.0, 2.0)] = 0.0
+    stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS), Param(
+        "A string or a list of strings; the output ends before the first of them",
+        "gen programs openai responses anthropic=stop_sequences ollama sglang openai_client anthropic_client",
+        json_type=str | list[str])] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS), Param(
+        "Tokens before which the output ends",
+        "gen programs openai sglang", json_type=list[int])] = ()
+    ignore_eos: Annotated[bool, Param(
+        "The end token does not end the output",
+        "gen programs openai sglang")] = False
+    seed: Annotated[int | None, Param(
+        "The same seed gives the same output, in any batch",
+        "gen programs openai responses ollama sglang=sampling_seed openai_client", -(2**63), 2**63 - 1)] = None
+    logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Param(
+        "Token id -> number added to its logit",
+        "openai sglang openai_client", json_type=dict[str, float])] = msgspec.field(default_factory=dict)
+    logprobs: Annotated[bool, Param(
+        "Returns the logprob of every output token",
+        "gen=return_logprob programs=return_logprob openai ollama sglang=return_logprob")] = False
+    top_logprobs: Annotated[int, Param(
+        "How many of the likeliest tokens are returned at each position, with their logprobs",
+        "gen=top_logprobs_num programs=top_logprobs_num openai responses ollama sglang=top_logprobs_num",
+        0, MAX_TOP_LOGPROBS)] = 0
+    timeout_s: Annotated[float | None, Param(
+        "Seconds after which the call fails",
+        "gen=timeout programs=timeout openai=timeout responses=timeout sglang=timeout "
+        "openai_client=timeout anthropic_client=timeout", 0.0, 7 * 24 * 3600.0, above_low=True)] = None
+    complete: Annotated[bool, Param(
+        "Tokens are chosen so that the constrained value is whole within max_tokens; excludes stop, stop_token_ids and "
+        "stop_regex, which would cut the value",
+        "gen")] = False
+    prompt_logprobs_from: Annotated[int | None, Param(
+        "Prompt tokens from this position on get logprobs too, but for the very first; cached ones are "
+        "computed again",
+        "gen=logprob_start_len sglang=logprob_start_len", 0, 1 << 24)] = None
+    stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS), Param(
+        "A pattern or a list of patterns (Python syntax); the output ends where the first complete match begins",
+        "gen programs openai sglang", json_type=str | list[str])] = ()
+    if_it_fits: Annotated[bool, Param(
+        "With complete: where no whole value fits, max_tokens cuts the output; otherwise such a call fails")] = False
+    # fmt: on
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether only some of the tokens can be sampled, by their probabilities or their order."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def needs_only_argmax(self) -> bool:
-        """Whether the model's likeliest token is all that is wanted of its logits."""
+        """Whether the argmax of the logits is all that sampling needs."""
         return self.is_greedy and not (self.logprobs or self.has_penalties_or_bias)
 
     @property
     def has_penalties_or_bias(self) -> bool:
-        """Whether logits are bent before one is chosen."""
+        """Whether logits are changed before a token is chosen."""
         return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
 
+    def for_sample(self, index: int) -> SamplingParams:
+        """The parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits; samples then differ."""
+        if not index or self.seed is None:
+            return self
+        seed = self.seed + index
+        return msgspec.structs.replace(self, seed=seed if seed < 2**63 else seed - 2**64)
 
-# name: (type, lowest, highest, lowest itself allowed)
-_RANGES: dict[str, tuple[type[Any], float, float, bool]] = {
-    "max_tokens": (int, 0, MAX_TOKENS_LIMIT, True),
-    "min_tokens": (int, 0, MAX_TOKENS_LIMIT, True),
-    "temperature": (float, 0.0, 100.0, True),
-    "top_p": (float, 0.0, 1.0, False),
-    "min_p": (float, 0.0, 1.0, True),
-    "frequency_penalty": (float, -2.0, 2.0, True),
-    "presence_penalty": (float, -2.0, 2.0, True),
-    "top_logprobs": (int, 0, MAX_TOP_LOGPROBS, True),
-    "seed": (int, -(2**63), 2**63 - 1, True),
-    "timeout_s": (float, 0.0, 7 * 24 * 3600.0, False),
-    "prompt_logprobs_from": (int, 0, 1 << 24, True),
+
+# -- what the table says, by field and by protocol ------------------------------------------------
+
+_TYPES = get_type_hints(SamplingParams, include_extras=True)
+PARAMS: Mapping[str, Param] = {
+    field: next(item for item in get_args(_TYPES[field]) if isinstance(item, Param))
+    for field in SamplingParams.__struct_fields__
 }
 
 
-_FIELD_NAMES = frozenset(SamplingParams.__struct_fields__)
+def _names_by_protocol() -> dict[str, dict[str, str]]:
+    names: dict[str, dict[str, str]] = {}
+    for field, param in PARAMS.items():
+        for entry in param.protocols.split():
+            protocol, _, name = entry.partition("=")
+            names.setdefault(protocol, {})[field] = name or field
+    return names
 
 
-def sampling_params(**fields: Any) -> SamplingParams:
-    """Checked `SamplingParams`; `None` means "the default".
+NAMES: Mapping[str, Mapping[str, str]] = _names_by_protocol()
+"""Protocol -> field -> the protocol's name for it; fields that a protocol does not have are missing."""
 
-    Raises InputError naming the field for an unknown name, a wrong type, NaN, or a value out of range.
+
+def json_type(field: str) -> Any:
+    """The type of a parameter in a request: the field's own unless the table gives another."""
+    return PARAMS[field].json_type or get_args(_TYPES[field])[0]
+
+
+def name_in(protocol: str | None, field: str) -> str:
+    """The protocol's name for a field; the field's own where there is none.
+
+    >>> name_in("sglang", "seed"), name_in(None, "seed")
+    ('sampling_seed', 'seed')
+    """
+    return NAMES[protocol].get(field, field) if protocol else field
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+_FIELDS = SamplingParams.__struct_fields__
+_FIELD_NAMES = frozenset(_FIELDS)
+_DEFAULTS = msgspec.structs.astuple(SamplingParams())
+_NUMBER_TYPES: dict[str, type[Any]] = {
+    field: int if int in (json_type(field), *get_args(json_type(field))) else float
+    for field, param in PARAMS.items()
+    if param.low is not None
+}
+_BOOL_FIELDS = frozenset(field for field in _FIELDS if json_type(field) is bool)
+
+
+def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingParams:
+    """Checked `SamplingParams`; `None` means the default.
+
+    Raises InputError, with the field, for an unknown name, a wrong type, NaN, or a value out of range. Its text has the
+    names of `protocol`.
 
     >>> sampling_params(max_tokens=8, stop="\\n").stop
     ('\\n',)
     """
     unknown = fields.keys() - _FIELD_NAMES
     if unknown:
-        known = ", ".join(SamplingParams.__struct_fields__)
-        raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {known}")
+        raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {', '.join(_FIELDS)}")
     given = {name: value for name, value in fields.items() if value is not None}
     for name in ("stop", "stop_regex", "stop_token_ids"):
         if isinstance(given.get(name), (str, int)):
@@ -110,108 +224,123 @@ def sampling_params(**fields: Any) -> SamplingParams:
         elif isinstance(given.get(name), (list, set, frozenset)):
             given[name] = tuple(given[name])
     for name, value in given.items():
-        if name in _RANGES:
-            given[name] = _number(name, value)
+        if name in _NUMBER_TYPES:
+            given[name] = _checked_number(name, value, protocol)
     params = SamplingParams(**given)
-    check_sampling(params)
+    check_sampling(params, protocol=protocol)
     return params
 
 
-_FIELDS = SamplingParams.__struct_fields__
-_DEFAULTS = msgspec.structs.astuple(SamplingParams())
-_BOOL_FIELDS = ("ignore_eos", "logprobs", "complete", "if_it_fits")
-
-
-def check_sampling(params: SamplingParams, *, vocab_size: int | None = None) -> None:
-    """Raises InputError unless every field is finite, typed and in range (and ids fit `vocab_size`)."""
+def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, protocol: str | None = None) -> None:
+    """Raises InputError unless every field is finite, typed and in range (and token ids fit `vocab_size`)."""
     values = zip(_FIELDS, msgspec.structs.astuple(params), _DEFAULTS, strict=True)
-    given = {name: value for name, value, usual in values if value is not usual}  # few are: most need no look
+    given = {name: value for name, value, default in values if value is not default}  # a quick filter: few are set
     for name, value in given.items():
-        if name in _RANGES:
-            kind, lowest, highest, _ = _RANGES[name]
-            if value is not None and not (type(value) is kind and lowest < value < highest):  # NaN is not
-                _number(name, value)
+        if name in _NUMBER_TYPES:
+            kind, param = _NUMBER_TYPES[name], PARAMS[name]
+            if value is not None and not (type(value) is kind and param.low < value < param.high):
+                _checked_number(name, value, protocol)  # NaN comes here too
         elif name in _BOOL_FIELDS and not isinstance(value, bool):
-            raise InputError(f"{name} must be True or False, not {value!r}")
-    _check_top_k(params.top_k)
-    if params.min_tokens > params.max_tokens:
-        raise InputError(f"min_tokens ({params.min_tokens}) is above max_tokens ({params.max_tokens})")
-    if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
-        raise InputError("top_logprobs needs logprobs (return_logprob in the language) to be on")
-    if params.if_it_fits and not params.complete:
-        raise InputError("if_it_fits says something of complete, which is off")
-    if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
-        raise InputError("complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value")
+            raise InputError(f"{name_in(protocol, name)} must be True or False, not {value!r}", field=name)
+    _check_top_k(params.top_k, protocol)
+    _check_combinations(params, protocol)
     if "stop" in given:
-        _check_stops(params.stop)
+        _check_stop_strings(params.stop, protocol)
     if "stop_regex" in given:
-        _check_stop_patterns(params.stop_regex)
+        _check_stop_patterns(params.stop_regex, protocol)
     if "stop_token_ids" in given:
-        _check_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
-    _check_bias(params.logit_bias, vocab_size)
+        _check_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size, protocol)
+    _check_logit_bias(params.logit_bias, vocab_size, protocol)
 
 
-def _number(name: str, value: Any) -> Any:
-    kind, lowest, highest, closed = _RANGES[name]
+def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
+    if params.min_tokens > params.max_tokens:
+        low, high = name_in(protocol, "min_tokens"), name_in(protocol, "max_tokens")
+        text = f"{low} ({params.min_tokens}) is above {high} ({params.max_tokens})"
+        raise InputError(text, field="min_tokens")
+    if params.top_logprobs and not params.logprobs and params.prompt_logprobs_from is None:
+        text = f"{name_in(protocol, 'top_logprobs')} needs {name_in(protocol, 'logprobs')} to be on"
+        raise InputError(text, field="top_logprobs")
+    if params.if_it_fits and not params.complete:
+        raise InputError("if_it_fits needs complete to be on", field="if_it_fits")
+    if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
+        text = "complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value"
+        raise InputError(text, field="complete")
+
+
+def _checked_number(field: str, value: Any, protocol: str | None) -> Any:
+    """`value` as the field's own type, int or float."""
+    name, kind, param = name_in(protocol, field), _NUMBER_TYPES[field], PARAMS[field]
+    assert param.low is not None and param.high is not None
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
-        raise InputError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {value!r}")
+        text = f"{name} must be {'an integer' if kind is int else 'a number'}, not {value!r}"
+        raise InputError(text, field=field)
     if not math.isfinite(value):
-        raise InputError(f"{name} must be finite, not {value!r}")
-    if value > highest or value < lowest or (value == lowest and not closed):
-        raise InputError(f"{name} must be {'from' if closed else 'above'} {lowest} to {highest}, not {value!r}")
+        raise InputError(f"{name} must be finite, not {value!r}", field=field)
+    if value > param.high or value < param.low or (value == param.low and param.above_low):
+        bounds = f"{'above' if param.above_low else 'from'} {param.low} to {param.high}"
+        raise InputError(f"{name} must be {bounds}, not {value!r}", field=field)
     return kind(value)
 
 
-def _check_top_k(top_k: Any) -> None:
+def _check_top_k(top_k: Any, protocol: str | None) -> None:
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < -1 or top_k == 0 or top_k > 1 << 30:
-        raise InputError(f"top_k must be -1 (all tokens) or at least 1, not {top_k!r}")
+        name = name_in(protocol, "top_k")
+        raise InputError(f"{name} must be -1 (all tokens) or at least 1, not {top_k!r}", field="top_k")
 
 
-def _check_stops(stops: Any) -> None:
+def _check_stop_strings(stops: Any, protocol: str | None) -> None:
     if not isinstance(stops, tuple) or len(stops) > MAX_STOP_STRINGS:
-        raise InputError(f"stop takes a string or at most {MAX_STOP_STRINGS} of them")
+        text = f"{name_in(protocol, 'stop')} takes a string or at most {MAX_STOP_STRINGS} of them"
+        raise InputError(text, field="stop")
     for text in stops:
         if not isinstance(text, str) or not text:
-            raise InputError(f"stop strings must be non-empty text, not {text!r}")
+            raise InputError(f"stop strings must be non-empty text, not {text!r}", field="stop")
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            raise InputError("a stop string holds a lone surrogate, which is no character") from None
+            raise InputError("a stop string has a lone surrogate, which is no character", field="stop") from None
         if size > MAX_STOP_BYTES:
-            raise InputError(f"a stop string has {size} bytes; the limit is {MAX_STOP_BYTES}")
+            raise InputError(f"a stop string has {size} bytes; the limit is {MAX_STOP_BYTES}", field="stop")
 
 
-def _check_stop_patterns(patterns: Any) -> None:
+def _check_stop_patterns(patterns: Any, protocol: str | None) -> None:
+    name = name_in(protocol, "stop_regex")
     if not isinstance(patterns, tuple) or len(patterns) > MAX_STOP_PATTERNS:
-        raise InputError(f"stop_regex takes a pattern or at most {MAX_STOP_PATTERNS} of them")
+        raise InputError(f"{name} takes a pattern or at most {MAX_STOP_PATTERNS} of them", field="stop_regex")
     num_edges = 0
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise InputError(f"stop_regex holds {pattern!r:.80}, which is no pattern as text")
+            raise InputError(f"{name} has {pattern!r:.80}, which is not text", field="stop_regex")
         try:
             num_edges += search_automaton(pattern).num_edges
         except GrammarError as error:
-            raise InputError(f"stop_regex holds {pattern!r:.80}, which cannot be used: {error}") from None
+            text = f"{name} has {pattern!r:.80}, which cannot be used: {error}"
+            raise InputError(text, field="stop_regex") from None
     if num_edges > MAX_EDGES:
-        raise InputError("stop_regex holds patterns that together may go on in too many ways at once")
+        text = f"the patterns of {name} together can go on in too many ways at once"
+        raise InputError(text, field="stop_regex")
 
 
-def _check_ids(name: str, ids: Any, most: int, vocab_size: int | None) -> None:
-    if not isinstance(ids, tuple) or len(ids) > most:
-        raise InputError(f"{name} takes at most {most} token ids")
+def _check_token_ids(field: str, ids: Any, max_count: int, vocab_size: int | None, protocol: str | None) -> None:
+    name = name_in(protocol, field)
+    if not isinstance(ids, tuple) or len(ids) > max_count:
+        raise InputError(f"{name} takes at most {max_count} token ids", field=field)
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise InputError(f"{name} holds {token!r}, which is no token id")
+            raise InputError(f"{name} has {token!r}, which is not a token id", field=field)
         if vocab_size is not None and token >= vocab_size:
-            raise InputError(f"{name} holds {token}, but the vocabulary ends at {vocab_size - 1}")
+            raise InputError(f"{name} has {token}, but the vocabulary ends at {vocab_size - 1}", field=field)
 
 
-def _check_bias(bias: Any, vocab_size: int | None) -> None:
+def _check_logit_bias(bias: Any, vocab_size: int | None, protocol: str | None) -> None:
+    name = name_in(protocol, "logit_bias")
     if not isinstance(bias, dict):
-        raise InputError("logit_bias must be a dict of token id to number")
+        raise InputError(f"{name} must be a dict of token id to number", field="logit_bias")
     if not bias:
         return
-    _check_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size)
+    _check_token_ids("logit_bias", tuple(bias), MAX_LOGIT_BIAS, vocab_size, protocol)
     for token, value in bias.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -100 <= value <= 100:
-            raise InputError(f"logit_bias of token {token} must be from -100 to 100, not {value!r}")
+            text = f"{name} of token {token} must be from -100 to 100, not {value!r}"
+            raise InputError(text, field="logit_bias")

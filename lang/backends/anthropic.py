@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait.lang.backends.chat_client import DEFAULTS, ChatClient, TurnEnd, TurnRequest, TurnStream
+from plait.lang.backends.chat_client import ChatClient, TurnEnd, TurnRequest, TurnStream, changed_params
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.client_packages import client_package, translate_errors
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
@@ -18,12 +18,6 @@ from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Usage
 
 _REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
-_UNSUPPORTED = {
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
-    "logit_bias": "logit_bias",
-}
 
 
 class Anthropic(ChatClient):
@@ -36,7 +30,7 @@ class Anthropic(ChatClient):
     >>> plait.set_default_backend(Anthropic("claude-sonnet-4-5"))                # doctest: +SKIP
     """
 
-    unsupported = _UNSUPPORTED
+    protocol = "anthropic_client"
 
     def __init__(self, model_name: str, *, max_concurrency: int = MAX_CONCURRENCY, **client_arguments: Any) -> None:
         checked_model("Anthropic", model_name)
@@ -80,8 +74,7 @@ class Anthropic(ChatClient):
         if num_system:
             body["system"] = "\n\n".join(each["content"] for each in messages[:num_system])
         # not by name: the package takes out what newer models have no parameter for, servers of others do not
-        chosen = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k")}
-        body["extra_body"] = {name: value for name, value in chosen.items() if value != getattr(DEFAULTS, name)}
+        body["extra_body"] = changed_params(params, self.protocol)
         if params.stop:
             body["stop_sequences"] = list(params.stop)
         if request.output_format is not None:

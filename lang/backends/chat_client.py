@@ -6,7 +6,7 @@ Knows: what no chat API can do, and how its pieces become a call's text. Must no
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,18 +17,12 @@ from plait.lang.backends.remote_client import RemoteClient
 from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.runtime.errors import CallFailed, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, name_in
 
 DEFAULTS = SamplingParams()
-_UNSUPPORTED_EVERYWHERE = {
-    "min_tokens": "min_tokens",
-    "min_p": "min_p",
-    "ignore_eos": "ignore_eos",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-    "logprobs": "return_logprob",
-    "prompt_logprobs_from": "logprob_start_len",
-}
+_WRITTEN_BY_SERVICE = ("max_tokens", "stop", "logit_bias", "timeout_s")
+# handled here for every chat API; top_logprobs needs logprobs, which is refused
+_HANDLED = ("timeout_s", "complete", "if_it_fits", "top_logprobs")
 
 
 @dataclass(frozen=True)
@@ -53,6 +47,16 @@ class TurnEnd:
 TurnStream: TypeAlias = Generator[str | TurnEnd, None, None]
 
 
+def changed_params(params: SamplingParams, protocol: str) -> dict[str, Any]:
+    """The parameters that are not the default, by the service's names, but for those that each service writes its own
+    way: max_tokens, stop, logit_bias and the timeout."""
+    return {
+        name: getattr(params, param)
+        for param, name in NAMES[protocol].items()
+        if param not in _WRITTEN_BY_SERVICE and getattr(params, param) != getattr(DEFAULTS, param)
+    }
+
+
 class ChatClient(RemoteClient):
     """A service that generates whole assistant turns.
 
@@ -60,8 +64,8 @@ class ChatClient(RemoteClient):
     becomes structured output, since no choice can be scored: `get_meta_info` says so under `method`.
     """
 
-    unsupported: Mapping[str, str] = {}
-    """What this service has no parameter for, beside what none has: our name -> the name that programs use."""
+    protocol: str
+    """The service's column of the table of sampling parameters (`plait.runtime.sampling_params.Param`)."""
 
     @abstractmethod
     def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
@@ -69,9 +73,10 @@ class ChatClient(RemoteClient):
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
         to_structured_output(constraint, self.name)
-        for name, said in (_UNSUPPORTED_EVERYWHERE | dict(self.unsupported)).items():
-            if getattr(params, name) != getattr(DEFAULTS, name):
-                raise InputError(f"{said} is not supported by {self.name}")
+        supported = {*NAMES[self.protocol], *_HANDLED}
+        for param in PARAMS:
+            if param not in supported and getattr(params, param) != getattr(DEFAULTS, param):
+                raise InputError(f"{name_in('gen', param)} is not supported by {self.name}", field=param)
 
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
         if method != "token_length_normalized":

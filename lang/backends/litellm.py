@@ -13,7 +13,7 @@ from typing import Any
 from plait.lang.backends.chat_client import ChatClient, TurnRequest, TurnStream
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.client_packages import client_package, translate_errors
-from plait.lang.backends.openai_chat_format import UNSUPPORTED, chat_body, parse_turn
+from plait.lang.backends.openai_chat_format import PROTOCOL, chat_body, parse_turn
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
 from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import InputError
@@ -32,7 +32,7 @@ class LiteLLM(ChatClient):
     >>> plait.set_default_backend(LiteLLM("vertex_ai/gemini-2.5-flash"))         # doctest: +SKIP
     """
 
-    unsupported = UNSUPPORTED
+    protocol = PROTOCOL
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 from plait.lang.backends.chat_client import ChatClient, TurnRequest, TurnStream
 from plait.lang.backends.chat_messages import TURN_MARK_TEMPLATE
 from plait.lang.backends.http_client import JsonHttp
-from plait.lang.backends.openai_chat_format import UNSUPPORTED, chat_body, parse_turn
+from plait.lang.backends.openai_chat_format import PROTOCOL, chat_body, parse_turn
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteModel, checked_model
 from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import InputError
@@ -34,7 +34,7 @@ class OpenAI(ChatClient):
     >>> plait.set_default_backend(OpenAI("gpt-4o-mini"))             # doctest: +SKIP
     """
 
-    unsupported = UNSUPPORTED
+    protocol = PROTOCOL
 
     def __init__(
         self,

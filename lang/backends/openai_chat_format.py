@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from plait.lang.backends.chat_client import DEFAULTS, TurnEnd, TurnRequest
+from plait.lang.backends.chat_client import TurnEnd, TurnRequest, changed_params
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Usage
 
-_SHARED_FIELDS = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
-UNSUPPORTED = {"top_k": "top_k"}
+PROTOCOL = "openai_client"
 
 
 def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> dict[str, Any]:
@@ -28,7 +27,7 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
         "stream_options": {"include_usage": True},
         limit: params.max_tokens,
     }
-    body |= {name: getattr(params, name) for name in _SHARED_FIELDS if getattr(params, name) != getattr(DEFAULTS, name)}
+    body |= changed_params(params, PROTOCOL)
     if params.stop:
         body["stop"] = list(params.stop)
     if params.logit_bias:

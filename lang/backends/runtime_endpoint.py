@@ -21,24 +21,14 @@ from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.lang.backends.sglang_format import StreamedText, logprob_fields, parse_logprob_entry, parse_logprobs
 from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
-from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.token_healing import MAX_HEALED_TOKENS, common_prefix_length, heal_choices
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-# ours: theirs
-_SAMPLING = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "ignore_eos": "ignore_eos",
-    "seed": "sampling_seed",
-}
+# these stand at the top of a request: see `logprob_fields`, and the timeout, which is the HTTP client's
+_NOT_SAMPLING = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
+_SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if field not in _NOT_SAMPLING}
 
 
 class RuntimeEndpoint(RemoteClient):
@@ -116,10 +106,9 @@ class RuntimeEndpoint(RemoteClient):
     def generate(
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
     ) -> None:
-        sampling: dict[str, Any] = {theirs: getattr(params, ours) for ours, theirs in _SAMPLING.items()}
-        sampling |= {name: list(getattr(params, name)) for name in ("stop", "stop_token_ids", "stop_regex")}
-        sampling |= _constraint(constraint)
-        sampling = {name: value for name, value in sampling.items() if value is not None and value != []}
+        sampling = {name: getattr(params, field) for field, name in _SAMPLING_NAMES.items()} | _constraint(constraint)
+        sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
+        sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
         logprobs = logprob_fields(params)

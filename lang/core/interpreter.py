@@ -36,7 +36,6 @@ from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.runtime.client.session import Session
-    from plait.runtime.sampling_params import SamplingParams
 
 
 def execute(expr: Expr, branch: Branch) -> None:
@@ -96,7 +95,7 @@ def _generate(branch: Branch, expr: Gen) -> None:
     gen_results: list[GenResult] = []
     for index, each in enumerate((session, *others)):
         _announce_call(each, expr.name)
-        call = each.generate(_sample(params, index), expr.constraint)
+        call = each.generate(params.for_sample(index), expr.constraint)
         gen_results.append(GenResult(run, expr.name, call, expr.value_format))
         gen_results[-1].lane = branch.lane if index == 0 else run.new_lane(branch.lane)
         run.add(gen_results[-1])
@@ -132,13 +131,6 @@ def _system_with_tools(branch: Branch, expr: SystemWithTools) -> None:
     execute(expr.content, branch)
     branch.write("\n\n" + default_tool_listing(expr.tools, detect_call_syntax(template)))
     branch.end_turn("system")
-
-
-def _sample(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of sample `index` of n: with one seed for all, all would be the same."""
-    if params.seed is None or index == 0:
-        return params
-    return msgspec.structs.replace(params, seed=params.seed + index)
 
 
 def _select(branch: Branch, expr: Select) -> None:

@@ -13,7 +13,13 @@ from plait.lang.argument_checks import call_label, checked_choices, checked_cons
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select, T, Typed
 from plait.lang.errors import unknown_keyword
-from plait.lang.sampling_options import NO_STOP, SAMPLING_KEYWORDS, check_text_in_logprobs, make_options
+from plait.lang.sampling_options import (
+    GEN_SAMPLING_KEYWORDS,
+    NO_STOP,
+    SAMPLING_KEYWORDS,
+    check_text_in_logprobs,
+    make_options,
+)
 from plait.lang.tools.call_format import call_options, checked_tools
 from plait.lang.typed.value_format import value_format_of
 from plait.runtime.errors import InputError
@@ -157,30 +163,14 @@ def gen(
 
     >>> s += "Q: " + question + "\\nA:" + gen("answer", max_tokens=32, stop="\\n")   # doctest: +SKIP
     """
+    given = locals()
+    sampling = {keyword: given[keyword] for keyword in GEN_SAMPLING_KEYWORDS}
+    if logprob_start_len == -1:  # SGLang's default
+        sampling["logprob_start_len"] = None
     where = call_label("gen", name)
     for keyword in unknown:
         raise unknown_keyword(where, keyword, (*_GEN_KEYWORDS, *_SAMPLING_KEYWORDS))
     check_text_in_logprobs(where, return_text_in_logprobs)
-    sampling = {
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
-        "stop": stop,
-        "stop_token_ids": stop_token_ids,
-        "stop_regex": stop_regex,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "frequency_penalty": frequency_penalty,
-        "presence_penalty": presence_penalty,
-        "ignore_eos": ignore_eos,
-        "seed": seed,
-        "return_logprob": return_logprob,
-        "top_logprobs_num": top_logprobs_num,
-        "timeout": timeout,
-        "complete": complete,
-        "logprob_start_len": None if logprob_start_len == -1 else logprob_start_len,
-    }
     if dtype is not None:
         if type is not None or regex is not None:
             raise InputError(f"{where}: dtype, type and regex each say what the value is; give one of them")

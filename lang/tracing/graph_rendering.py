@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
 from plait.lang.core.expressions import Gen, GenToolCall, RoleBegin, RoleEnd, Select, SystemWithTools, Text
 from plait.lang.core.reasoning import SeparateReasoning
-from plait.lang.sampling_options import Options
+from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
@@ -32,7 +32,6 @@ from plait.lang.tracing.traced_value import Argument, TracedValue
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
 
-_KEYWORD_OF_FIELD = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
 _MAX_LABEL_CHARS = 72
 
 
@@ -135,7 +134,7 @@ def _constraint_label(spec: Spec | None) -> str:
 
 
 def _options(options: Options) -> str:
-    said: Mapping[str, Any] = {_KEYWORD_OF_FIELD.get(name, name): value for name, value in options.fields.items()}
+    said: Mapping[str, Any] = {KEYWORD_OF_FIELD[field]: value for field, value in options.fields.items()}
     said = {**said, **({"n": options.n} if options.n else {})}
     shown = {name: list(value) if isinstance(value, tuple) else value for name, value in said.items() if value != ()}
     return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())

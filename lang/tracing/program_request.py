@@ -19,11 +19,11 @@ from plait.lang.sampling_options import Options
 from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
+from plait.runtime.sampling_params import NAMES, name_in
 
 if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
 
-_KEYWORD_OF_FIELD = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
 _JOINS = {"gather_variable": "gather", "concate_and_append": "append"}
 VariableSource = Any  # of a variable: where its value comes from (a Result or an Argument), or a list of such
 
@@ -195,10 +195,13 @@ def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any
     """Sampling fields under the names that the request has for them."""
     said: dict[str, Any] = {}
     for field, value in options.fields.items():
-        if field == "prompt_logprobs_from":
+        name = NAMES["programs"].get(field)
+        if name is None and field != "complete":
             place = graph.place if node is None else node.place
-            raise UnsupportedControlFlow(graph.name, [Problem("no straight-line program: logprob_start_len", place)])
-        said[_KEYWORD_OF_FIELD.get(field, field)] = list(value) if isinstance(value, tuple) else value
+            raise UnsupportedControlFlow(
+                graph.name, [Problem(f"no straight-line program: {name_in('gen', field)}", place)]
+            )
+        said[name or field] = list(value) if isinstance(value, tuple) else value
     return said if options.n is None else said | {"n": options.n}
 
 

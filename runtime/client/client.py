@@ -62,7 +62,10 @@ class Client:
         """
         for name in (tenant, cache_salt):
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():
-                raise InputError(f"tenant and cache_salt are printable texts of at most {MAX_NAME_CHARS} characters")
+                raise InputError(
+                    f"tenant and cache_salt are printable texts of at most {MAX_NAME_CHARS} characters",
+                    field="cache_salt",
+                )
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
             raise InputError(f"priority is an integer from -{MAX_PRIORITY} to {MAX_PRIORITY}, not {priority!r:.40}")
         session_id = self.next_id()

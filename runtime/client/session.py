@@ -104,7 +104,7 @@ class Session:
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
-            raise InputError("complete needs a constraint: only that says when a value is whole")
+            raise InputError("complete needs a constraint: only that says when a value is whole", field="complete")
         self._flush("gen")
         self._sent_tail = UNKNOWN_TAIL
         return self._client.start_call(

@@ -90,11 +90,6 @@ def failed_token(peak: float) -> int:
     return NO_TOKEN if peak == -math.inf else NOT_FINITE
 
 
-def has_filters(params: SamplingParams) -> bool:
-    """Whether a draw needs the tokens sorted by probability."""
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-
-
 def is_kept(weights: Any, mass_before: Any, total: Any, params: SamplingParams) -> Any:
     """Which tokens top-p and min-p keep, as a boolean array [N].
 

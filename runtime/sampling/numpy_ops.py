@@ -21,7 +21,6 @@ from plait.runtime.sampling.logit_ops import (
     TokenMask,
     TopLogprobs,
     failed_token,
-    has_filters,
     hash_uniform,
     is_kept,
 )
@@ -78,7 +77,7 @@ class NumpyLogitOperations:
             if not math.isfinite(peak):
                 tokens[row] = failed_token(peak)
             elif not draw.params.is_greedy:
-                sample = _sample_filtered if has_filters(draw.params) else _sample_all
+                sample = _sample_filtered if draw.params.is_filtered else _sample_all
                 tokens[row] = sample(logits[row], peak, draw)
         return tokens
 

@@ -16,7 +16,6 @@ from plait.runtime.sampling.logit_ops import (
     TokenMask,
     TopLogprobs,
     failed_token,
-    has_filters,
     hash_uniform,
     is_kept,
 )
@@ -70,7 +69,7 @@ class TorchLogitOperations:
         max_values, argmax = logits.max(dim=-1)
         max_logits, tokens = max_values.tolist(), argmax.tolist()
         sampled = [i for i, gen in enumerate(generations) if math.isfinite(max_logits[i]) and not gen.params.is_greedy]
-        unfiltered = [i for i in sampled if not has_filters(generations[i].params)]
+        unfiltered = [i for i in sampled if not generations[i].params.is_filtered]
         if unfiltered:
             # The largest logit becomes 0, so that no temperature overflows.
             scaled = logits[unfiltered].double() - _column_tensor(logits, [max_logits[i] for i in unfiltered])
@@ -80,7 +79,7 @@ class TorchLogitOperations:
             for i, token in zip(unfiltered, drawn, strict=True):
                 tokens[i] = token
         for i in sampled:
-            if has_filters(generations[i].params):
+            if generations[i].params.is_filtered:
                 tokens[i] = _sample_filtered(logits[i], generations[i])
         for i, max_logit in enumerate(max_logits):
             if not math.isfinite(max_logit):

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from plait.runtime import errors
-from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_params import name_in
 from plait.runtime.server.in_flight import current_request
 
 log = logging.getLogger("plait.server")
@@ -57,10 +57,6 @@ def context_limit_message(num_tokens: int) -> str:
     return f"This model's maximum context length is {num_tokens} tokens"
 
 
-# sampling parameters whose name in HTTP differs from the runtime's
-_HTTP_NAMES = {"timeout_s": "timeout"}
-
-
 def as_api_error(error: Exception, *, constraint_param: str | None = None, retry_after_s: int = 1) -> ApiError:
     """Converts any exception to an ApiError. An unexpected one is logged and becomes a 500 without details.
 
@@ -82,20 +78,12 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return ApiError(503, text, type=OVERLOADED, code="runtime_gone", headers=retry)
     if isinstance(error, errors.Aborted):
         return ApiError(503, str(error), type=OVERLOADED, code="aborted", headers=retry)
-    if isinstance(error, errors.InputError | errors.CallRejected):
-        return invalid(str(error), _param_of(str(error)))
+    if isinstance(error, errors.InputError):
+        return invalid(str(error), name_in("openai", error.field) if error.field is not None else None)
+    if isinstance(error, errors.CallRejected):
+        return invalid(str(error))
     if isinstance(error, errors.UnsupportedModel):
         return invalid(str(error), code="unsupported_by_model")
     record = current_request()
     log.error("%s failed", record.request_id if record is not None else "a request", exc_info=error)
     return ApiError(500, "the server failed on this request; see its log", type=INTERNAL, code="internal_error")
-
-
-def _param_of(message: str) -> str | None:
-    """The parameter that a message of the runtime's validator begins with, or None."""
-    if message.startswith(("a stop string", "stop strings")):
-        return "stop"
-    if message.startswith("tenant and cache_salt"):
-        return "cache_salt"  # the server sets the tenant, so only the salt can be the client's mistake
-    first_word = message.partition(" ")[0]
-    return _HTTP_NAMES.get(first_word, first_word) if first_word in SamplingParams.__struct_fields__ else None

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 
 from plait.kernels.operators import FusedOperators
-from plait.kernels.sampling_inputs import LogitAdjustments, RowMasks, SamplingInputs
+from plait.kernels.sampling_inputs import FLOAT_PARAMS, LogitAdjustments, RowMasks, SamplingInputs
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer, copy_async, pinned_zeros
 from plait.runtime.executor.gpu.stream import Event, Stream
 from plait.runtime.sampling.logit_ops import TokenMask
 
-FLOAT_PARAMS = ("temperature", "top_p", "min_p")
 SEED_RANGE = 1 << 64
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
+
+MIN_LOGPROB = -9999.0  # OpenAI's logprob of an impossible token; JSON has no infinity
 
 
 class LogprobAligner:
@@ -36,3 +39,9 @@ class LogprobAligner:
             self._entry_start += len(self._token_bytes[entry.token_id])
             released.append(entry)
         return released
+
+
+def token_text(client: Client, token: int) -> str:
+    """A token as text: the name of a control token, the text of any other."""
+    name = client.tokenizer.control_texts.get(token)
+    return name if name is not None else client.tokenizer.vocabulary.token_bytes[token].decode("utf-8", "replace")

@@ -1,48 +1,82 @@
-"""The one validator of sampling parameters, speaking in the names that a protocol has for them.
-
-Knows: names. Must not know: protocols, ranges.
-"""
+"""Sampling parameters of a request: the struct that decodes them, and their checked values, from the one table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from plait.runtime.errors import InputError
-from plait.runtime.sampling_params import SamplingParams, sampling_params
+from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, json_type, name_in, sampling_params
 from plait.runtime.server.errors import invalid
 
 
-def sampling_params_from_fields(
-    protocol_names: Mapping[str, str], path: str = "", top_level: Collection[str] = (), **fields: Any
+def sampling_fields(
+    protocol: str, *, leave_out: Collection[str] = (), base: type[msgspec.Struct] = msgspec.Struct
+) -> type[msgspec.Struct]:
+    """A struct with the sampling parameters of `protocol`, all optional, to be the base of a request.
+
+    `leave_out`: fields of `SamplingParams` that this part of the request does not have. A subclass declares again what
+    has another type in its protocol.
+
+    >>> sampling_fields("ollama").__struct_fields__[:2]
+    ('num_predict', 'temperature')
+    """
+    fields: list[tuple[str, Any, Any]] = []
+    for field, name in NAMES[protocol].items():
+        if field not in leave_out:
+            fields.append((name, Annotated[json_type(field) | None, Meta(description=PARAMS[field].doc)], None))
+    return msgspec.defstruct(
+        f"{protocol.title()}SamplingFields",
+        fields,
+        bases=(base,),
+        module=__name__,
+        kw_only=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def read_sampling_params(
+    body: msgspec.Struct, protocol: str, *, path: str = "", top_level: Collection[str] = (), **values: Any
 ) -> SamplingParams:
-    """Checked sampling parameters; what is None is the default.
+    """Checked sampling parameters of a request: those of `values`, then the body's; None is the default.
 
-    `protocol_names`: our name -> the protocol's. `path`: where they stand in the body; those `top_level` stand at its top.
-    ApiError names the parameter as the client wrote it.
+    `path`: where `body` stands in the whole request. `top_level`: fields that stand at the request's top instead.
+    Raises ApiError 400, which names the parameter as the client wrote it.
+    """
+    given = {field: getattr(body, name) for field, name in NAMES[protocol].items() if field not in values}
+    return checked_sampling_params(protocol, path=path, top_level=top_level, **given, **values)
 
-    >>> sampling_params_from_fields({"max_tokens": "num_predict"}, "options", max_tokens=3).max_tokens
+
+def checked_sampling_params(
+    protocol: str, *, path: str = "", top_level: Collection[str] = (), **values: Any
+) -> SamplingParams:
+    """`sampling_params(...)` with errors as ApiError 400; see `read_sampling_params`.
+
+    >>> checked_sampling_params("ollama", path="options", max_tokens=3).max_tokens
     3
     """
+    if values.get("logit_bias") is not None:
+        values["logit_bias"] = _token_bias(values["logit_bias"], _param(protocol, "logit_bias", path, top_level))
     try:
-        return sampling_params(**fields)
+        return sampling_params(protocol, **values)
     except InputError as error:
-        text = str(error)
-        first = text.partition(" ")[0]
-        param: str | None
-        if first in protocol_names or first in SamplingParams.__struct_fields__:
-            name = protocol_names.get(first, first)
-            param = f"{path}.{name}" if path and first not in top_level else name
-        else:
-            param = _param_in_message(text, protocol_names, path)
-        sentence = re.sub(r"\w+", lambda word: protocol_names.get(word[0], word[0]), text)
-        raise invalid(sentence, param) from None
+        raise invalid(str(error), _param(protocol, error.field, path, top_level)) from None
 
 
-def _param_in_message(text: str, protocol_names: Mapping[str, str], path: str) -> str | None:
-    """The parameter that a sentence speaks of without beginning with it: "stop strings must be ..."."""
-    if "stop string" in text:
-        name = protocol_names.get("stop", "stop")
-        return f"{path}.{name}" if path else name
-    return path or None
+def _param(protocol: str, field: str | None, path: str, top_level: Collection[str]) -> str | None:
+    """The parameter's place in the request."""
+    if field is None:
+        return path or None
+    name = name_in(protocol, field)
+    return name if field in top_level or not path else f"{path}.{name}"
+
+
+def _token_bias(bias: dict[str, float], param: str | None) -> dict[int, float]:
+    """JSON has texts as keys; token ids have fewer than 10 digits."""
+    if not all(re.fullmatch(r"[0-9]{1,9}", key) for key in bias):
+        raise invalid("the keys of 'logit_bias' are token ids", param)
+    return {int(key): value for key, value in bias.items()}

@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import msgspec
-
 from plait.constrained.specs import Spec
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.client.call import Call, CallResult
@@ -124,7 +122,7 @@ def _start(client: Client, submission: Submission, handle: RequestHandle) -> Non
     children = session.fork(submission.n)
     handle.sessions += children
     for index, child in enumerate(children):
-        handle.calls.append(child.generate(_with_seed_offset(submission.sampling, index), submission.constraint))
+        handle.calls.append(child.generate(submission.sampling.for_sample(index), submission.constraint))
 
 
 @lru_cache(maxsize=8)
@@ -154,14 +152,6 @@ def _as_token_logprobs(token_ids: Sequence[int], scores: ChoiceScores | None) ->
     top_logprobs = scores.top_logprobs[0] if scores.top_logprobs else [[]] * len(token_ids)
     entries = zip(token_ids, scores.token_logprobs[0], top_logprobs, strict=True)
     return [TokenLogprob(token_id, logprob, top) for token_id, logprob, top in entries]
-
-
-def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
-    """Gives each of n answers its own seed, derived from the request's, so that they differ and are reproducible."""
-    if not index or sampling.seed is None:
-        return sampling
-    seed = sampling.seed + index
-    return msgspec.structs.replace(sampling, seed=seed if seed < 2**63 else seed - 2**64)
 
 
 async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[int]:

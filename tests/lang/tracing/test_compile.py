@@ -81,6 +81,16 @@ def of_body(body):
 # -- what it shows --------------------------------------------------------------------------------
 
 
+def test_graph_text_has_the_keywords_of_gen():
+    @plait.function
+    def program(s):
+        s += "p" + gen("a", logprob_start_len=0, return_logprob=True, top_logprobs_num=2, timeout=3)
+
+    text = str(program.compile())
+    assert "logprob_start_len=0 " in text
+    assert all(word in text for word in ("return_logprob=true", "top_logprobs_num=2", "timeout=3.0")), text
+
+
 def test_the_graph_as_text():
     lines = str(review.compile(temperature=0)).splitlines()
     assert re.fullmatch(r"program review\(text\) at .*test_compile\.py:20", lines[0])

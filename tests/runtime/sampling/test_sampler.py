@@ -112,12 +112,12 @@ def _is_at_border(logits, row):
     """Whether the draw, or the limit of top-p or min-p, lies on a border between two tokens."""
     params = row.params
     weights = np.exp((logits - logits.max()) / (params.temperature or 1.0))
-    order = np.argsort(-weights, kind="stable") if logit_ops.has_filters(row.params) else np.arange(len(weights))
+    order = np.argsort(-weights, kind="stable") if row.params.is_filtered else np.arange(len(weights))
     sums = np.cumsum(weights[order]) / weights.sum()
-    totals = sums if logit_ops.has_filters(row.params) else sums[-1:]  # sums up to each possible last token
+    totals = sums if row.params.is_filtered else sums[-1:]  # sums up to each possible last token
     draw = logit_ops.hash_uniform(row.seed, row.num_sampled)
     edges = [np.abs(sums / total - draw).min() for total in totals]
-    if logit_ops.has_filters(row.params):
+    if row.params.is_filtered:
         total = sums[params.top_k - 1] if params.top_k > 0 else 1.0
         edges += [np.abs(sums - params.top_p * total).min(), np.abs(weights / weights.max() - params.min_p).min()]
     return min(edges) < 1e-5

@@ -1,7 +1,7 @@
-"""Every field that a client package can send is honoured or refused by its name: none is unknown, none ignored.
+"""Every field that a client package can send is supported, or refused by its name; none is unknown or ignored.
 
-The fields and their values are those of the packages' own types, so a new release of one that has more fields fails
-here until someone has decided about them. SGLang's are those of its documentation.
+Fields and values come from the packages' own types, so a new release with more fields fails here until they are
+supported or listed as refused. SGLang's come from its documentation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SAMPLED |= {"logprobs", "logit_bias", "stream_options", "user"}
 CLAUDES = {"messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control"}
 LLAMAS = {"model", "stream", "options", "format", "keep_alive", "think", "logprobs", "top_logprobs"}
 
-# path, and behind "#" the field that these fields stand in:
-# (type, the rest of a request, fields that are honoured, values that may be given and change nothing)
+# path, and after "#" the part of the request with these fields:
+# (type, the rest of a request, supported fields, values of other fields that are accepted because they change nothing)
 ENDPOINTS = {
     "/v1/chat/completions": (
         ChatParams,
@@ -121,8 +121,8 @@ ENDPOINTS = {
         {},
     ),
 }
-# what a field cannot be without, and values of it that no type tells
-BESIDE = {
+# fields that another field needs, and values that a type does not tell
+REQUIRED_WITH = {
     ("/v1/chat/completions", "top_logprobs"): {"logprobs": True},
     ("/v1/chat/completions", "max_completion_tokens"): {"max_tokens": None},
     ("/v1/chat/completions", "tool_choice"): {"tools": [{"type": "function", "function": TOOL}]},
@@ -135,52 +135,54 @@ BESIDE = {
     ("/generate", "top_logprobs_num"): {"return_logprob": True},
     ("/generate", "return_text_in_logprobs"): {"return_logprob": True},
 }
-MORE = {"messages": [ASK], "logit_bias": [{"5": 1}], "model": ["default"], "think": [False]}
-MORE |= {"sampling_params": [{"max_new_tokens": 1}], "json_schema": ['{"type": "null"}'], "ebnf": ['root ::= "a"']}
+EXTRA_VALUES = {"messages": [ASK], "logit_bias": [{"5": 1}], "model": ["default"], "think": [False]}
+EXTRA_VALUES |= {"sampling_params": [{"max_new_tokens": 1}], "json_schema": ['{"type": "null"}']}
+EXTRA_VALUES |= {"ebnf": ['root ::= "a"']}
 FIELDS = [(path, name) for path, (typed, *_) in ENDPOINTS.items() for name in fields_of(typed)]
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_honoured_or_refused_by_name(http, path, name):
-    typed, base, honoured, neutral = ENDPOINTS[path]
-    beside = base | BESIDE.get((path, name), {}) | ({"stream": True} if name == "stream_options" else {})
-    taken = []
+def test_every_field_is_supported_or_refused_by_name(http, path, name):
+    typed, base, supported, neutral = ENDPOINTS[path]
+    request = base | REQUIRED_WITH.get((path, name), {}) | ({"stream": True} if name == "stream_options" else {})
+    accepted = []
     for value in values_of(typed, name):
-        answer = ask(http, path, beside | {name: value})
+        answer = ask(http, path, request | {name: value})
         if answer.status_code == 200:
-            taken.append(value)
+            accepted.append(value)
         else:
             assert answer.status_code == (404 if name == "model" else 400), (value, answer.text)
-            assert named(answer.json()["error"], path) == name or name in said(answer.json()["error"]), answer.text
-            assert "unknown parameter: " + repr(name) not in said(answer.json()["error"]), answer.text
-    if name in honoured:
-        assert taken, "it is refused, whatever it is"
+            error = answer.json()["error"]
+            assert blamed_field(error, path) == name or name in error_text(error), answer.text
+            assert "unknown parameter: " + repr(name) not in error_text(error), answer.text
+    if name in supported:
+        assert accepted, "a supported field is refused with every value"
     else:
-        assert taken == neutral.get(name, []), "it is taken, and nothing is done with it"
+        assert accepted == neutral.get(name, []), "an unsupported field is accepted"
 
 
 def ask(http, path, fields):
-    path, _, within = path.partition("#")
-    return http.post(path, json={"text": "hi there", within: fields} if within else fields)
+    path, _, part = path.partition("#")
+    return http.post(path, json={"text": "hi there", part: fields} if part else fields)
 
 
 def values_of(typed, name):
-    """Each once; null is as if it were not given."""
+    """The sample values of a field, each once, without null, which is the same as no value."""
     kind = fields_of(typed)[name]
     values = [] if name == "model" else [sample.value for sample in samples(kind) if sample.value is not None]
     generates = typed not in (ollama.EmbedRequest, ollama.EmbeddingsRequest)
     if name == "options" and generates:  # without a limit an answer may fill the context
         values = [value | FEW if value.get("num_predict") is None else value for value in values]
-    return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values + MORE.get(name, [])))]
+    return [json.loads(text) for text in dict.fromkeys(map(json.dumps, values + EXTRA_VALUES.get(name, [])))]
 
 
-def named(error, path):
-    """The field of the request that OpenAI's shape blames."""
+def blamed_field(error, path):
+    """The field that `param` of OpenAI's error format names."""
     param = (error.get("param") if isinstance(error, dict) else None) or ""
-    within = path.partition("#")[2]
-    return param.removeprefix(f"{within}.").partition(".")[0].partition("[")[0]
+    part = path.partition("#")[2]
+    return param.removeprefix(f"{part}.").partition(".")[0].partition("[")[0]
 
 
-def said(error):
-    """The words, in any protocol's shape."""
+def error_text(error):
+    """The message, in any protocol's format."""
     return error["message"] if isinstance(error, dict) else error

@@ -1,4 +1,4 @@
-"""`/v1/embeddings` and Ollama's, asked by their own clients, of a tiny model whose vectors transformers knows."""
+"""`/v1/embeddings` and Ollama's endpoints with their own clients; the vectors of a tiny model equal transformers'."""
 
 from __future__ import annotations
 
@@ -68,38 +68,38 @@ def expected(folder, theirs):
     return vector
 
 
-def test_the_openai_clients_vectors_are_those_of_transformers(embedder, expected, folder) -> None:
+def test_vectors_equal_those_of_transformers(embedder, expected, folder) -> None:
     answer = embedder.embeddings.create(model=MODEL, input=TEXTS)  # in base64, unasked
     assert isinstance(answer, CreateEmbeddingResponse) and answer.object == "list" and answer.model == folder.name
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(token_ids(folder, t)) for t in TEXTS)
-    assert [each.index for each in answer.data] == list(range(len(TEXTS)))
-    for text, each in zip(TEXTS, answer.data, strict=True):
-        assert isinstance(each, Embedding) and each.object == "embedding"
-        np.testing.assert_allclose(each.embedding, expected(text), atol=1e-4)
+    assert [item.index for item in answer.data] == list(range(len(TEXTS)))
+    for text, item in zip(TEXTS, answer.data, strict=True):
+        assert isinstance(item, Embedding) and item.object == "embedding"
+        np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
     for encoding in ("float", "base64"):
-        told = embedder.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format=encoding, user="me").data[0]
-        numbers = told.embedding
+        embedding = embedder.embeddings.create(model=MODEL, input=TEXTS[1], encoding_format=encoding, user="me").data[0]
+        numbers = embedding.embedding
         if encoding == "base64":
             numbers = np.frombuffer(base64.b64decode(numbers), "<f4").tolist()
         assert numbers == answer.data[1].embedding
 
 
-def test_token_lists_are_taken_as_they_are(embedder, folder) -> None:
+def test_token_lists_get_no_special_tokens(embedder, folder) -> None:
     ids = [token_ids(folder, text) for text in TEXTS]
     by_text = embedder.embeddings.create(model=MODEL, input=TEXTS)
     by_ids = embedder.embeddings.create(model=MODEL, input=ids)
-    assert [each.embedding for each in by_ids.data] == [each.embedding for each in by_text.data]
+    assert [item.embedding for item in by_ids.data] == [item.embedding for item in by_text.data]
     one = embedder.embeddings.create(model=MODEL, input=ids[0])
     assert one.data[0].embedding == by_text.data[0].embedding and len(one.data) == 1
 
 
-def test_cut_vectors_have_the_length_one_again(embedder, expected) -> None:
+def test_cut_vectors_are_normalized(embedder, expected) -> None:
     cut = embedder.embeddings.create(model=MODEL, input=TEXTS[1], dimensions=8).data[0].embedding
     wanted = expected(TEXTS[1])[:8]
     np.testing.assert_allclose(cut, wanted / np.linalg.norm(wanted), atol=1e-4)
 
 
-def test_the_models_prompt_stands_before_texts_and_not_before_tokens(at, embedder, engine, monkeypatch) -> None:
+def test_model_prompt_precedes_texts_but_not_tokens(at, embedder, engine, monkeypatch) -> None:
     def vector(asked):
         return embedder.embeddings.create(model=MODEL, input=asked).data[0].embedding
 
@@ -111,7 +111,7 @@ def test_the_models_prompt_stands_before_texts_and_not_before_tokens(at, embedde
     assert vector(ids) == before != prompted
 
 
-def test_ollamas_clients(at, expected) -> None:
+def test_ollama_client(at, expected) -> None:
     client = ollama.Client(host=at)
     many = client.embed(MODEL, TEXTS)
     for text, vector in zip(TEXTS, many.embeddings, strict=True):
@@ -127,7 +127,7 @@ def test_ollamas_clients(at, expected) -> None:
     assert "embedding" in client.show(MODEL).capabilities
 
 
-def test_ollama_cuts_what_is_too_long_and_keeps_the_end_token(at, engine) -> None:
+def test_ollama_truncation_keeps_the_end_token(at, engine) -> None:
     client, long = ollama.Client(host=at), "abcdefgh" * 100
     tokens = engine.client.tokenizer.encode_with_special_tokens(long)
     for limit, options in ((512, None), (20, {"num_ctx": 20})):
@@ -165,7 +165,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_refused_by_its_name(at, name) -> None:
+def test_errors_name_the_field(at, name) -> None:
     change, param = WRONG[name]
     answer = httpx.post(f"{at}/v1/embeddings", json={"model": MODEL, "input": "a"} | change)
     error = answer.json()["error"]
@@ -175,14 +175,14 @@ def test_what_is_wrong_is_refused_by_its_name(at, name) -> None:
     )
 
 
-def test_a_model_without_pooling_says_so(smollm) -> None:
+def test_model_without_pooling(smollm) -> None:
     with pytest.raises(openai.BadRequestError, match="no pooling") as caught:
         smollm.embeddings.create(model=MODEL, input="text")
     assert caught.value.code == "unsupported_by_model" and caught.value.type == "invalid_request_error"
     assert set(caught.value.body) == {"message", "type", "param", "code"} and caught.value.param == "model"
 
 
-def test_more_inputs_than_are_computed_at_once(app, embedder, expected, monkeypatch) -> None:
+def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch) -> None:
     """They wait in the server, which counts the request as only so many calls."""
     monkeypatch.setattr(embedding, "MAX_CONCURRENT_INPUTS", 3)
     in_flight, most = app.state.plait.in_flight, []
@@ -193,17 +193,17 @@ def test_more_inputs_than_are_computed_at_once(app, embedder, expected, monkeypa
     texts = [f"text {i}" for i in range(20)]
     answer = embedder.embeddings.create(model=MODEL, input=texts)
     assert max(most) == 3
-    for text, each in zip(texts, answer.data, strict=True):
-        np.testing.assert_allclose(each.embedding, expected(text), atol=1e-4)
+    for text, item in zip(texts, answer.data, strict=True):
+        np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
 
 
-def test_a_timeout_that_passes_ends_the_whole_request(at, engine) -> None:
+def test_timeout_is_of_the_whole_request(at, engine) -> None:
     answer = httpx.post(f"{at}/v1/embeddings", json={"model": MODEL, "input": ["a b c " * 60] * 50, "timeout": 1e-6})
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
     assert wait_until(lambda: engine.client.status().sessions == 0)
 
 
-def test_a_client_that_hangs_up_frees_what_it_held(app, at, engine) -> None:
+def test_disconnect_frees_all_pages(app, at, engine) -> None:
     """The first step waits until the server knows: nearly nothing is computed behind it."""
     runner, in_flight = engine.engine_loop.model_runner, app.state.plait.in_flight
     begun, gate, forward, computed = threading.Event(), threading.Event(), runner.forward, []
@@ -232,7 +232,7 @@ def test_a_client_that_hangs_up_frees_what_it_held(app, at, engine) -> None:
     assert engine.client.status().held_pages == 0 and sum(computed) <= 2 * runner.max_batch_tokens
 
 
-def test_limits_and_keys_are_those_of_every_route(engine) -> None:
+def test_body_limits_and_api_keys(engine) -> None:
     digest = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
     app = create_app(engine, server_settings(api_keys={"a": digest}))
     with serve_app(app) as address:

@@ -1,6 +1,6 @@
-"""The language's backends over a real server: SGLang's protocol, OpenAI's and Anthropic's, one model behind all.
+"""The language's backends with a real server, over SGLang's, OpenAI's and Anthropic's protocols.
 
-The server is deterministic, so a greedy program gives the same values over each of them.
+The server is deterministic, so a greedy program has equal values over all of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def endpoint(real_address):
 
 @pytest.fixture(scope="module")
 def chats(real_address):
-    found = [
+    backends = [
         plait.OpenAI("default", f"{real_address}/v1"),
         plait.Anthropic("default", base_url=real_address, api_key="none", max_retries=0),
     ]
-    yield found
-    for each in found:
-        each.close()
+    yield backends
+    for backend in backends:
+        backend.close()
 
 
 @pytest.fixture(params=[0, 1], ids=["OpenAI", "Anthropic"])
@@ -57,7 +57,7 @@ def talk(s, question):
     s += user("Sure?") + assistant(select("sure", ["yes", "no"]))
 
 
-def test_a_conversation_is_the_same_over_every_protocol(endpoint, chats):
+def test_conversation_is_equal_over_every_protocol(endpoint, chats):
     states = [talk.run(QUESTION, backend=backend, temperature=0) for backend in (endpoint, *chats)]
     assert len({state["answer"] for state in states}) == 1 and "Paris" in states[0]["answer"]
     assert states[0].get_meta_info("sure")["choice_scores"][0] < 0
@@ -65,7 +65,7 @@ def test_a_conversation_is_the_same_over_every_protocol(endpoint, chats):
         meta = state.get_meta_info("sure")
         assert meta["method"] == "structured output" and meta["choice_scores"] is None
         assert state["sure"] == states[1]["sure"] in ("yes", "no")
-        assert [each["role"] for each in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+        assert [message["role"] for message in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
     for state in states:
         usage = state.get_meta_info("answer")
         assert (
@@ -140,17 +140,17 @@ def test_a_choices_score_is_the_mean_of_its_tokens_logprobs(endpoint):
     state = one(select("c", choices), backend=endpoint)
     assert state["c"] == " Paris"
     for choice, score in zip(choices, state.get_meta_info("c")["choice_scores"], strict=True):
-        told = one(
+        entries = one(
             gen("x", max_tokens=0, return_logprob=True, logprob_start_len=5),
             prompt="The capital of France is" + choice,
             backend=endpoint,
         ).get_meta_info("x")["input_token_logprobs"]
-        assert score == pytest.approx(sum(logprob for logprob, _, _ in told) / len(told))
+        assert score == pytest.approx(sum(logprob for logprob, _, _ in entries) / len(entries))
     for method in (plait.greedy_token_selection, plait.unconditional_likelihood_normalized):
         assert one(select("c", choices, choices_method=method), backend=endpoint)["c"] == " Paris"
 
 
-def test_stop_patterns_stops_and_ignored_ends(endpoint):
+def test_stop_regex_stop_and_ignore_eos(endpoint):
     prompt, free = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
     whole = one(gen("x", **free), prompt, backend=endpoint)["x"]
     assert " 7, 8" in whole
@@ -163,7 +163,7 @@ def test_stop_patterns_stops_and_ignored_ends(endpoint):
     assert one(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == whole[: whole.index(" 8")]
 
 
-def test_stop_patterns_by_openais_protocol_and_in_programs(smollm, real_address):
+def test_stop_regex_in_openai_requests_and_programs(smollm, real_address):
     prompt, ask = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
     body = {"stop_regex": ["[7-9]", "x{3}"]}
     completion = smollm.completions.create(model="default", prompt=prompt, extra_body=body, **ask).choices[0]
@@ -175,7 +175,7 @@ def test_stop_patterns_by_openais_protocol_and_in_programs(smollm, real_address)
         smollm.completions.create(model="default", prompt=prompt, extra_body={"stop_regex": "a$"}, **ask)
 
 
-def test_a_users_text_is_no_control_token(endpoint):
+def test_user_text_does_not_become_control_tokens(endpoint):
     @plait.function
     def program(s, text):
         s += user(text) + assistant(gen("x", max_tokens=1))
@@ -186,7 +186,7 @@ def test_a_users_text_is_no_control_token(endpoint):
     assert lengths[1] - lengths[0] > 3, "nine letters, not one token"
 
 
-def test_the_servers_own_errors_arrive(endpoint, real_address):
+def test_server_errors(endpoint, real_address):
     with pytest.raises(plait.ProgramError, match="answered 400") as caught:
         one(
             gen("x", json_schema={"type": "string", "format": "nonsense", "minLength": 9, "maxLength": 3}),
@@ -264,7 +264,7 @@ def test_streams_stops_and_usage_over_chat_apis(chat):
     assert stopped.get_meta_info("x")["finish_reason"]["type"] == "stop"
 
 
-def test_what_chat_apis_refuse_or_answer_with_an_error(chat, real_address):
+def test_refusals_and_errors_of_chat_apis(chat, real_address):
     for options, message in (
         ({"stop_regex": "a"}, "stop_regex is not supported by"),
         ({"min_p": 0.1}, "min_p is not supported by"),
@@ -285,7 +285,7 @@ def test_what_chat_apis_refuse_or_answer_with_an_error(chat, real_address):
     assert isinstance(caught.value.__cause__, plait.RuntimeGone)
 
 
-def test_what_only_anthropic_refuses_and_takes(chats):
+def test_refusals_of_anthropic(chats):
     openai, claude = chats
     with pytest.raises(plait.ProgramError, match="seed is not supported by Anthropic's API"):
         ask(gen("x", seed=1), claude)
@@ -302,12 +302,12 @@ def test_what_only_anthropic_refuses_and_takes(chats):
 
 
 @pytest.mark.parametrize(("name", "package"), [("Anthropic", "anthropic"), ("LiteLLM", "litellm")])
-def test_a_package_that_is_missing_is_named(monkeypatch, name, package):
+def test_missing_client_package(monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(plait.InputError, match=f"{name} needs the package '{package}'.*pip install {package}"):
         getattr(plait, name)("m")
 
 
-def test_backends_that_are_not_here_say_what_to_use():
+def test_removed_backends_name_a_replacement():
     with pytest.raises(AttributeError, match=r'LiteLLM\("vertex_ai/<model>"\)'):
         _ = plait.VertexAI

@@ -1,6 +1,6 @@
-"""SGLang's `/generate` as its pages document it (sampling parameters, 0.5): names and types, for samples of them.
+"""The fields of SGLang's `/generate` and their types, from SGLang's documentation (sampling parameters, 0.5).
 
-There is no package to import them from that does not bring SGLang itself.
+No package has these types but SGLang itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Values of a client package's own request types: for each field of a TypedDict, what may stand there.
-
-Knows: typing. Must not know: which package, what a server does with a value.
-"""
+"""Sample values for the fields of a client package's request types (TypedDicts and pydantic models)."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union
 
-MAX_DEPTH = 4  # of containers; what is below has its first value only
+MAX_DEPTH = 4  # of containers; deeper ones get one value
 
 
 class Sample(NamedTuple):
-    """`path`: the fields of TypedDicts on the way to what this value is about, the last one that is not required."""
+    """A value; `path` has the fields of nested TypedDicts that lead to the optional field that it sets."""
 
     value: Any
     path: tuple[str, ...] = ()
@@ -33,8 +30,8 @@ def samples(kind: Any, depth: int = 0) -> Iterator[Sample]:
     if origin in (typing.Required, typing.NotRequired, typing.Annotated):
         yield from samples(given[0], depth)
     elif origin in (Union, UnionType):
-        for each in given:
-            yield from samples(each, depth)
+        for alternative in given:
+            yield from samples(alternative, depth)
     elif origin is Literal:
         yield from map(Sample, given if depth <= 2 else given[:1])
     elif hasattr(kind, "__required_keys__") or hasattr(kind, "model_fields"):  # typing_extensions has its own kind
@@ -42,14 +39,14 @@ def samples(kind: Any, depth: int = 0) -> Iterator[Sample]:
     elif origin in (dict, Mapping, typing.Mapping) or kind is dict:
         yield Sample({"a": first(given[1], depth + 1)} if given else {"a": 1})
     elif origin in (list, Iterable, Sequence) or _is_sequence(kind):
-        for each in samples(given[0], depth + 1):
-            yield Sample([each.value], each.path)
+        for item in samples(given[0], depth + 1):
+            yield Sample([item.value], item.path)
     else:
         yield Sample(_PLAIN.get(kind, "x"))
 
 
 def first(kind: Any, depth: int = 0) -> Any:
-    """One of them."""
+    """The first sample of `kind`."""
     return next(samples(kind, depth)).value
 
 
@@ -59,17 +56,17 @@ def _is_sequence(kind: Any) -> bool:
 
 def _typed_dict(kind: Any, depth: int) -> Iterator[Sample]:
     hints = fields_of(kind)
-    needed = {name: first(hint, depth + 1) for name, hint in hints.items() if _is_needed(kind, name, hint)}
-    yield Sample(needed)
+    required = {name: first(hint, depth + 1) for name, hint in hints.items() if _is_required(kind, name, hint)}
+    yield Sample(required)
     if depth >= MAX_DEPTH:
         return
     for name in hints:
-        for each in samples(hints[name], depth + 1):
-            yield Sample(needed | {name: each.value}, (name, *each.path))
+        for sample in samples(hints[name], depth + 1):
+            yield Sample(required | {name: sample.value}, (name, *sample.path))
 
 
-def _is_needed(kind: Any, name: str, hint: Any) -> bool:
-    """`__required_keys__` is wrong where annotations are text."""
+def _is_required(kind: Any, name: str, hint: Any) -> bool:
+    """Whether a field is required; `__required_keys__` is wrong for annotations that are strings."""
     if hasattr(kind, "model_fields"):
         return bool(kind.model_fields[name].is_required())
     origin = typing.get_origin(hint)

@@ -1,10 +1,8 @@
-"""An answer as Anthropic's blocks: the events that build them up, and the blocks that these events add up to.
+"""Anthropic's message object, its content blocks, and the stream events that build the blocks.
 
-A whole answer is made of the same events as a stream, so the two cannot differ.
+An answer that is not streamed is built by the same events, so the two cannot differ.
 
-Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming
-
-Knows: blocks, events, stop reasons. Must not know: HTTP, sessions.
+Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 """
 
 from __future__ import annotations
@@ -38,26 +36,33 @@ class AnswerToolUse(msgspec.Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
 
 
+AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
+
+
 class AnswerUsage(msgspec.Struct):
-    """Input tokens that were computed, and those found in the cache; what a prompt has in all is their sum."""
+    """Anthropic's usage object. The prompt has `input_tokens` computed and `cache_read_input_tokens` cached tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
 
+    @classmethod
+    def of(cls, usage: Usage) -> AnswerUsage:
+        return cls(usage.prompt_tokens - usage.cached_tokens, 0, usage.cached_tokens, usage.completion_tokens)
+
 
 class AnthropicMessage(msgspec.Struct):
     """Anthropic's message object."""
 
     id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
     model: str
-    content: list[AnswerText | AnswerThinking | AnswerToolUse]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
     usage: AnswerUsage
+    content: list[AnswerBlock] = []
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
 
 
 class TokenCount(msgspec.Struct):
@@ -72,15 +77,15 @@ class SseEvent(NamedTuple):
 
 
 class ContentBlocks:
-    """The blocks of one answer, while it comes. Reasoning is left out unless `with_thinking`."""
+    """The content blocks of one answer. Reasoning is left out unless `with_thinking`."""
 
     def __init__(self, with_thinking: bool) -> None:
         self._with_thinking = with_thinking
-        self._pieces: list[tuple[dict[str, Any], list[str]]] = []  # a block as it began, and what came since
-        self._open: tuple[str, int] | None = None  # kind and number of the part that the open block shows
+        self._pieces: list[tuple[AnswerBlock, list[str]]] = []  # an empty block, and the texts of its deltas
+        self._open: tuple[str, int] | None = None  # kind and number of the part in the open block
 
     def add(self, parts: Sequence[ParsedPart]) -> list[SseEvent]:
-        """The events of these parts."""
+        """Adds parts of the answer; returns their stream events."""
         events: list[SseEvent] = []
         for part in parts:
             if part.kind == "reasoning" and not self._with_thinking:
@@ -94,20 +99,21 @@ class ContentBlocks:
         return events
 
     def finish(self) -> list[SseEvent]:
-        """The events that end the last block."""
+        """Ends the last block; returns the stream events."""
         return self._close()
 
-    def content(self) -> list[dict[str, Any]]:
-        """The blocks, whole."""
-        return [_finished_block(begun, "".join(pieces)) for begun, pieces in self._pieces]
+    def content(self) -> list[AnswerBlock]:
+        """The finished blocks."""
+        return [_finished_block(block, "".join(pieces)) for block, pieces in self._pieces]
 
     def _begin(self, part: ParsedPart) -> SseEvent:
+        block: AnswerBlock
         if part.kind == "call":
-            block = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": part.text, "input": {}}
+            block = AnswerToolUse(f"toolu_{secrets.token_hex(12)}", part.text, {})
         elif part.kind == "reasoning":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
+            block = AnswerThinking("", "")
         else:
-            block = {"type": "text", "text": ""}
+            block = AnswerText("")
         self._pieces.append((block, []))
         self._open = (part.kind, part.number)
         data = {"type": "content_block_start", "index": len(self._pieces) - 1, "content_block": block}
@@ -134,13 +140,14 @@ _DELTAS = {
 }
 
 
-def _finished_block(begun: dict[str, Any], text: str) -> dict[str, Any]:
-    kind: str = begun["type"]
-    return begun | ({"input": read_partial_object(text)} if kind == "tool_use" else {kind: text})
+def _finished_block(block: AnswerBlock, text: str) -> AnswerBlock:
+    if isinstance(block, AnswerToolUse):
+        return msgspec.structs.replace(block, input=read_partial_object(text))
+    return AnswerThinking(text, block.signature) if isinstance(block, AnswerThinking) else AnswerText(text)
 
 
 def stop_reason_of(result: CallResult, max_tokens: int, made_calls: bool) -> dict[str, Any]:
-    """`stop_reason` and `stop_sequence`."""
+    """The fields `stop_reason` and `stop_sequence` of a message."""
     reason: StopReason = "end_turn"
     matched = result.matched if isinstance(result.matched, str) else None
     if matched is not None:
@@ -151,13 +158,3 @@ def stop_reason_of(result: CallResult, max_tokens: int, made_calls: bool) -> dic
     elif made_calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": matched}
-
-
-def usage_body(usage: Usage) -> dict[str, int]:
-    """Anthropic's usage object."""
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-    }

@@ -1,7 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, Anthropic's blocks and events out.
-
-Knows: the order of events. Must not know: blocks' insides, templates, formats.
-"""
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API for the next turn of a conversation."""
 
 from __future__ import annotations
 
@@ -10,9 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Usage
@@ -26,12 +25,12 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
 from plait.runtime.server.protocols.anthropic.content_blocks import (
+    AnswerUsage,
     AnthropicMessage,
     ContentBlocks,
     SseEvent,
     TokenCount,
     stop_reason_of,
-    usage_body,
 )
 from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of, shows_thinking
 from plait.runtime.server.protocols.anthropic.types import (
@@ -40,18 +39,18 @@ from plait.runtime.server.protocols.anthropic.types import (
     MessagesRequest,
     PromptFields,
 )
-from plait.runtime.server.protocols.openai.fields import check_unsupported, remaining_context
+from plait.runtime.server.protocols.shared import check_unsupported, remaining_context
 
 router = APIRouter()
 
 
 @dataclass(frozen=True)
 class CheckedMessage:
-    """A checked request."""
+    """A checked request. `started`: the message while nothing is generated."""
 
     submission: Submission
     prepared: PreparedChat
-    envelope: dict[str, Any]  # of the message, while it is empty
+    started: AnthropicMessage
     with_thinking: bool
     request_id: str
 
@@ -75,7 +74,7 @@ async def create_message(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", **documented(PromptFields, TokenCount, error_body=AnthropicErrorBody))
 async def count_tokens(request: Request) -> Response:
-    """How many tokens the prompt of such a request has."""
+    """The number of tokens of the prompt."""
     body = await read_json(request, PromptFields)
     state = state_of(request)
     state.check_model(body.model)
@@ -94,31 +93,27 @@ async def _check(body: MessagesRequest, state: AppState, request: Request) -> Ch
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))
     name = request_id(request)
-    envelope: dict[str, Any] = {
-        "id": f"msg_{name.removeprefix('req-')}",
-        "type": "message",
-        "role": "assistant",
-        "model": state.model_name,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage_body(Usage(prompt_tokens=len(prepared.prompt_ids))),
-    }
-    return CheckedMessage(submission, prepared, envelope, with_thinking, name)
+    usage = AnswerUsage.of(Usage(prompt_tokens=len(prepared.prompt_ids)))
+    started = AnthropicMessage(f"msg_{name.removeprefix('req-')}", state.model_name, usage)
+    return CheckedMessage(submission, prepared, started, with_thinking, name)
 
 
-async def _complete_response(client: Client, checked: CheckedMessage) -> dict[str, Any]:
+async def _complete_response(client: Client, checked: CheckedMessage) -> AnthropicMessage:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
-        answer, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
-        blocks.add(answer.parse_result(result))
-        stop = stop_reason_of(result, checked.submission.sampling.max_tokens, answer.finish_reason == "tool_calls")
-        return {**checked.envelope, "content": blocks.content(), **stop, "usage": usage_body(handle.usage())}
+        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
+        blocks.add(output.parse_result(result))
+        return msgspec.structs.replace(
+            checked.started,
+            content=blocks.content(),
+            usage=AnswerUsage.of(handle.usage()),
+            **_stop_reason(checked, output, result),
+        )
 
 
 async def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[bytes, None]:
     async with submit(client, [checked.submission]) as handle:
-        answer, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
+        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
         has_begun = False
         try:
             async with contextlib.aclosing(handle.progress()) as batches:
@@ -126,24 +121,25 @@ async def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[byt
                     events = [] if has_begun else _start_events(checked)
                     has_begun = True
                     for _, update in batch:
-                        events += blocks.add(answer.parse_update(update))
+                        events += blocks.add(output.parse_update(update))
                     if events:
                         yield _encode_events(events)
-            stop = stop_reason_of(
-                handle.calls[0].result(0), checked.submission.sampling.max_tokens, answer.finish_reason == "tool_calls"
-            )
-            usage = usage_body(handle.usage())
-            ending = SseEvent("message_delta", {"type": "message_delta", "delta": stop, "usage": usage})
-            yield _encode_events([*blocks.finish(), ending, SseEvent("message_stop", {"type": "message_stop"})])
+            stop, usage = _stop_reason(checked, output, handle.calls[0].result(0)), AnswerUsage.of(handle.usage())
+            delta = SseEvent("message_delta", {"type": "message_delta", "delta": stop, "usage": usage})
+            yield _encode_events([*blocks.finish(), delta, SseEvent("message_stop", {"type": "message_stop"})])
         except Exception as error:
             if not has_begun:
                 raise
-            answer_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
-            yield named_sse_event("error", anthropic_error(answer_error, checked.request_id))
+            api_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
+            yield named_sse_event("error", anthropic_error(api_error, checked.request_id))
+
+
+def _stop_reason(checked: CheckedMessage, output: ChatOutput, result: CallResult) -> dict[str, Any]:
+    return stop_reason_of(result, checked.submission.sampling.max_tokens, output.finish_reason == "tool_calls")
 
 
 def _start_events(checked: CheckedMessage) -> list[SseEvent]:
-    started = {"type": "message_start", "message": checked.envelope}
+    started = {"type": "message_start", "message": checked.started}
     return [SseEvent("message_start", started), SseEvent("ping", {"type": "ping"})]
 
 

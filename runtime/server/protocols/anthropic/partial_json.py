@@ -1,7 +1,4 @@
-"""JSON that was cut off, closed: what is whole in it stays, what was begun is dropped.
-
-Knows: JSON texts. Must not know: who cut them.
-"""
+"""Parses JSON that was cut off: complete members are kept, an incomplete one is dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def read_partial_object(text: str) -> dict[str, Any]:
-    """The object that `text` is, or is the beginning of; members that are not whole are left out.
+    """The object that `text` is or begins; members that are not complete are left out.
 
     >>> read_partial_object('{"a": [1, 2, {"b": "x"'), read_partial_object('{"a": 1, "b')
     ({'a': [1, 2, {'b': 'x'}]}, {'a': 1})
@@ -25,11 +22,11 @@ def read_partial_object(text: str) -> dict[str, Any]:
 
 
 def _closed(text: str) -> str:
-    """`text` up to its last place where all that is open can be closed, and closed there."""
-    best, open_now = "{}", ""
+    """The longest prefix of `text` that closing brackets make valid JSON, with these brackets."""
+    best, open_brackets = "{}", ""
     is_key_next = False
     in_string = escaped = False
-    for at, letter in enumerate(text):
+    for index, letter in enumerate(text):
         if in_string:
             if escaped:
                 escaped = False
@@ -38,24 +35,24 @@ def _closed(text: str) -> str:
             elif letter == '"':
                 in_string = False
                 if not is_key_next:
-                    best = text[: at + 1] + _closers(open_now)
+                    best = text[: index + 1] + _closers(open_brackets)
             continue
         if letter == '"':
             in_string = True
         elif letter in "{[":
-            open_now += letter
+            open_brackets += letter
             is_key_next = letter == "{"
-            best = text[: at + 1] + _closers(open_now)
+            best = text[: index + 1] + _closers(open_brackets)
         elif letter in "}]":
-            open_now = open_now[:-1]
-            best = text[: at + 1] + _closers(open_now)
+            open_brackets = open_brackets[:-1]
+            best = text[: index + 1] + _closers(open_brackets)
         elif letter == ",":
-            is_key_next = open_now.endswith("{")
-            best = text[:at] + _closers(open_now)
+            is_key_next = open_brackets.endswith("{")
+            best = text[:index] + _closers(open_brackets)
         elif letter == ":":
             is_key_next = False
     return best
 
 
-def _closers(open_now: str) -> str:
-    return "".join(_CLOSERS[letter] for letter in reversed(open_now))
+def _closers(open_brackets: str) -> str:
+    return "".join(_CLOSERS[letter] for letter in reversed(open_brackets))

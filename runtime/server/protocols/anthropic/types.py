@@ -1,16 +1,17 @@
-"""The body of a messages request, every documented field of it.
+"""The body of a messages request, with every documented field.
 
 Source: https://docs.anthropic.com/en/api/messages and the types of the `anthropic` package 2.12.
-
-Knows: shapes. Must not know: what is done with them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
 MAX_MESSAGES = 1024
 MAX_TOOLS = 128
@@ -18,12 +19,8 @@ MAX_TOOLS = 128
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
-class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all parts of a request."""
-
-
 class CacheControl(StrictStruct):
-    """Prefixes are cached without being asked; the mark is taken for what it is, a wish that is fulfilled."""
+    """Accepted and ignored: all prefixes are cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -36,7 +33,7 @@ class TextBlock(StrictStruct, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(StrictStruct, tag_field="type", tag="thinking"):
-    """Reasoning as it was given. This server's signatures are empty."""
+    """Reasoning of an earlier answer. This server's signatures are empty."""
 
     thinking: str
     signature: str = ""
@@ -79,7 +76,7 @@ Message = SystemMessage | UserMessage | AssistantMessage
 
 
 class AnthropicTool(StrictStruct):
-    """A tool of the client's. `input_schema`: the input always fits it, `strict` or not."""
+    """A tool that the client runs. The input fits `input_schema` whether `strict` is set or not."""
 
     name: ToolName
     input_schema: dict[str, Any]
@@ -142,13 +139,13 @@ class OutputConfig(StrictStruct):
 
 
 class Metadata(StrictStruct):
-    """`user_id` goes nowhere: there is no abuse to report here."""
+    """Accepted and ignored."""
 
     user_id: str | None = None
 
 
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What `count_tokens` takes, and the first half of a request."""
+    """The prompt's fields: all of a `count_tokens` request, and part of a messages request."""
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -163,14 +160,18 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     workspace_id: Any = None
 
 
-class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
-    """Anthropic's messages request. What `UNSUPPORTED_FIELDS` lists can only have the values given there."""
+if TYPE_CHECKING:
+    _MessagesSampling = PromptFields
+else:
+    _MessagesSampling = sampling_fields("anthropic", base=PromptFields)
+
+
+class MessagesRequest(_MessagesSampling, kw_only=True, forbid_unknown_fields=True):
+    """Anthropic's messages request. Fields of `UNSUPPORTED_MESSAGE_FIELDS` are refused but for the values there."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)]
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
     container: Any = None
@@ -179,8 +180,9 @@ class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True):
     service_tier: Any = None
 
 
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {"speed": ("standard",), "user_profile_id": (), "workspace_id": ()}
-UNSUPPORTED_MESSAGE_FIELDS = UNSUPPORTED_FIELDS | {
+UNSUPPORTED_FIELDS: UnsupportedFields = {"speed": ("standard",), "user_profile_id": (), "workspace_id": ()}
+UNSUPPORTED_MESSAGE_FIELDS: UnsupportedFields = {
+    **UNSUPPORTED_FIELDS,
     "container": (),
     "diagnostics": (),
     "inference_geo": (),

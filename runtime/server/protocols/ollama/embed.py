@@ -1,7 +1,4 @@
-"""`/api/embed`, and `/api/embeddings` before it: Ollama's requests for vectors.
-
-Knows: Ollama's names and defaults. Must not know: sessions, how anything is pooled.
-"""
+"""`/api/embed` and the older `/api/embeddings`: Ollama's requests for embeddings."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.errors import PlaitError
+from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.app_state import state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.embedding import (
@@ -29,18 +27,22 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response
 from plait.runtime.server.protocols.ollama.models import check_model_name
 from plait.runtime.server.protocols.ollama.request import check_keep_alive, check_options
-from plait.runtime.server.protocols.ollama.types import UNSUPPORTED_OPTIONS, OllamaOptions
+from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, UNSUPPORTED_OPTIONS, OllamaOptions
+from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
 router = APIRouter()
 
-# nothing is sampled here
-SAMPLING = ("num_predict", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
-UNSUPPORTED_FIELDS = UNSUPPORTED_OPTIONS | dict.fromkeys((*SAMPLING, "presence_penalty", "frequency_penalty"), ())
+# an embedding samples nothing
+UNSUPPORTED_FIELDS: UnsupportedFields = {
+    **UNSUPPORTED_OPTIONS,
+    **{name: () for field, name in NAMES["ollama"].items() if field not in SAMPLING_OF_REQUEST},
+}
 
 
-class EmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`truncate` (true unless it is false): an input that is longer than the context, or than `num_ctx`, loses its end.
-    Without any input, whether the model is there.
+class EmbedRequest(StrictStruct):
+    """`truncate`, the default: an input longer than the context, or than `num_ctx`, loses its end.
+
+    Without inputs the answer only says that the model is loaded.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -61,8 +63,8 @@ class EmbedResponse(msgspec.Struct):
     prompt_eval_count: int
 
 
-class LegacyEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One text, whose end is cut off where it is too long."""
+class LegacyEmbedRequest(StrictStruct):
+    """One text. If it is too long it loses its end."""
 
     model: Annotated[str, Meta(min_length=1)]
     prompt: str
@@ -71,7 +73,7 @@ class LegacyEmbedRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LegacyEmbedResponse(msgspec.Struct):
-    """The vector as it is pooled, of whatever length."""
+    """The pooled vector, not normalized."""
 
     embedding: list[float]
 

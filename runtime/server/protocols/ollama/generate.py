@@ -1,14 +1,10 @@
-"""`/api/chat` and `/api/generate`: Ollama's requests in, lines of JSON or one object out.
-
-Knows: the order of lines. Must not know: options, templates.
-"""
+"""`/api/chat` and `/api/generate`: Ollama's API; answers are lines of JSON or one object."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -27,7 +23,7 @@ from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response, stream_response
 from plait.runtime.server.protocols.ollama.models import check_model_name
 from plait.runtime.server.protocols.ollama.request import check_keep_alive, prepared_of, sampling_of, shows_thinking
-from plait.runtime.server.protocols.ollama.response import EndpointKind, OllamaResponseWriter, load_response
+from plait.runtime.server.protocols.ollama.response import EndpointKind, Line, OllamaResponseWriter, load_response
 from plait.runtime.server.protocols.ollama.types import (
     OllamaChat,
     OllamaChatRequest,
@@ -92,25 +88,25 @@ async def _check(
     return CheckedRequest(kind, body.model, submission, prepared, with_thinking)
 
 
-async def _complete_response(client: Client, checked: CheckedRequest) -> dict[str, Any]:
+async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
-        answer = ChatOutput(checked.prepared, client, handle.calls[0])
-        writer = OllamaResponseWriter(checked.kind, checked.model, client, answer, checked.with_thinking)
-        writer.add_parts(answer.parse_result(result), is_last=True)
+        output = ChatOutput(checked.prepared, client, handle.calls[0])
+        writer = OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
+        writer.add_parts(output.parse_result(result), is_last=True)
         return writer.final_line(result)
 
 
-async def _lines(client: Client, checked: CheckedRequest, name: str) -> AsyncGenerator[bytes, None]:
+async def _lines(client: Client, checked: CheckedRequest, request_id: str) -> AsyncGenerator[bytes, None]:
     async with submit(client, [checked.submission]) as handle:
-        answer = ChatOutput(checked.prepared, client, handle.calls[0])
-        writer = OllamaResponseWriter(checked.kind, checked.model, client, answer, checked.with_thinking)
+        output = ChatOutput(checked.prepared, client, handle.calls[0])
+        writer = OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
         has_begun = False
         try:
             async with contextlib.aclosing(handle.progress()) as batches:
                 async for batch in batches:
                     for _, update in batch:
-                        writer.add_parts(answer.parse_update(update), is_last=update.finished)
+                        writer.add_parts(output.parse_update(update), is_last=update.finished)
                     if line := writer.next_line():
                         has_begun = True
                         yield msgspec.json.encode(line) + b"\n"
@@ -118,5 +114,5 @@ async def _lines(client: Client, checked: CheckedRequest, name: str) -> AsyncGen
         except Exception as error:
             if not has_begun:
                 raise
-            told = as_api_error(error, constraint_param=checked.prepared.constraint_param)
-            yield msgspec.json.encode(error_body("/api/", told, name)) + b"\n"
+            api_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
+            yield msgspec.json.encode(error_body("/api/", api_error, request_id)) + b"\n"

@@ -1,7 +1,4 @@
-"""What a model's files say of themselves: format, family, size, metadata.
-
-Knows: model files' headers. Must not know: protocols.
-"""
+"""Describes a model from its files: format, family, size, metadata."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _FILE_TYPES = {
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """`size` in bytes; `metadata` is JSON."""
+    """`size` in bytes; `metadata` has JSON values."""
 
     format: str
     family: str
@@ -45,20 +42,20 @@ class ModelDescription:
 
     @property
     def short_metadata(self) -> dict[str, Any]:
-        """Lists are null, as Ollama leaves them out of a description that is not verbose."""
+        """The metadata with null for lists, as Ollama shows it unless `verbose`."""
         return {key: None if isinstance(value, list) else value for key, value in self.metadata.items()}
 
 
 @lru_cache(maxsize=4)
 def describe(model_path: str) -> ModelDescription:
-    """Of a GGUF file or a Hugging Face folder. Raises CorruptModel or ModelNotFound when it is no longer readable."""
+    """Describes a GGUF file or a Hugging Face folder. Raises CorruptModel or ModelNotFound if it is not readable."""
     path = Path(model_path)
-    return _of_folder(path) if path.is_dir() else _of_gguf(path)
+    return _describe_folder(path) if path.is_dir() else _describe_gguf(path)
 
 
-def _of_gguf(path: Path) -> ModelDescription:
+def _describe_gguf(path: Path) -> ModelDescription:
     file = open_gguf(path)
-    metadata = {key: _plain(value) for key, value in file.metadata.items()}
+    metadata = {key: _json_value(value) for key, value in file.metadata.items()}
     count = sum(prod(info.shape) for info in file.tensors.values())
     family = str(metadata.get("general.architecture", "unknown"))
     quantization = _FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown")
@@ -67,7 +64,7 @@ def _of_gguf(path: Path) -> ModelDescription:
     )
 
 
-def _of_folder(path: Path) -> ModelDescription:
+def _describe_folder(path: Path) -> ModelDescription:
     config = read_json_object(path / "config.json")
     family = str(config.get("model_type", "unknown"))
     weights = sorted(path.glob("*.safetensors"))
@@ -79,7 +76,7 @@ def _of_folder(path: Path) -> ModelDescription:
 
 
 def _safetensors(file: Path) -> list[dict[str, Any]]:
-    """The header's entries: 8 bytes of length, then JSON."""
+    """The entries of the header, which is 8 bytes of length and then JSON."""
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if length > _MAX_HEADER:
@@ -89,14 +86,14 @@ def _safetensors(file: Path) -> list[dict[str, Any]]:
 
 
 def _files(paths: Sequence[Path]) -> tuple[int, str, str]:
-    """Size in bytes, time of the newest, and a digest of names, sizes and times: files are too large to be hashed."""
-    found = [(path.name, path.stat()) for path in paths]
-    newest = max((stat.st_mtime for _, stat in found), default=0.0)
-    manifest = json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found])
+    """Size in bytes, newest modification time, and a digest of names, sizes and times (contents are too large)."""
+    stats = [(path.name, path.stat()) for path in paths]
+    newest = max((stat.st_mtime for _, stat in stats), default=0.0)
+    manifest = json.dumps([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
     modified_at = datetime.fromtimestamp(newest, UTC).isoformat().replace("+00:00", "Z")
-    return sum(stat.st_size for _, stat in found), modified_at, hashlib.sha256(manifest.encode()).hexdigest()
+    return sum(stat.st_size for _, stat in stats), modified_at, hashlib.sha256(manifest.encode()).hexdigest()
 
 
-def _plain(value: Any) -> Any:
-    """A metadata value as JSON has it."""
+def _json_value(value: Any) -> Any:
+    """A metadata value as JSON; numpy arrays and scalars become lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,7 +1,4 @@
-"""`/api/tags`, `/api/show`, `/api/ps` and `/api/version`: the one model that is served, as Ollama lists models.
-
-Knows: Ollama's names. Must not know: files, how anything is generated.
-"""
+"""`/api/tags`, `/api/show`, `/api/ps` and `/api/version`: the one model that is served, in Ollama's format."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Details(msgspec.Struct):
 
 
 class ModelEntry(msgspec.Struct):
-    """`size` in bytes; `digest` identifies the model's files by their names, sizes and times."""
+    """`size` in bytes; `digest` is of the names, sizes and modification times of the model's files."""
 
     name: str
     model: str
@@ -53,7 +50,7 @@ class TagsResponse(msgspec.Struct):
 
 
 class LoadedModel(msgspec.Struct):
-    """`expires_at` is null: the model stays."""
+    """`expires_at` is null: the model is never unloaded."""
 
     name: str
     model: str
@@ -70,7 +67,7 @@ class PsResponse(msgspec.Struct):
 
 
 class ShowRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`verbose`: with the long lists of the model's metadata."""
+    """`verbose`: includes lists in the model's metadata."""
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     name: Annotated[str, Meta(min_length=1)] | None = None
@@ -81,7 +78,7 @@ class ShowRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShowResponse(msgspec.Struct):
-    """`template` is the chat template, in Jinja."""
+    """`template`: the chat template, in Jinja."""
 
     template: str
     details: Details
@@ -95,7 +92,7 @@ class VersionResponse(msgspec.Struct):
 
 
 def check_model_name(state: AppState, name: str) -> None:
-    """Raises ApiError 404, in Ollama's words, for a model that is not served here."""
+    """Raises ApiError 404, with Ollama's text, for a model that is not served here."""
     try:
         state.check_model(name.removesuffix(TAG))
     except ApiError:
@@ -105,61 +102,85 @@ def check_model_name(state: AppState, name: str) -> None:
 
 @router.get("/api/tags", **documented(answer=TagsResponse, errors=(500, 503), error_body=OllamaErrorBody))
 async def tags(request: Request) -> Response:
-    """The models that are here."""
-    state, about = state_of(request), await _about(request)
+    """The models of this server."""
+    state, description = state_of(request), await _description(request)
     name = state.model_name + TAG
     return json_response(
-        TagsResponse([ModelEntry(name, name, about.modified_at, about.size, about.digest, _details(about))])
+        TagsResponse(
+            [
+                ModelEntry(
+                    name, name, description.modified_at, description.size, description.digest, _details(description)
+                )
+            ]
+        )
     )
 
 
 @router.get("/api/ps", **documented(answer=PsResponse, errors=(500, 503), error_body=OllamaErrorBody))
 async def running_models(request: Request) -> Response:
-    """The models that are in memory."""
-    state, about = state_of(request), await _about(request)
+    """The models in memory."""
+    state, description = state_of(request), await _description(request)
     name, context = state.model_name + TAG, state.client.model.context_length
     return json_response(
-        PsResponse([LoadedModel(name, name, about.size, about.digest, _details(about), None, about.size, context)])
+        PsResponse(
+            [
+                LoadedModel(
+                    name,
+                    name,
+                    description.size,
+                    description.digest,
+                    _details(description),
+                    None,
+                    description.size,
+                    context,
+                )
+            ]
+        )
     )
 
 
 @router.post("/api/show", **documented(ShowRequest, ShowResponse, error_body=OllamaErrorBody))
 async def show(request: Request) -> Response:
-    """What is known of a model."""
+    """The description of a model."""
     body = await read_json(request, ShowRequest)
     state = state_of(request)
     check_model_name(state, body.model or body.name or "")
     for field in ("system", "template", "options"):
         if getattr(body, field):
             raise unsupported(field, "is not supported by this server")
-    about = await _about(request)
+    description = await _description(request)
     template = state.client.tokenizer.chat_template
     source = template.source if template is not None else ""
     model = state.client.model
-    has = {
+    supported = {
         "completion": model.can_generate,
         "tools": bool(source) and model.can_generate,
         "thinking": reasoning_format(source) is not None,
         "embedding": model.embeddings is not None,
     }
-    capabilities = [name for name, is_so in has.items() if is_so]
-    info = about.metadata if body.verbose else about.short_metadata
-    return json_response(ShowResponse(source, _details(about), info, capabilities, about.modified_at))
+    capabilities = [name for name, is_supported in supported.items() if is_supported]
+    info = description.metadata if body.verbose else description.short_metadata
+    return json_response(ShowResponse(source, _details(description), info, capabilities, description.modified_at))
 
 
 @router.get("/api/version", **documented(answer=VersionResponse, errors=(500,), error_body=OllamaErrorBody))
 async def ollama_version(request: Request) -> Response:
-    """This server's own version."""
+    """The version of plait."""
     return json_response(VersionResponse(version("plait")))
 
 
-async def _about(request: Request) -> ModelDescription:
+async def _description(request: Request) -> ModelDescription:
     return await asyncio.to_thread(describe, state_of(request).client.model.model_path)
 
 
-def _details(about: ModelDescription) -> Details:
+def _details(description: ModelDescription) -> Details:
     return Details(
-        "", about.format, about.family, [about.family], _short_count(about.num_parameters), about.quantization
+        "",
+        description.format,
+        description.family,
+        [description.family],
+        _short_count(description.num_parameters),
+        description.quantization,
     )
 
 

@@ -1,7 +1,4 @@
-"""Answers in Ollama's shape: lines of JSON while they come, or one object.
-
-Knows: the parts of an answer and Ollama's counts. Must not know: HTTP, requests.
-"""
+"""Writes answers in Ollama's format: lines of JSON for a stream, or one object."""
 
 from __future__ import annotations
 
@@ -10,13 +7,25 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.server.chat.engine import ChatOutput
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.protocols.openai.chat_response import token_logprobs
+from plait.runtime.server.protocols.ollama.types import (
+    AnswerFunctionCall,
+    AnswerToolCall,
+    OllamaChat,
+    OllamaGenerated,
+    OllamaMessage,
+)
+from plait.runtime.server.protocols.shared import ContentLogprob, token_logprobs
 
 EndpointKind = Literal["chat", "generate"]
+Line = OllamaChat | OllamaGenerated
+
+NS_PER_S = 1_000_000_000
 
 
 def now() -> str:
@@ -25,17 +34,17 @@ def now() -> str:
 
 
 class OllamaResponseWriter:
-    """Writes one answer: `next_line` for what is new, `final_line` for the last line. Reasoning is left out unless told."""
+    """Writes one answer: `next_line` has the new parts, `final_line` ends it. Reasoning only `with_thinking`."""
 
-    def __init__(self, kind: EndpointKind, model: str, client: Client, answer: ChatOutput, with_thinking: bool) -> None:
-        self._kind, self._model, self._client, self._answer = kind, model, client, answer
+    def __init__(self, kind: EndpointKind, model: str, client: Client, output: ChatOutput, with_thinking: bool) -> None:
+        self._kind, self._model, self._client, self._output = kind, model, client, output
         self._with_thinking = with_thinking
         self._open_call: tuple[str, list[str]] | None = None  # its name, and pieces of its arguments
         self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-        self._calls: list[dict[str, Any]] = []
+        self._calls: list[AnswerToolCall] = []
 
     def add_parts(self, parts: Sequence[ParsedPart], *, is_last: bool) -> None:
-        """Keeps these parts for the next line. A call is told once it is whole; one that was cut off is not."""
+        """Keeps the parts for the next line. A call is written once it is complete; one that was cut off is dropped."""
         for part in parts:
             if part.kind == "arguments":
                 assert self._open_call is not None
@@ -49,30 +58,25 @@ class OllamaResponseWriter:
         if is_last:
             self._end_call()
 
-    def next_line(self) -> dict[str, Any] | None:
-        """What was taken since the last line; None when that is nothing."""
+    def next_line(self) -> Line | None:
+        """The parts since the last line; None without any."""
         if not (self._texts["text"] or self._texts["reasoning"] or self._calls):
             return None
-        return {"model": self._model, "created_at": now(), **self._content(), "done": False, **self._logprobs()}
+        return self._line(done=False)
 
-    def final_line(self, result: CallResult) -> dict[str, Any]:
+    def final_line(self, result: CallResult) -> Line:
         """The last line, or the whole answer."""
         usage = result.usage
-        ns = 1_000_000_000
-        return {
-            "model": self._model,
-            "created_at": now(),
-            **self._content(),
-            "done": True,
-            "done_reason": "length" if result.finish_reason == "length" else "stop",
-            "total_duration": int(usage.wall_s * ns),
-            "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": int(max(usage.ttft_s - usage.queue_s, 0.0) * ns),
-            "eval_count": usage.completion_tokens,
-            "eval_duration": int(max(usage.wall_s - usage.ttft_s, 0.0) * ns),
-            **self._logprobs(),
-        }
+        return self._line(
+            done=True,
+            done_reason="length" if result.finish_reason == "length" else "stop",
+            total_duration=int(usage.wall_s * NS_PER_S),
+            load_duration=0,
+            prompt_eval_count=usage.prompt_tokens,
+            prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
+            eval_count=usage.completion_tokens,
+            eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
+        )
 
     def _end_call(self) -> None:
         if self._open_call is None:
@@ -82,27 +86,25 @@ class OllamaResponseWriter:
             arguments = json.loads("".join(pieces))
         except ValueError:
             return
-        self._calls.append({"function": {"name": name, "arguments": arguments}})
+        self._calls.append(AnswerToolCall(AnswerFunctionCall(name, arguments)))
 
-    def _content(self) -> dict[str, Any]:
-        text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"])
-        calls = self._calls
+    def _line(self, **fields: Any) -> Line:
+        """A line with the parts, which are forgotten."""
+        text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"]) or UNSET
+        calls = self._calls or UNSET
         self._texts, self._calls = {"text": [], "reasoning": []}, []
+        fields |= {"model": self._model, "created_at": now(), "logprobs": self._take_logprobs()}
         if self._kind == "generate":
-            return {"response": text} | ({"thinking": reasoning} if reasoning else {})
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if reasoning:
-            message["thinking"] = reasoning
-        if calls:
-            message["tool_calls"] = calls
-        return {"message": message}
+            return OllamaGenerated(response=text, thinking=reasoning, **fields)
+        return OllamaChat(message=OllamaMessage(text, reasoning, calls), **fields)
 
-    def _logprobs(self) -> dict[str, Any]:
-        taken, self._answer.logprobs = self._answer.logprobs, []
-        return {"logprobs": token_logprobs(self._client, taken)} if taken else {}
+    def _take_logprobs(self) -> list[ContentLogprob] | UnsetType:
+        entries, self._output.logprobs = self._output.logprobs, []
+        return token_logprobs(self._client, entries) if entries else UNSET
 
 
-def load_response(kind: EndpointKind, model: str) -> dict[str, Any]:
-    """The answer to a request that asks nothing: the model is there."""
-    content = {"response": ""} if kind == "generate" else {"message": {"role": "assistant", "content": ""}}
-    return {"model": model, "created_at": now(), **content, "done": True, "done_reason": "load"}
+def load_response(kind: EndpointKind, model: str) -> Line:
+    """The answer to a request without a prompt: the model is loaded."""
+    if kind == "generate":
+        return OllamaGenerated(response="", model=model, created_at=now(), done=True, done_reason="load")
+    return OllamaChat(message=OllamaMessage(""), model=model, created_at=now(), done=True, done_reason="load")

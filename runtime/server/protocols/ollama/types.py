@@ -1,35 +1,36 @@
 """The bodies of Ollama's requests and answers.
 
 Source: https://github.com/ollama/ollama/blob/main/docs/api.md and the types of the `ollama` package 0.6.
-
-Knows: shapes. Must not know: what is done with them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
+
+from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.protocols.shared import ContentLogprob, StrictStruct, UnsupportedFields
+
+SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs")  # beside `options`, not in it
+
+if TYPE_CHECKING:
+    _OllamaSampling = msgspec.Struct
+else:
+    _OllamaSampling = sampling_fields("ollama", leave_out=SAMPLING_OF_REQUEST)
 
 
-class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all parts of a request."""
-
-
-class OllamaOptions(StrictStruct):
-    """What Ollama calls options. What `UNSUPPORTED_OPTIONS` lists can only have the values given there."""
+class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
+    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there."""
 
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
     temperature: float | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     top_p: float | None = None
-    min_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     repeat_penalty: Any = None
     repeat_last_n: Any = None
     tfs_z: Any = None
@@ -53,7 +54,7 @@ class OllamaOptions(StrictStruct):
     num_thread: Any = None
 
 
-UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_OPTIONS: UnsupportedFields = {
     "repeat_penalty": (1.0,),
     "repeat_last_n": (0,),
     "tfs_z": (1.0,),
@@ -92,7 +93,7 @@ class OllamaToolCall(StrictStruct):
 
 
 class Message(StrictStruct):
-    """One turn. A tool's turn names its tool in `tool_name`."""
+    """One turn. The turn of a tool has its name in `tool_name`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -115,9 +116,9 @@ class OllamaTool(StrictStruct):
 
 
 class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and generate share. `format`: "json", or a JSON schema that the answer fits.
+    """Fields of chat and generate. `format`: "json", or a JSON schema that the answer fits.
 
-    `keep_alive`: the model stays in memory, so whatever asks it to is granted; 0, which asks it to go, is refused.
+    `keep_alive`: any duration but 0 is accepted, since the model stays in memory.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -131,14 +132,14 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OllamaChatRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """The next turn of a conversation; without messages, whether the model is there."""
+    """A conversation. Without messages the answer only says that the model is loaded."""
 
     messages: Annotated[list[Message], Meta(max_length=1024)] | None = None
     tools: Annotated[list[OllamaTool], Meta(max_length=128)] | None = None
 
 
 class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fields=True):
-    """An answer to `prompt`; with `raw`, its continuation: control tokens in it are control tokens."""
+    """A prompt. With `raw` it is continued as it is, and names of control tokens in it become control tokens."""
 
     prompt: str | None = None
     system: str | None = None
@@ -152,7 +153,7 @@ class OllamaGenerateRequest(OllamaRequestFields, kw_only=True, forbid_unknown_fi
     steps: Any = None
 
 
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: UnsupportedFields = {
     "suffix": ("",),
     "template": ("",),
     "context": ([],),
@@ -163,37 +164,36 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class TopLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
+class AnswerFunctionCall(msgspec.Struct):
+    name: str
+    arguments: Any
 
 
-class OllamaLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
+class AnswerToolCall(msgspec.Struct):
+    function: AnswerFunctionCall
 
 
-class OllamaMessage(msgspec.Struct, omit_defaults=True):
-    role: str
+class OllamaMessage(msgspec.Struct):
     content: str
-    thinking: str | None = None
-    tool_calls: list[OllamaToolCall] | None = None
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """Of an answer or a stream's line; the counts and durations (in nanoseconds) are the last line's."""
+    """An answer, or a line of a stream. Only the last line has counts and durations (in nanoseconds)."""
 
     model: str
     created_at: str
     done: bool
-    done_reason: Literal["stop", "length", "load"] | msgspec.UnsetType = msgspec.UNSET
-    total_duration: int | msgspec.UnsetType = msgspec.UNSET
-    load_duration: int | msgspec.UnsetType = msgspec.UNSET
-    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
-    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
-    eval_count: int | msgspec.UnsetType = msgspec.UNSET
-    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
-    logprobs: list[OllamaLogprob] | msgspec.UnsetType = msgspec.UNSET
+    done_reason: Literal["stop", "length", "load"] | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[ContentLogprob] | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):
@@ -202,4 +202,4 @@ class OllamaChat(OllamaResponseFields, kw_only=True):
 
 class OllamaGenerated(OllamaResponseFields, kw_only=True):
     response: str
-    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | UnsetType = UNSET

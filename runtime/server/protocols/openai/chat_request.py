@@ -1,33 +1,30 @@
-"""A chat completion request as a `Conversation`: roles, content parts, tools and what the answer must be.
-
-Knows: OpenAI's fields. Must not know: templates, tokens.
-"""
+"""Converts a chat completion request to a `Conversation`: roles, content parts, tools and constraint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from plait.runtime.server.chat.conversation import NO_PARAMETERS, Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
     AllowedToolsChoice,
     AssistantMessage,
     ChatRequest,
-    FunctionTool,
     Message,
     NamedToolChoice,
     RefusalPart,
     TextPart,
     ToolMessage,
 )
-from plait.runtime.server.protocols.openai.fields import checked_tool_names, constraint_of
+from plait.runtime.server.protocols.openai.fields import check_stream_options, constraint_of
+from plait.runtime.server.protocols.shared import build_tools, checked_tool_names
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
 
 
 def conversation_of(body: ChatRequest) -> Conversation:
-    """Raises ApiError for values that contradict each other."""
+    """The conversation. Raises ApiError 400 for values that contradict each other."""
     continue_final = bool(body.continue_final_message)
     add_prompt = body.add_generation_prompt if body.add_generation_prompt is not None else not continue_final
     if continue_final and add_prompt:
@@ -38,10 +35,9 @@ def conversation_of(body: ChatRequest) -> Conversation:
         text = "'continue_final_message' needs a last message of the assistant, without tool calls"
         raise invalid(text, "continue_final_message")
     constraint, param = constraint_of(body)
-    tools = _tools(body.tools or [])
+    tools = build_tools([tool.function for tool in body.tools or ()], "tools[{}].function")
     names, must_call, one_call = _tool_choice(body, tools)
-    if body.stream_options is not None and not body.stream:
-        raise invalid("'stream_options' is only for streams", "stream_options")
+    check_stream_options(body)
     return Conversation(
         turns=turns,
         tools=tools,
@@ -56,7 +52,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
 
 
 def max_tokens_of(body: ChatRequest) -> int | None:
-    """The limit under either of its names."""
+    """`max_completion_tokens`, or `max_tokens`, its older name. Raises ApiError 400 for two different values."""
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise invalid("'max_tokens' and 'max_completion_tokens' are one setting; give one", "max_tokens")
@@ -68,6 +64,7 @@ def max_tokens_of(body: ChatRequest) -> int | None:
 
 
 def top_logprobs_of(body: ChatRequest) -> int:
+    """`top_logprobs`, 0 where it is missing. Raises ApiError 400 out of range or without `logprobs`."""
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
         raise invalid(f"'top_logprobs' must be from 0 to {MAX_TOP_LOGPROBS}, not {top}", "top_logprobs")
@@ -78,10 +75,10 @@ def top_logprobs_of(body: ChatRequest) -> int:
 
 def _turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
     turns = [_turn(message) for message in messages]
-    known: set[str] = set()
+    known_ids: set[str] = set()
     for index, turn in enumerate(turns):
-        known |= {call.id for call in turn.calls}
-        if turn.role == "tool" and turn.call_id not in known:
+        known_ids |= {call.id for call in turn.calls}
+        if turn.role == "tool" and turn.call_id not in known_ids:
             param = f"messages[{index}].tool_call_id"
             raise invalid(f"'{param}' answers no tool call of the messages before it", param)
     return tuple(turns)
@@ -92,8 +89,9 @@ def _turn(message: Message) -> Turn:
     if isinstance(message, ToolMessage):
         return Turn("tool", text, call_id=message.tool_call_id, name=message.name)
     if isinstance(message, AssistantMessage):
-        made = message.tool_calls or []
-        calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in made)
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+        )
         return Turn("assistant", text or message.refusal or "", calls, message.reasoning_content, name=message.name)
     role: Any = message.__struct_config__.tag
     return Turn("system" if role == "developer" else role, text, name=message.name)
@@ -105,22 +103,8 @@ def _text(content: str | Sequence[TextPart | RefusalPart] | None) -> str:
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
-def _tools(given: Sequence[FunctionTool]) -> tuple[ToolDefinition, ...]:
-    tools: list[ToolDefinition] = []
-    for index, item in enumerate(given):
-        function = item.function
-        if any(tool.name == function.name for tool in tools):
-            raise invalid(f"two tools are called '{function.name}'", f"tools[{index}].function.name")
-        parameters = function.parameters if function.parameters is not None else NO_PARAMETERS
-        param = f"tools[{index}].function.parameters"
-        tools.append(
-            ToolDefinition(function.name, function.description or "", parameters, param, bool(function.strict))
-        )
-    return tuple(tools)
-
-
 def _tool_choice(body: ChatRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
-    """(names of tools that may be called, or None for all; whether one must be; whether only one may be)"""
+    """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
     if not tools:
         if choice in (None, "none", "auto"):

@@ -1,52 +1,51 @@
-"""The shapes of chat answers: for the OpenAPI document, and a token's logprob as OpenAI writes it.
+"""Chat completions and their stream chunks as structs, and how the parts of an answer become them.
 
-Knows: OpenAI's chat objects. Must not know: how answers come about.
+Source: https://platform.openai.com/docs/api-reference/chat/object and .../chat/streaming.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import secrets
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from plait.runtime.client.client import Client
-from plait.runtime.messages import TokenLogprob
+from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.openai.chat_types import FunctionCall
 from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
+from plait.runtime.server.protocols.shared import ContentLogprob
 
-MIN_LOGPROB = -9999.0  # OpenAI's logprob of what cannot be; JSON has no infinity
+
+class ResponseHead(NamedTuple):
+    """What a completion and each of its chunks begin with; `created` in seconds since 1970."""
+
+    id: str
+    created: int
+    model: str
 
 
 class ChatToolCall(msgspec.Struct):
     id: str
     function: FunctionCall
-    type: Literal["function"]
+    type: Literal["function"] = "function"
 
 
 class ChatMessage(msgspec.Struct):
-    role: Literal["assistant"]
+    """`content` is null where there are tool calls and no text."""
+
     content: str | None
-    refusal: None
-    tool_calls: list[ChatToolCall] | msgspec.UnsetType = msgspec.UNSET
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class TopLogprob(msgspec.Struct):
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class ContentLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
 
 
 class ChoiceLogprobs(msgspec.Struct):
-    """Of every token of the answer, reasoning and tool calls included."""
+    """Logprobs of every token of the answer, reasoning and tool calls included."""
 
     content: list[ContentLogprob]
-    refusal: None
+    refusal: None = None
 
 
 class ChatChoice(msgspec.Struct):
@@ -60,23 +59,89 @@ class ChatCompletion(msgspec.Struct):
     """OpenAI's chat completion object."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    system_fingerprint: None
+    object: Literal["chat.completion"] = "chat.completion"
+    system_fingerprint: None = None
 
 
-def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """OpenAI's `logprobs.content`."""
-    token_bytes = client.tokenizer.vocabulary.token_bytes
+class DeltaFunction(msgspec.Struct):
+    """The name comes first, then the arguments piece by piece."""
 
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        data = token_bytes[token]
-        return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
+    arguments: str
+    name: str | UnsetType = UNSET
 
-    return [
-        one(entry.token_id, entry.logprob) | {"top_logprobs": [one(token, value) for token, value in entry.top]}
-        for entry in entries
-    ]
+
+class DeltaToolCall(msgspec.Struct):
+    index: int
+    function: DeltaFunction
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct):
+    """The new part of a message. The last chunk of a choice has an empty one."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[DeltaToolCall] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a stream. `usage`: with `include_usage` null in all chunks but the last, which has no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    system_fingerprint: None = None
+
+
+class MessageBuilder:
+    """Collects the parts of an answer into one message."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
+        self._calls: list[tuple[str, list[str]]] = []  # name, pieces of the arguments
+
+    def add(self, part: ParsedPart) -> None:
+        if part.kind == "call":
+            self._calls.append((part.text, []))
+        elif part.kind == "arguments":
+            self._calls[part.number][1].append(part.text)
+        else:
+            self._texts[part.kind].append(part.text)
+
+    def build(self) -> ChatMessage:
+        text, reasoning = "".join(self._texts["text"]), "".join(self._texts["reasoning"])
+        calls = [ChatToolCall(_new_call_id(), FunctionCall(name, "".join(pieces))) for name, pieces in self._calls]
+        return ChatMessage(text or (None if calls else ""), calls or UNSET, reasoning or UNSET)
+
+
+def delta_of(part: ParsedPart) -> Delta:
+    """The delta that adds one part."""
+    if part.kind == "text":
+        return Delta(content=part.text)
+    if part.kind == "reasoning":
+        return Delta(reasoning_content=part.text)
+    if part.kind == "call":
+        call = DeltaToolCall(part.number, DeltaFunction("", part.text), _new_call_id(), "function")
+    else:
+        call = DeltaToolCall(part.number, DeltaFunction(part.text))
+    return Delta(tool_calls=[call])
+
+
+def _new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

@@ -1,22 +1,18 @@
-"""The body of a chat completion request, every documented field of it.
+"""The body of a chat completion request, with every documented field.
 
-Knows: shapes. Must not know: what is done with them.
+Source: https://platform.openai.com/docs/api-reference/chat/create.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
-from plait.runtime.server.protocols.openai.fields import SamplingFields
+from plait.runtime.server.protocols.openai.fields import SamplingRequest
+from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
-
-
-class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of all parts of a request."""
 
 
 class TextPart(StrictStruct, tag_field="type", tag="text"):
@@ -33,7 +29,7 @@ class FunctionCall(StrictStruct):
 
 
 class AssistantToolCall(StrictStruct):
-    """A tool call that the model made earlier."""
+    """A tool call of an earlier answer."""
 
     id: str
     function: FunctionCall
@@ -57,9 +53,9 @@ class UserMessage(StrictStruct, tag_field="role", tag="user"):
 
 
 class AssistantMessage(StrictStruct, tag_field="role", tag="assistant"):
-    """An answer as it was given; the fields that are only null here are those this server never fills.
+    """An earlier answer, sent back. Fields that can only be null are those that this server never fills.
 
-    `provider_specific_fields`: what litellm adds to an answer, and sends back with it; it says nothing to the model.
+    `provider_specific_fields`: added to answers by litellm, and sent back by it; ignored.
     """
 
     content: str | list[TextPart | RefusalPart] | None = None
@@ -83,7 +79,7 @@ Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | To
 
 
 class Function(StrictStruct):
-    """`parameters` is a JSON schema; the arguments always fit it, `strict` or not."""
+    """`parameters` is a JSON schema. The arguments fit it whether `strict` is set or not."""
 
     name: ToolName
     description: str | None = None
@@ -116,8 +112,8 @@ class AllowedToolsChoice(StrictStruct, tag_field="type", tag="allowed_tools"):
     allowed_tools: AllowedTools
 
 
-class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's chat completion request. What `refused` lists can only have the values given there."""
+class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's chat completion request. The fields of `UNSUPPORTED_FIELDS` are refused but for the values there."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=1024)]
     logprobs: bool | None = None
@@ -146,7 +142,7 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     web_search_options: Any = None
 
 
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: UnsupportedFields = {
     "audio": (),
     "function_call": (),
     "functions": (),

@@ -1,6 +1,6 @@
-"""`/v1/embeddings`: texts or tokens in, one vector for each out, as numbers or in base64.
+"""`/v1/embeddings`: one vector for each text or token list, as numbers or in base64.
 
-Knows: OpenAI's embedding objects. Must not know: sessions, how anything is pooled.
+Source: https://platform.openai.com/docs/api-reference/embeddings.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from plait.runtime.server.generation.embedding import (
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 
 Encoding = Literal["float", "base64"]
 
 
-class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's embedding request: a text, a list of texts, a list of token ids, or a list of such lists.
+class EmbeddingRequest(StrictStruct):
+    """OpenAI's embedding request. `input`: a text, a list of texts, a list of token ids, or a list of such lists.
 
-    `dimensions`: only so many first numbers of each vector. The last three are extras of ours.
+    `dimensions`: vectors are cut to this size. `cache_salt`, `priority` and `timeout` (seconds) are extensions.
     """
 
     model: str
@@ -51,7 +52,7 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Embedding(msgspec.Struct):
-    """One input's vector: numbers, or the base64 of them as little-endian float32."""
+    """The vector of one input: numbers, or base64 of little-endian float32."""
 
     index: int
     embedding: list[float] | str
@@ -59,7 +60,7 @@ class Embedding(msgspec.Struct):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """Tokens of all inputs."""
+    """The number of tokens of all inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -76,7 +77,7 @@ class EmbeddingList(msgspec.Struct):
 
 @router.post("/v1/embeddings", **documented(EmbeddingRequest, EmbeddingList))
 async def create_embedding(request: Request) -> Response:
-    """Embeddings of texts, where the model can pool."""
+    """The embedding of each input. 400 for a model that has no pooling."""
     body = await read_json(request, EmbeddingRequest)
     state = state_of(request)
     state.check_model(body.model)
@@ -95,21 +96,21 @@ async def create_embedding(request: Request) -> Response:
         results = await cancel_on_disconnect(request, embed_prompts(client, prompts, embedding_options))
     except PlaitError as error:
         raise as_api_error(error) from error
-    return json_response(_answer(results, state.model_name, body.encoding_format or "float"))
+    return json_response(_response(results, state.model_name, body.encoding_format or "float"))
 
 
-def split_inputs(given: str | Sequence[str | int | list[int]]) -> list[EmbeddingInput]:
-    """What is to be embedded, one by one. ApiError for lists that mix kinds."""
-    if isinstance(given, str):
-        return [given]
-    kinds = set(map(type, given))
+def split_inputs(value: str | Sequence[str | int | list[int]]) -> list[EmbeddingInput]:
+    """The inputs of `input`, each a text or a token list. Raises ApiError 400 for lists that mix types."""
+    if isinstance(value, str):
+        return [value]
+    kinds = set(map(type, value))
     if len(kinds) > 1:
         raise invalid("'input' mixes token ids with texts or lists", "input")
-    found: Any = [given] if kinds == {int} else given
-    return list(found)
+    inputs: Any = [value] if kinds == {int} else value
+    return list(inputs)
 
 
-def _answer(results: Sequence[CallResult], model: str, encoding: Encoding) -> EmbeddingList:
+def _response(results: Sequence[CallResult], model: str, encoding: Encoding) -> EmbeddingList:
     data = [Embedding(index, _encode_vector(result, encoding)) for index, result in enumerate(results)]
     num_tokens = sum(result.usage.prompt_tokens for result in results)
     return EmbeddingList(data, model, EmbeddingUsage(num_tokens, num_tokens))

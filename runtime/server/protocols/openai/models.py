@@ -1,7 +1,4 @@
-"""`/v1/models`: the one model that is served.
-
-Knows: OpenAI's model object. Must not know: sessions, tokens.
-"""
+"""`/v1/models`: the one model that is served."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ router = APIRouter()
 
 
 class Model(msgspec.Struct):
-    """A model; `max_model_len` is its context in tokens."""
+    """OpenAI's model object. `max_model_len`: the context length in tokens."""
 
     id: str
     created: int
@@ -39,7 +36,7 @@ def _model(state: AppState) -> Model:
 
 @router.get("/v1/models", **documented(answer=ModelList, errors=(500, 503)))
 async def list_models(request: Request) -> Response:
-    """The models served here."""
+    """The models of this server."""
     return json_response(ModelList([_model(state_of(request))]))
 
 

@@ -1,10 +1,8 @@
-"""The output items of a response, and the events that tell of them while they grow, in OpenAI's order.
+"""Builds the output items of a response and the stream events of each change, in OpenAI's order.
 
     output_item.added  content_part.added  *.delta ...  *.done  content_part.done  output_item.done
 
-A whole response is the same items without the events.
-
-Knows: OpenAI's items and events. Must not know: calls, HTTP.
+A response that is not streamed has the same items without the events.
 """
 
 from __future__ import annotations
@@ -13,10 +11,11 @@ import secrets
 from typing import Any
 
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.protocols.shared import ContentLogprob
 
 Event = dict[str, Any]
 
-# kind of part: (type of its item, of its content part, prefix of its events)
+# kind of part -> (type of its item, type of its content part, prefix of its events)
 _TEXTS = {
     "text": ("message", "output_text", "response.output_text"),
     "reasoning": ("reasoning", "reasoning_text", "response.reasoning_text"),
@@ -24,15 +23,14 @@ _TEXTS = {
 
 
 class OutputItems:
-    """Output items in the making. `add` and `finish` return the events to tell; `output` holds the items so far."""
+    """The items of one response. `add` and `close` return stream events; `output` has the items so far."""
 
     def __init__(self) -> None:
         self.output: list[dict[str, Any]] = []
-        self._kind = ""  # of the item that is open: a key of _TEXTS, "call", or none
-        self._logprobs: list[dict[str, Any]] = []
+        self._kind = ""  # of the open item: a key of _TEXTS, "call", or empty
 
-    def add(self, part: ParsedPart, logprobs: list[dict[str, Any]] | None = None) -> list[Event]:
-        """More of the answer. `logprobs` go with it where it is text."""
+    def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
+        """Adds a part of the answer; `logprobs` belong to a part that is text."""
         if part.kind == "call":
             return [*self.close(), self._open("call", _call(part.text))]
         if part.kind == "arguments":
@@ -51,7 +49,7 @@ class OutputItems:
         return [*events, event]
 
     def close(self, status: str = "completed") -> list[Event]:
-        """Ends the item that is open, if one is."""
+        """Ends the open item, if there is one."""
         kind, self._kind = self._kind, ""
         if not kind:
             return []
@@ -105,5 +103,5 @@ def _call(name: str) -> dict[str, Any]:
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """The item as it is now."""
+    """A copy that later parts do not change."""
     return {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)

@@ -1,24 +1,18 @@
-"""A `/v1/responses` request as a `Conversation`.
-
-Knows: OpenAI's items and tools. Must not know: templates, tokens.
-"""
+"""Converts a `/v1/responses` request to a `Conversation`: items, tools and constraint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
-from plait.runtime.server.chat.conversation import NO_PARAMETERS, Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
-from plait.runtime.server.protocols.openai.fields import build_constraint, checked_tool_names
 from plait.runtime.server.protocols.openai.responses_types import (
     AllowedToolsChoice,
     CallItem,
     CallOutputItem,
     Content,
-    FunctionTool,
     Item,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -28,11 +22,12 @@ from plait.runtime.server.protocols.openai.responses_types import (
     Refusal,
     ResponsesRequest,
 )
+from plait.runtime.server.protocols.shared import build_constraint, build_tools, checked_tool_names
 
 
 def conversation_of(body: ResponsesRequest) -> Conversation:
-    """Raises ApiError for values that contradict each other."""
-    tools = _tools(body.tools or [])
+    """The conversation. Raises ApiError 400 for values that contradict each other."""
+    tools = build_tools(body.tools or (), "tools[{}]")
     names, must_call, one_call = _tool_choice(body, tools)
     constraint, param = _constraint(body)
     return Conversation(
@@ -47,13 +42,13 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
 
 
 def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
-    form = body.text.format if body.text else None
-    if isinstance(form, JsonObjectFormat):
+    output_format = body.text.format if body.text else None
+    if isinstance(output_format, JsonObjectFormat):
         return JsonObject(compact=bool(body.compact)), "text.format"
-    if isinstance(form, JsonSchemaFormat):
+    if isinstance(output_format, JsonSchemaFormat):
         param = "text.format.schema"
-        options = {"annotations": not form.strict, "compact": bool(body.compact)}
-        return build_constraint(param, JsonSchema, form.schema, **options), param
+        options = {"annotations": not output_format.strict, "compact": bool(body.compact)}
+        return build_constraint(param, JsonSchema, output_format.schema, **options), param
     return None, None
 
 
@@ -65,7 +60,7 @@ def _turns(body: ResponsesRequest) -> tuple[Turn, ...]:
     reasoning: str | None = None
     for index, raw in enumerate(body.input):
         item: Item = convert_json({"type": "message", **raw}, Item, f"input[{index}]")  # type: ignore[arg-type]
-        if isinstance(item, CallItem):  # calls that follow each other, and the text before them, are one turn
+        if isinstance(item, CallItem):  # consecutive calls and the text before them are one turn
             call = ToolCall(item.call_id, item.name, item.arguments)
             calls.append(call)
             if turns and turns[-1].role == "assistant":
@@ -99,18 +94,8 @@ def _text(content: str | Sequence[Content]) -> str:
     return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in content)
 
 
-def _tools(given: Sequence[FunctionTool]) -> tuple[ToolDefinition, ...]:
-    tools: list[ToolDefinition] = []
-    for index, item in enumerate(given):
-        if any(tool.name == item.name for tool in tools):
-            raise invalid(f"two tools are called '{item.name}'", f"tools[{index}].name")
-        parameters: dict[str, Any] = item.parameters if item.parameters is not None else NO_PARAMETERS
-        param = f"tools[{index}].parameters"
-        tools.append(ToolDefinition(item.name, item.description or "", parameters, param, bool(item.strict)))
-    return tuple(tools)
-
-
 def _tool_choice(body: ResponsesRequest, tools: Sequence[ToolDefinition]) -> tuple[frozenset[str] | None, bool, bool]:
+    """(names of tools that may be called, None for all; whether a call is required; whether only one is allowed)"""
     choice = body.tool_choice
     if not tools:
         if choice in (None, "none", "auto"):

@@ -1,16 +1,18 @@
-"""The body of a `/v1/responses` request, every documented field of it.
+"""The body of a `/v1/responses` request, with every documented field.
 
-Knows: shapes. Must not know: what is done with them.
+Source: https://platform.openai.com/docs/api-reference/responses/create.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from plait.runtime.server.protocols.openai.chat_types import StrictStruct, ToolName
+from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.protocols.openai.chat_types import ToolName
+from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
 
 class InputText(StrictStruct, tag_field="type", tag="input_text"):
@@ -85,7 +87,7 @@ class JsonObjectFormat(StrictStruct, tag_field="type", tag="json_object"):
 
 
 class JsonSchemaFormat(StrictStruct, tag_field="type", tag="json_schema"):
-    """A JSON value that fits `schema`, `strict` or not."""
+    """A JSON value that fits `schema`, whether `strict` is set or not."""
 
     name: ToolName
     schema: dict[str, Any]
@@ -118,8 +120,14 @@ class StreamOptions(StrictStruct):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's response request; the last fields of the first half are extras of ours."""
+if TYPE_CHECKING:
+    _ResponsesSampling = msgspec.Struct
+else:
+    _ResponsesSampling = sampling_fields("responses")
+
+
+class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's response request. `cache_salt` to `compact` are extensions."""
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
@@ -139,13 +147,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     top_p: float | None = None
     user: str | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    stop: str | list[str] | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    timeout: float | None = None
     complete: bool | None = None
     compact: bool | None = None
     access_programs: Any = None
@@ -166,7 +169,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     truncation: Any = None
 
 
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: UnsupportedFields = {
     "access_programs": (),
     "background": (False,),
     "background_options": (),

@@ -1,8 +1,6 @@
-"""`/tokenize` and `/detokenize`: what a text, or a conversation, is in the model's tokens, and back.
+"""`/tokenize` and `/detokenize`: the tokens of a text or a conversation, and the text of tokens.
 
-The shapes are those of vLLM and SGLang together: a list of prompts gives lists, one prompt gives one.
-
-Knows: these two requests. Must not know: sessions.
+Requests and answers combine those of vLLM and SGLang: a list of prompts gives lists, one prompt gives one.
 """
 
 from __future__ import annotations
@@ -20,23 +18,25 @@ from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.generation.logprobs import token_text
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.protocols.openai.chat_request import conversation_of
 from plait.runtime.server.protocols.openai.chat_types import ChatRequest, FunctionTool, Message
+from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
 
 router = APIRouter()
 
 MAX_PROMPTS = 1024
 
 
-class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`prompt`, plain text; or `messages`, as a chat completion would read them.
+class TokenizeRequest(StrictStruct):
+    """`prompt`, plain text, or `messages`, rendered as for a chat completion.
 
-    `add_special_tokens`: with the token that the model wants a text to begin with. `parse_special`: control tokens in
-    `prompt` are control tokens, not plain text.
+    `add_special_tokens`: adds the BOS token where the model has one. `parse_special`: names of control tokens in
+    `prompt` become control tokens; otherwise they are plain text.
     """
 
     model: str = "default"
@@ -51,7 +51,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Tokenized(msgspec.Struct, omit_defaults=True):
-    """`count` tokens of `max_model_len` that fit; `token_strs` where asked for."""
+    """The tokens and their number; `max_model_len` is the context length in tokens."""
 
     tokens: Sequence[int | list[int]]
     count: int | list[int]
@@ -59,8 +59,8 @@ class Tokenized(msgspec.Struct, omit_defaults=True):
     token_strs: Sequence[str | list[str]] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`skip_special_tokens`: control tokens give no text."""
+class DetokenizeRequest(StrictStruct):
+    """`skip_special_tokens`: control tokens are left out of the text."""
 
     tokens: list[int | list[int]]
     model: str = "default"
@@ -84,19 +84,19 @@ async def tokenize_prompt(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("give 'prompt' or 'messages', and only one of them", "prompt")
     if body.messages is not None:
-        found = [await _conversation(body, client)]
+        token_lists = [await _conversation(body, client)]
     else:
         for name in ("add_generation_prompt", "continue_final_message", "tools"):
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
-        found = await _prompts(prompts, body, client)
-    many = isinstance(body.prompt, list)
-    names = [[token_text(client, token) for token in ids] for ids in found] if body.return_token_strs else None
+        token_lists = await _prompts(prompts, body, client)
+    names = [[token_text(client, token) for token in ids] for ids in token_lists] if body.return_token_strs else None
     limit = client.model.context_length
-    if many:
-        return json_response(Tokenized(found, [len(ids) for ids in found], limit, names))
-    return json_response(Tokenized(found[0], len(found[0]), limit, names[0] if names else None))
+    if isinstance(body.prompt, list):
+        return json_response(Tokenized(token_lists, [len(ids) for ids in token_lists], limit, names))
+    (ids,) = token_lists
+    return json_response(Tokenized(ids, len(ids), limit, names[0] if names else None))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))
@@ -108,19 +108,13 @@ async def detokenize_tokens(request: Request) -> Response:
     kinds = {type(item) for item in body.tokens}
     if len(kinds) > 1:
         raise invalid("'tokens' mixes token ids with lists of them", "tokens")
-    given: Any = body.tokens if kinds == {list} else [body.tokens]
-    if sum(map(len, given)) > TOKENIZE_IN_THREAD_CHARS:
-        texts = await asyncio.to_thread(_texts, state.client, given, body.skip_special_tokens)
+    token_lists: Any = body.tokens if kinds == {list} else [body.tokens]
+    if sum(map(len, token_lists)) > TOKENIZE_IN_THREAD_CHARS:
+        texts = await asyncio.to_thread(_texts, state.client, token_lists, body.skip_special_tokens)
     else:
-        texts = _texts(state.client, given, body.skip_special_tokens)
-    told = texts if kinds == {list} else texts[0]
-    return json_response(Detokenized(told, told))
-
-
-def token_text(client: Client, token: int) -> str:
-    """What one token is called: a control token's name, another's text."""
-    name = client.tokenizer.control_texts.get(token)
-    return name if name is not None else client.tokenizer.vocabulary.token_bytes[token].decode("utf-8", "replace")
+        texts = _texts(state.client, token_lists, body.skip_special_tokens)
+    answer = texts if kinds == {list} else texts[0]
+    return json_response(Detokenized(answer, answer))
 
 
 async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
@@ -135,8 +129,8 @@ async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
 
 
 async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client) -> list[list[int]]:
-    """The ids of each text; of many, or of long ones, one text at a time in a thread."""
-    found = []
+    """The token ids of each text. Long texts are tokenized in a thread."""
+    token_lists = []
     is_long = sum(map(len, texts)) > TOKENIZE_IN_THREAD_CHARS
     for text in texts:
         parts = [(text, body.parse_special)]
@@ -146,20 +140,17 @@ async def _prompts(texts: Sequence[str], body: TokenizeRequest, client: Client) 
             ids = await asyncio.to_thread(client.tokenizer.encode, parts, at_start=True)
         else:
             ids = client.tokenizer.encode(parts, at_start=True)
-        found.append(prepend_bos(client, ids) if body.add_special_tokens else ids)
-    return found
+        token_lists.append(prepend_bos(client, ids) if body.add_special_tokens else ids)
+    return token_lists
 
 
-def _texts(client: Client, given: Sequence[list[int]], skips: bool) -> list[str]:
-    return [_text(client, ids, skips) for ids in given]
+def _texts(client: Client, token_lists: Sequence[list[int]], skip_special: bool) -> list[str]:
+    return [_text(client, ids, skip_special) for ids in token_lists]
 
 
-def _text(client: Client, ids: list[int], skips: bool) -> str:
-    width = client.model.vocab_size
-    for token in ids:
-        if not 0 <= token < width:
-            raise invalid(f"'tokens' holds a token id that is not from 0 to {width - 1}", "tokens")
-    names = {} if skips else client.tokenizer.control_texts
+def _text(client: Client, ids: list[int], skip_special: bool) -> str:
+    check_token_ids(ids, client.model.vocab_size, "tokens")
+    names = {} if skip_special else client.tokenizer.control_texts
     token_bytes = client.tokenizer.vocabulary.token_bytes
     data = [names[token].encode() if token in names else token_bytes[token] for token in ids]
     return b"".join(data).decode("utf-8", "replace")

@@ -1,7 +1,4 @@
-"""One growing text of a program that runs: its session, its pieces, its turns and its variables.
-
-Knows: sessions and chat templates' turns. Must not know: steps, HTTP.
-"""
+"""One text of a running program: its session, pieces, turns and variables."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ Value: TypeAlias = "str | PendingText | list[Value]"
 
 @dataclass(frozen=True)
 class TextPiece:
-    """A part of the text; `control`: the chat template's own."""
+    """A part of the text; `control`: from the chat template, so that it may have control tokens."""
 
     text: str | PendingText
     control: bool = False
@@ -35,23 +32,23 @@ class TextPiece:
 
 @dataclass
 class ProgramBranch:
-    """`turns`: (role, first piece, piece after the last) of those that ended."""
+    """`turns`: (role, index of the first piece, index after the last) of the finished turns."""
 
     client: Client
     session: Session
     variables: dict[str, Value]
     pieces: list[TextPiece] = field(default_factory=list)
     turns: list[tuple[str, int, int]] = field(default_factory=list)
-    _num_unsent: int = 0  # characters that the next call or fork will tokenize
+    _num_unsent: int = 0  # characters that the next call or fork tokenizes
 
     def write(self, text: str, *, control: bool = False) -> None:
-        """Adds known text."""
+        """Appends text."""
         self.session.append(text, control=control)
         self._num_unsent += len(text)
         self.pieces.append(TextPiece(text, control))
 
     async def run_tokenizing(self, start: Callable[[], T]) -> T:
-        """`start()`, which has the session tokenize what was written: in a thread, where that would take long.
+        """`start()`, which tokenizes the text written since the last call; in a thread if that text is long.
 
         Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
         """
@@ -60,7 +57,7 @@ class ProgramBranch:
         return await asyncio.to_thread(start) if is_long else start()
 
     def begin_turn(self, role: str) -> int:
-        """The number of the turn's first piece."""
+        """Begins a turn; returns the index of its first piece."""
         self.write(self._template().turn_prefix(self._roles(), role), control=True)
         return len(self.pieces)
 
@@ -70,14 +67,14 @@ class ProgramBranch:
         self.write(suffix, control=True)
 
     def fork(self, size: int) -> list[ProgramBranch]:
-        """`size` strands that begin with all that this one has."""
+        """`size` copies of this branch."""
         return [
             ProgramBranch(self.client, session, dict(self.variables), list(self.pieces), list(self.turns))
             for session in self.session.fork(size)
         ]
 
     async def append_tail(self, child: ProgramBranch, start: int, num_turns: int) -> None:
-        """Adds what `child` has after piece `start` and turn `num_turns`, once it is known."""
+        """Appends the pieces of `child` from `start` on and its turns from `num_turns` on; waits for their texts."""
         shift = len(self.pieces) - start
         for piece in child.pieces[start:]:
             self.write(await piece.resolve(), control=piece.control)

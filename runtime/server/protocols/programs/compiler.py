@@ -1,8 +1,6 @@
-"""A program's nodes as checked steps: after this nothing about the program's form can be wrong.
+"""Compiles a program's nodes to checked steps, so that errors of its form are found before it runs.
 
 Every error names the node, as `program[2].gen.max_tokens`.
-
-Knows: nodes, scopes of variables, limits. Must not know: sessions, HTTP.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ from msgspec import UNSET
 
 from plait.constrained.specs import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
 from plait.runtime.messages import SelectMethod
-from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.sampling_params import NAMES, SamplingParams
 from plait.runtime.server.errors import invalid
-from plait.runtime.server.generation.sampling_fields import sampling_params_from_fields
+from plait.runtime.server.generation.sampling_fields import checked_sampling_params
 from plait.runtime.server.protocols.programs.types import Fork, Gen, Node, ProgramRequest, ProgramSamplingFields, Select
+from plait.runtime.server.protocols.shared import build_constraint
 
 MAX_NODES = 4096
 MAX_DEPTH = 16  # of forks and roles within each other
 _KINDS = ("text", "var", "gen", "select", "role", "fork")
-_PROTOCOL_NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "timeout_s": "timeout"}
-_FORMS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
+_CONSTRAINTS: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
 
-ListShape: TypeAlias = "list[ListShape] | None"  # what a variable is: a text (None), or a list of such
+ListShape: TypeAlias = "list[ListShape] | None"  # of a variable: a text (None), or a list of such
 Scope: TypeAlias = dict[str, ListShape]
 
 
@@ -78,7 +76,7 @@ Step: TypeAlias = TextStep | VariableStep | GenStep | SelectStep | RoleStep | Fo
 
 
 def compile_program(body: ProgramRequest, max_branches: int) -> tuple[Step, ...]:
-    """Raises ApiError. `max_branches`: how many texts the program may have side by side, samples included."""
+    """The steps. `max_branches`: limit of parallel texts, samples included. Raises ApiError 400."""
     scope: Scope = {
         name: None if isinstance(value, str) else [None] * len(value) for name, value in (body.variables or {}).items()
     }
@@ -97,98 +95,84 @@ class _Compiler:
         self._num_branches = 1
 
     def check_defaults(self) -> None:
-        """The defaults alone, so that what is wrong in them is found there."""
+        """Checks the defaults alone, so that an error in them is named as theirs."""
         if self._defaults.min_tokens is not None and self._defaults.max_tokens is None:
             return  # each gen is checked with its own max_tokens
         self._sampling(Gen(), "defaults")
 
-    def steps(self, nodes: Sequence[Node], at: str, scope: Scope, *, in_role: bool, depth: int) -> tuple[Step, ...]:
-        """The steps of `nodes`; `scope` learns the variables that they set."""
+    def steps(self, nodes: Sequence[Node], path: str, scope: Scope, *, in_role: bool, depth: int) -> tuple[Step, ...]:
+        """The steps of `nodes`; adds the variables that they set to `scope`."""
         self._num_nodes += len(nodes)
         if self._num_nodes > MAX_NODES:
-            raise invalid(f"the program has more than {MAX_NODES} nodes", at)
+            raise invalid(f"the program has more than {MAX_NODES} nodes", path)
         if depth > MAX_DEPTH:
-            raise invalid(f"forks and roles are nested deeper than {MAX_DEPTH} levels", at)
-        return tuple(self._step(node, f"{at}[{i}]", scope, in_role, depth) for i, node in enumerate(nodes))
+            raise invalid(f"forks and roles are nested deeper than {MAX_DEPTH} levels", path)
+        return tuple(self._step(node, f"{path}[{i}]", scope, in_role, depth) for i, node in enumerate(nodes))
 
-    def _step(self, node: Node, at: str, scope: Scope, in_role: bool, depth: int) -> Step:
-        kind = _kind_of(node, at)
+    def _step(self, node: Node, path: str, scope: Scope, in_role: bool, depth: int) -> Step:
+        kind = _kind_of(node, path)
         if kind == "text":
             return TextStep(str(node.text))
         if kind == "var":
-            return _variable(node, at, scope)
+            return _variable(node, path, scope)
         if kind == "gen":
             assert isinstance(node.gen, Gen)
-            return self._gen(node.gen, f"{at}.gen", scope)
+            return self._gen(node.gen, f"{path}.gen", scope)
         if kind == "select":
             assert isinstance(node.select, Select)
-            return self._select(node.select, f"{at}.select", scope)
+            return self._select(node.select, f"{path}.select", scope)
         if kind == "role":
             if in_role:
-                raise invalid(f"'{at}': a turn cannot begin inside another", f"{at}.role")
+                raise invalid(f"'{path}': a turn cannot begin inside another", f"{path}.role")
             content = node.content if isinstance(node.content, list) else []
-            inner = self.steps(content, f"{at}.content", scope, in_role=True, depth=depth + 1)
-            return RoleStep(at, str(node.role), inner)
+            inner = self.steps(content, f"{path}.content", scope, in_role=True, depth=depth + 1)
+            return RoleStep(path, str(node.role), inner)
         assert isinstance(node.fork, Fork)
-        return self._fork(node.fork, f"{at}.fork", scope, in_role, depth)
+        return self._fork(node.fork, f"{path}.fork", scope, in_role, depth)
 
-    def _gen(self, gen: Gen, at: str, scope: Scope) -> GenStep:
+    def _gen(self, gen: Gen, path: str, scope: Scope) -> GenStep:
         self.num_calls += 1
         n = gen.n or self._defaults.n or 1
-        self._count_branches(n - 1, f"{at}.n")
-        constraint, param = _constraint(gen, at)
+        self._count_branches(n - 1, f"{path}.n")
+        constraint, param = _constraint(gen, path)
         if gen.complete and constraint is None:
-            raise invalid(f"'{at}.complete' needs a constraint, such as regex or json_schema", f"{at}.complete")
+            raise invalid(f"'{path}.complete' needs a constraint, such as regex or json_schema", f"{path}.complete")
         if gen.name is not None:
             scope[gen.name] = None if n == 1 else [None] * n
-        return GenStep(at, gen.name, self._sampling(gen, at), constraint, param, n)
+        return GenStep(path, gen.name, self._sampling(gen, path), constraint, param, n)
 
-    def _sampling(self, gen: Gen, at: str) -> SamplingParams:
-        """The gen's own words, then the defaults'."""
+    def _sampling(self, gen: Gen, path: str) -> SamplingParams:
+        """The parameters of the gen, or else of the defaults."""
+        values = {
+            field: getattr(self._defaults if getattr(gen, name) is None else gen, name)
+            for field, name in NAMES["programs"].items()
+        }
+        return checked_sampling_params("programs", path=path, complete=gen.complete, **values)
 
-        def option(name: str) -> Any:
-            value = getattr(gen, name)
-            return getattr(self._defaults, name) if value is None else value
-
-        top = option("top_logprobs_num")
-        return sampling_params_from_fields(
-            _PROTOCOL_NAMES,
-            at,
-            **{
-                name: option(name)
-                for name in ProgramSamplingFields.__struct_fields__
-                if name in SamplingParams.__struct_fields__
-            },
-            logprobs=option("return_logprob"),
-            top_logprobs=top,
-            timeout_s=option("timeout"),
-            complete=gen.complete,
-        )
-
-    def _select(self, select: Select, at: str, scope: Scope) -> SelectStep:
+    def _select(self, select: Select, path: str, scope: Scope) -> SelectStep:
         self.num_calls += 1
         try:
             choices = Choices(tuple(select.choices)).choices
         except GrammarError as error:
-            where = f"{at}.choices" if error.where is None else f"{at}.choices[{error.where}]"
-            raise invalid(f"'{where}': {error.reason}", where, "invalid_constraint") from None
+            param = f"{path}.choices" if error.where is None else f"{path}.choices[{error.where}]"
+            raise invalid(f"'{param}': {error.reason}", param, "invalid_constraint") from None
         timeout = self._defaults.timeout if select.timeout is None else select.timeout
-        sampling_params_from_fields(_PROTOCOL_NAMES, at, timeout_s=timeout)
+        checked_sampling_params("programs", path=path, timeout_s=timeout)
         if select.name is not None:
             scope[select.name] = None
-        return SelectStep(at, select.name, choices, select.choices_method, timeout)
+        return SelectStep(path, select.name, choices, select.choices_method, timeout)
 
-    def _fork(self, fork: Fork, at: str, scope: Scope, in_role: bool, depth: int) -> ForkStep:
-        self._count_branches(len(fork.branches), f"{at}.branches")
+    def _fork(self, fork: Fork, path: str, scope: Scope, in_role: bool, depth: int) -> ForkStep:
+        self._count_branches(len(fork.branches), f"{path}.branches")
         compiled, scopes = [], []
         for index, branch in enumerate(fork.branches):
-            own = dict(scope)
-            path = f"{at}.branches[{index}]"
-            compiled.append(self.steps(branch, path, own, in_role=in_role, depth=depth + 1))
-            scopes.append(own)
+            branch_scope = dict(scope)
+            branch_path = f"{path}.branches[{index}]"
+            compiled.append(self.steps(branch, branch_path, branch_scope, in_role=in_role, depth=depth + 1))
+            scopes.append(branch_scope)
         if fork.join == "gather":
             scope.update(gather_variables(scope, scopes))
-        return ForkStep(at, tuple(compiled), fork.join)
+        return ForkStep(path, tuple(compiled), fork.join)
 
     def _count_branches(self, more: int, param: str) -> None:
         self._num_branches += more
@@ -199,58 +183,56 @@ class _Compiler:
 def gather_variables(before: Mapping[str, Any], branches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Each name that is new in a branch -> the branches' values, in order.
 
-    >>> gathered({"a": 1}, [{"a": 2, "b": 3}, {"a": 1, "b": 4, "c": 5}])
+    >>> gather_variables({"a": 1}, [{"a": 2, "b": 3}, {"a": 1, "b": 4, "c": 5}])
     {'b': [3, 4], 'c': [5]}
     """
-    found: dict[str, Any] = {}
+    gathered: dict[str, Any] = {}
     for branch in branches:
         for name, value in branch.items():
             if name not in before:
-                found.setdefault(name, []).append(value)
-    return found
+                gathered.setdefault(name, []).append(value)
+    return gathered
 
 
-def _kind_of(node: Node, at: str) -> str:
+def _kind_of(node: Node, path: str) -> str:
     given = [kind for kind in _KINDS if getattr(node, kind) is not UNSET]
     if len(given) != 1:
-        what = " and ".join(given) or "none of them"
-        raise invalid(f"'{at}' must have exactly one of {', '.join(_KINDS)}; it has {what}", at)
+        kinds = " and ".join(given) or "none of them"
+        raise invalid(f"'{path}' must have exactly one of {', '.join(_KINDS)}; it has {kinds}", path)
     if (node.content is not UNSET) != (given[0] == "role"):
-        raise invalid(f"'{at}': content is what a role has, and must have", f"{at}.content")
+        raise invalid(f"'{path}': a role must have content, and no other node can", f"{path}.content")
     if node.index is not UNSET and given[0] != "var":
-        raise invalid(f"'{at}': index belongs to var", f"{at}.index")
+        raise invalid(f"'{path}': index belongs to var", f"{path}.index")
     return given[0]
 
 
-def _variable(node: Node, at: str, scope: Scope) -> VariableStep:
+def _variable(node: Node, path: str, scope: Scope) -> VariableStep:
     name = str(node.var)
     if name not in scope:
-        raise invalid(f"'{at}.var': no variable '{name[:100]}' is set before this node", f"{at}.var")
-    given = node.index
-    index = () if given is UNSET else tuple(given) if isinstance(given, list) else (given,)
-    extent = scope[name]
-    for each in index:
-        if extent is None or not 0 <= int(each) < len(extent):
-            size = "no list" if extent is None else f"a list of {len(extent)}"
-            raise invalid(f"'{at}.index': '{name[:100]}' is {size} there", f"{at}.index")
-        extent = extent[int(each)]
-    if extent is not None:
-        raise invalid(f"'{at}.var': '{name[:100]}' is a list; say which item with index", f"{at}.var")
-    return VariableStep(name, tuple(int(each) for each in index))
+        raise invalid(f"'{path}.var': no variable '{name[:100]}' is set before this node", f"{path}.var")
+    index = () if node.index is UNSET else tuple(node.index) if isinstance(node.index, list) else (node.index,)
+    shape = scope[name]
+    for item in index:
+        if shape is None or not 0 <= int(item) < len(shape):
+            size = "no list" if shape is None else f"a list of {len(shape)}"
+            raise invalid(f"'{path}.index': '{name[:100]}' is {size} there", f"{path}.index")
+        shape = shape[int(item)]
+    if shape is not None:
+        raise invalid(f"'{path}.var': '{name[:100]}' is a list; choose an item with index", f"{path}.var")
+    return VariableStep(name, tuple(int(item) for item in index))
 
 
-def _constraint(gen: Gen, at: str) -> tuple[Spec | None, str | None]:
+def _constraint(gen: Gen, path: str) -> tuple[Spec | None, str | None]:
     names = ("regex", "json_schema", "ebnf", "lark", "choices", "constraint")
     given = [name for name in names if getattr(gen, name) is not None]
     if len(given) > 1:
-        raise invalid(f"'{given[0]}' and '{given[1]}' cannot both hold", f"{at}.{given[1]}")
+        raise invalid(f"'{given[0]}' and '{given[1]}' cannot both hold", f"{path}.{given[1]}")
     if not given:
         return None, None
-    name, param = given[0], f"{at}.{given[0]}"
+    name, param = given[0], f"{path}.{given[0]}"
     value = getattr(gen, name)
     if name == "constraint":
         return value, param
-    try:
-        return (Choices(tuple(value)) if name == "choices" else _FORMS[name](value)), param
-    except GrammarError as error:
-        raise invalid(f"'{param}': {error}", param, "invalid_constraint") from None
+    if name == "choices":
+        return build_constraint(param, Choices, tuple(value)), param
+    return build_constraint(param, _CONSTRAINTS[name], value), param

@@ -1,7 +1,4 @@
-"""`POST /v1/programs`: runs a program and answers with its variables, whole or as they come.
-
-Knows: the answer and the events. Must not know: how a program is checked or run.
-"""
+"""`POST /v1/programs`: runs a program and returns its variables, as one answer or as events."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from plait.runtime.client.client import Client
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
-from plait.runtime.server.protocols.openai.tokenize import token_text
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
 from plait.runtime.server.protocols.programs.compiler import Step, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
@@ -36,8 +33,6 @@ from plait.runtime.server.protocols.programs.types import (
 
 router = APIRouter()
 
-MIN_LOGPROB = -9999.0  # the logprob of what cannot be; JSON has no infinity
-
 
 @router.post("/v1/programs", **documented(ProgramRequest, ProgramAnswer, stream=True))
 async def run_program(request: Request) -> Response:
@@ -47,17 +42,17 @@ async def run_program(request: Request) -> Response:
     state.check_model(body.model)
     steps = compile_program(body, state.settings.max_choices)
     envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": state.model_name}
-    running = _Running(state.client, body, steps, envelope, tenant_of(request))
+    execution = _Execution(state.client, body, steps, envelope, tenant_of(request))
     try:
         if body.stream:
-            return await stream_response(request, running.events())
-        return json_response(await cancel_on_disconnect(request, running.whole()))
+            return await stream_response(request, execution.events())
+        return json_response(await cancel_on_disconnect(request, execution.run()))
     except PlaitError as error:
         raise as_api_error(error) from error
 
 
-class _Running:
-    """One request's run."""
+class _Execution:
+    """Runs the program of one request."""
 
     def __init__(
         self, client: Client, body: ProgramRequest, steps: tuple[Step, ...], envelope: dict[str, str], tenant: str
@@ -68,19 +63,22 @@ class _Running:
         }
         self._salt, self._priority = body.cache_salt or "", body.priority or 0
 
-    async def whole(self) -> ProgramAnswer:
+    async def run(self) -> ProgramAnswer:
         return await self._run(ProgramRun(self._client))
 
     async def _run(self, run: ProgramRun) -> ProgramAnswer:
-        where = dict(tenant=self._tenant, cache_salt=self._salt, priority=self._priority)
-        async with run.running(self._steps, self._variables, **where) as program_branch:  # type: ignore[arg-type]
+        session_options = dict(tenant=self._tenant, cache_salt=self._salt, priority=self._priority)
+        async with run.running(self._steps, self._variables, **session_options) as program_branch:  # type: ignore[arg-type]
             return await self._answer(run, program_branch)
 
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
-        calls = [self._call(done) for done in run.done]
+        calls = [self._call_answer(done) for done in run.done]
         usages = [call.usage for call in calls]
-        prompt, completion = sum(each.prompt_tokens for each in usages), sum(each.completion_tokens for each in usages)
-        cached = sum(each.cached_tokens for each in usages)
+        prompt, completion = (
+            sum(usage.prompt_tokens for usage in usages),
+            sum(usage.completion_tokens for usage in usages),
+        )
+        cached = sum(usage.cached_tokens for usage in usages)
         return ProgramAnswer(
             id=self._envelope["id"],
             created=int(time.time()),
@@ -94,7 +92,7 @@ class _Running:
             usage=ProgramUsage(prompt, cached, completion, prompt + completion),
         )
 
-    def _call(self, done: FinishedCall) -> CallAnswer:
+    def _call_answer(self, done: FinishedCall) -> CallAnswer:
         result = done.result
         usage = CallUsage(
             result.usage.prompt_tokens,
@@ -106,12 +104,12 @@ class _Running:
         if result.logprobs is not None:
             logprobs = [
                 TokenLogprobBody(
-                    each.token_id,
-                    token_text(self._client, each.token_id),
-                    max(each.logprob, MIN_LOGPROB),
-                    [(token, max(value, MIN_LOGPROB)) for token, value in each.top],
+                    entry.token_id,
+                    token_text(self._client, entry.token_id),
+                    max(entry.logprob, MIN_LOGPROB),
+                    [(token, max(value, MIN_LOGPROB)) for token, value in entry.top],
                 )
-                for each in result.logprobs
+                for entry in result.logprobs
             ]
         scores = [max(score, MIN_LOGPROB) for score in result.choice.scores] if result.choice is not None else None
         step = done.step
@@ -129,7 +127,7 @@ class _Running:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """program.created, then each variable's deltas and its end as they come, then program.completed."""
+        """program.created, the deltas and the end of each variable as they come, then program.completed."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         run = ProgramRun(self._client, lambda update: queue.put_nowait(self._event(update)))
         task = asyncio.create_task(self._run(run))
@@ -151,8 +149,8 @@ class _Running:
             await asyncio.wait([task])
 
     def _event(self, update: TextDelta | FinishedCall) -> bytes:
-        about: dict[str, Any] = {"name": update.step.name, "path": update.step.path, "sample": update.sample}
+        source: dict[str, Any] = {"name": update.step.name, "path": update.step.path, "sample": update.sample}
         if isinstance(update, TextDelta):
-            return named_sse_event("variable.delta", {"type": "variable.delta", **about, "delta": update.delta})
-        told = {"value": update.value, "finish_reason": update.result.finish_reason}
-        return named_sse_event("variable.done", {"type": "variable.done", **about, **told})
+            return named_sse_event("variable.delta", {"type": "variable.delta", **source, "delta": update.delta})
+        value = {"value": update.value, "finish_reason": update.result.finish_reason}
+        return named_sse_event("variable.done", {"type": "variable.done", **source, **value})

@@ -1,9 +1,7 @@
-"""Runs a program's steps in one session and its forks. Nothing waits but what needs a value: a `var`, an "append".
+"""Runs a program's steps in one session and its forks.
 
-Instructions go to the scheduler in program order without waiting for answers; each call is watched by a task of its
-own. The first failure ends the whole program, and what still runs is aborted.
-
-Knows: steps, strands, calls. Must not know: HTTP, JSON.
+Calls are submitted in program order without waiting for results; a task per call follows it. Only steps that need a
+value wait: a `var`, and a fork with "append". The first failure ends the whole program and aborts its calls.
 """
 
 from __future__ import annotations
@@ -14,14 +12,11 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.errors import PlaitError
-from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
@@ -39,7 +34,7 @@ from plait.runtime.server.protocols.programs.compiler import (
 
 @dataclass(frozen=True)
 class FinishedCall:
-    """A call that is over. `sample`: which of a gen's n."""
+    """A finished call. `sample`: its number among a gen's n."""
 
     step: GenStep | SelectStep
     sample: int
@@ -49,7 +44,7 @@ class FinishedCall:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More text of a call that runs."""
+    """New text of a running call."""
 
     step: GenStep | SelectStep
     sample: int
@@ -57,7 +52,7 @@ class TextDelta:
 
 
 class ProgramRun:
-    """One run. `on_event` hears of every piece of text and every call that is over."""
+    """One run of a program. `on_event` is called for each new text and each finished call."""
 
     def __init__(self, client: Client, on_event: Callable[[TextDelta | FinishedCall], None] | None = None) -> None:
         self._client, self._on_event = client, on_event
@@ -69,14 +64,14 @@ class ProgramRun:
 
     @property
     def sessions(self) -> list[Session]:
-        """What it has opened so far."""
+        """All sessions opened so far."""
         return [program_branch.session for program_branch in self._branches + self._samples]
 
     @contextlib.asynccontextmanager
     async def running(
         self, steps: Sequence[Step], variables: dict[str, Value], *, tenant: str, cache_salt: str, priority: int
     ) -> AsyncIterator[ProgramBranch]:
-        """Runs to the end and gives the program's own strand. Raises the first failure as an ApiError."""
+        """Runs the steps and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
         if (record := current_request()) is not None:
             record.reserve_calls(_max_concurrent_calls(steps))
             record.handles.append(self)
@@ -94,8 +89,8 @@ class ProgramRun:
             self.done.sort(key=_in_program_order)
             yield main
         finally:
-            for each in self.sessions:
-                each.close() if finished else each.abort()
+            for open_session in self.sessions:
+                open_session.close() if finished else open_session.abort()
 
     async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
         for step in steps:
@@ -115,29 +110,29 @@ class ProgramRun:
                 await self._call(step, program_branch)
 
     async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> None:
-        """Starts a call; what it will give is a piece of the text, and a variable."""
+        """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
         with _errors_named(step.path):
-            calls = await program_branch.run_tokenizing(lambda: self._started(step, program_branch))
+            calls = await program_branch.run_tokenizing(lambda: self._submit(step, program_branch))
         assert self._tasks is not None
         self.calls += calls
-        texts = [self._tasks.create_task(self._watch(step, i, call)) for i, call in enumerate(calls)]
+        texts = [self._tasks.create_task(self._follow(step, i, call)) for i, call in enumerate(calls)]
         program_branch.pieces.append(TextPiece(texts[0]))
         if step.name is not None:
-            many: Value = [*texts]
-            program_branch.variables[step.name] = texts[0] if len(texts) == 1 else many
+            samples: Value = [*texts]
+            program_branch.variables[step.name] = texts[0] if len(texts) == 1 else samples
 
-    def _started(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> list[Call]:
+    def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> list[Call]:
         if isinstance(step, SelectStep):
             return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
-        others = program_branch.fork(step.n - 1) if step.n > 1 else []
-        self._samples += others
+        forks = program_branch.fork(step.n - 1) if step.n > 1 else []
+        self._samples += forks
         return [
-            each.session.generate(_with_seed_offset(step.sampling, index), step.constraint)
-            for index, each in enumerate([program_branch, *others])
+            sample.session.generate(step.sampling.for_sample(index), step.constraint)
+            for index, sample in enumerate([program_branch, *forks])
         ]
 
-    async def _watch(self, step: GenStep | SelectStep, sample: int, call: Call) -> str:
-        """Follows a call to its end; its text."""
+    async def _follow(self, step: GenStep | SelectStep, sample: int, call: Call) -> str:
+        """Follows a call to its end and returns its text."""
         param = step.constraint_param if isinstance(step, GenStep) else None
         with _errors_named(step.path, param):
             async with contextlib.aclosing(stream_updates([call], only_final=self._on_event is None)) as batches:
@@ -161,7 +156,7 @@ class ProgramRun:
             for branch, child in zip(step.branches, children, strict=True):
                 tasks.create_task(self._run(branch, child))
         for child in children:
-            child.session.close()  # after its calls; it computes nothing more
+            child.session.close()  # takes effect after its calls
         if step.join == "gather":
             program_branch.variables |= gather_variables(
                 program_branch.variables, [child.variables for child in children]
@@ -172,7 +167,7 @@ class ProgramRun:
 
 
 def _max_concurrent_calls(steps: Sequence[Step]) -> int:
-    """How many calls the steps have at once, at most: the samples of a gen, and all branches of a fork."""
+    """The most calls that the steps have at once: the samples of a gen, and all branches of a fork."""
     widest = 1
     for step in steps:
         if isinstance(step, ForkStep):
@@ -193,32 +188,22 @@ async def _text_of(program_branch: ProgramBranch, step: VariableStep) -> str:
     return value if isinstance(value, str) else await value
 
 
-def _with_seed_offset(sampling: SamplingParams, index: int) -> SamplingParams:
-    """The n samples of one seed differ, and are the same each time."""
-    if not index or sampling.seed is None:
-        return sampling
-    seed = sampling.seed + index
-    return msgspec.structs.replace(sampling, seed=seed if seed < 2**63 else seed - 2**64)
-
-
 @contextlib.contextmanager
 def _errors_named(path: str, constraint_param: str | None = None) -> Iterator[None]:
-    """What goes wrong inside names the node."""
+    """Raises PlaitErrors of the block as ApiError, with the node's path as `param`."""
     try:
         yield
     except PlaitError as error:
-        told = as_api_error(error, constraint_param=constraint_param)
-        if told.param is None or not told.param.startswith(path):
-            told.param = f"{path}.{told.param}" if told.param else path
-        raise told from error
+        api_error = as_api_error(error, constraint_param=constraint_param)
+        if api_error.param is None or not api_error.param.startswith(path):
+            api_error.param = f"{path}.{api_error.param}" if api_error.param else path
+        raise api_error from error
 
 
 def _first_error(group: ExceptionGroup[Exception]) -> Exception:
-    """The failure that ended the run: an ApiError where there is one."""
-    found: list[Exception] = []
-    for error in group.exceptions:
-        found.append(_first_error(error) if isinstance(error, ExceptionGroup) else error)
-    return next((error for error in found if isinstance(error, ApiError)), found[0])
+    """The failure that ended the run: the first ApiError, or else the first error."""
+    errors = [_first_error(error) if isinstance(error, ExceptionGroup) else error for error in group.exceptions]
+    return next((error for error in errors if isinstance(error, ApiError)), errors[0])
 
 
 def _in_program_order(done: FinishedCall) -> tuple[list[int], int]:

@@ -1,19 +1,19 @@
-"""A program as JSON: nodes, their options, and the request and answer around them. docs/programs-api.md explains it.
+"""The bodies of `/v1/programs`: nodes and their options, the request and the answer. See docs/programs-api.md.
 
 A node has exactly one of text, var, gen, select, role and fork; `index` belongs to var, `content` to role.
-
-Knows: shapes. Must not know: what is done with them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
+from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.protocols.shared import StrictStruct
 
 MAX_TEXT = 1 << 20  # characters of one text
 
@@ -21,37 +21,28 @@ VariableName = Annotated[str, Meta(min_length=1, max_length=256)]
 NodeList = Annotated[list["Node"], Meta(max_length=4096)]
 
 
-class StrictStruct(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Base of all parts of a request."""
+if TYPE_CHECKING:
+    _ProgramSampling = msgspec.Struct
+else:
+    _ProgramSampling = sampling_fields("programs")
 
 
-class ProgramSamplingFields(StrictStruct, kw_only=True):
-    """How tokens are chosen, under the names that `gen` in the language has for it. Null: what `defaults` says."""
+class ProgramSamplingFields(_ProgramSampling, kw_only=True, forbid_unknown_fields=True):
+    """Sampling parameters, under the names that `gen` in the language has for them. Null: the value of `defaults`."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    return_logprob: bool | None = None
-    top_logprobs_num: int | None = None
     timeout: float | None = None
 
 
 class Gen(ProgramSamplingFields, kw_only=True):
-    """Sampled text, kept as variable `name`. At most one of regex, json_schema, ebnf, lark, choices and constraint.
+    """Samples text and keeps it as variable `name`. Takes at most one of regex, json_schema, ebnf, lark, choices and
+    constraint.
 
-    `choices` samples one of them; `select` scores them. `constraint`: any spec of plait.constrained. `complete`: the
-    value is whole, however short `max_tokens` is. `n` above 1: the variable is a list, the text goes on with the first.
+    `choices`: one of them is sampled; `select` scores them instead. `constraint`: any spec of plait.constrained.
+    `complete`: the value is whole within `max_tokens`. `n` above 1: the variable is a list, and the text goes on with
+    the first.
     """
 
     name: VariableName | None = None
@@ -65,7 +56,7 @@ class Gen(ProgramSamplingFields, kw_only=True):
 
 
 class Select(StrictStruct, kw_only=True):
-    """The likeliest of `choices`, kept as variable `name`."""
+    """Scores `choices` and keeps the likeliest as variable `name`."""
 
     choices: Annotated[list[str], Meta(min_length=1, max_length=1024)]
     name: VariableName | None = None
@@ -74,9 +65,9 @@ class Select(StrictStruct, kw_only=True):
 
 
 class Fork(StrictStruct, kw_only=True):
-    """Branches that each go on from the text so far, side by side, and what is left of them.
+    """Runs branches in parallel, each from the text so far, and joins them.
 
-    "gather": each variable new in a branch becomes a list of the branches' values. "append": the texts that the
+    "gather": each variable that is new in a branch becomes a list of the branches' values. "append": the texts that the
     branches added are appended, in order.
     """
 
@@ -98,7 +89,7 @@ class Node(StrictStruct, kw_only=True):
 
 
 class ProgramRequest(StrictStruct, kw_only=True):
-    """`variables`: texts, or lists of texts, that the program may use. `defaults`: for every gen."""
+    """`variables`: texts, or lists of texts, that the program may use. `defaults`: sampling parameters of every gen."""
 
     program: Annotated[list[Node], Meta(min_length=1, max_length=4096)]
     model: str = "default"
@@ -117,7 +108,7 @@ class CallUsage(msgspec.Struct):
 
 
 class ProgramUsage(msgspec.Struct):
-    """Sums over all calls: text that two calls stand on is a prompt of both, and cached in the second."""
+    """Sums over all calls. A prefix that two calls share counts as prompt of both, and as cached in the second."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -133,7 +124,7 @@ class TokenLogprobBody(msgspec.Struct):
 
 
 class CallAnswer(msgspec.Struct):
-    """One gen or select: where it stands, its value, how it ended. `scores` are a select's, one for each choice."""
+    """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice."""
 
     name: str | None
     path: str
@@ -153,7 +144,7 @@ class TurnAnswer(msgspec.Struct):
 
 
 class ProgramAnswer(msgspec.Struct, kw_only=True):
-    """`variables`: of the program's own text, those given included. `text`: that text, `messages`: its turns."""
+    """`variables`: those outside forks, with those of the request. `text`: the whole text, `messages`: its turns."""
 
     id: str
     object: Literal["program"] = "program"

@@ -1,9 +1,4 @@
-"""Which calls run under which request id, so that a client can end them by its own name for them.
-
-A client's names are its own: tenants cannot end each other's requests.
-
-Knows: names and what ends them. Must not know: HTTP, answers.
-"""
+"""Running calls by request id, so that a client can abort them. Tenants cannot abort each other's requests."""
 
 from __future__ import annotations
 
@@ -15,10 +10,10 @@ Key = tuple[str, str]  # tenant, request id
 
 
 class AbortRegistry:
-    """What runs now.
+    """How to abort each running request.
 
-    >>> registry, ended = Registry(), []
-    >>> with registry.holding("t", "r1", lambda: ended.append("r1")):
+    >>> registry, ended = AbortRegistry(), []
+    >>> with registry.registered("t", "r1", lambda: ended.append("r1")):
     ...     registry.abort("other", "r1"), registry.abort("t", "r1"), registry.abort("t", None)
     (0, 1, 1)
     """
@@ -27,25 +22,25 @@ class AbortRegistry:
         self._running: defaultdict[Key, list[Callable[[], None]]] = defaultdict(list)
 
     @contextlib.contextmanager
-    def registered(self, tenant: str, rid: str, end: Callable[[], None]) -> Iterator[None]:
-        """`end` is called when `rid` is aborted meanwhile."""
+    def registered(self, tenant: str, rid: str, abort: Callable[[], None]) -> Iterator[None]:
+        """Calls `abort` if `rid` is aborted within the block."""
         key = (tenant, rid)
-        self._running[key].append(end)
+        self._running[key].append(abort)
         try:
             yield
         finally:
-            self._running[key].remove(end)
+            self._running[key].remove(abort)
             if not self._running[key]:
                 del self._running[key]
 
     def abort(self, tenant: str, rid: str | None) -> int:
-        """Ends what runs under `rid`, or all of the tenant's; how many requests that were."""
-        ends = [
-            end
-            for (owner, name), each in self._running.items()
-            for end in each
+        """Aborts the tenant's requests with this `rid`, or all of them; returns their number."""
+        aborts = [
+            abort
+            for (owner, name), running in self._running.items()
+            for abort in running
             if owner == tenant and rid in (None, name)
         ]
-        for end in ends:
-            end()
-        return len(ends)
+        for abort in aborts:
+            abort()
+        return len(aborts)

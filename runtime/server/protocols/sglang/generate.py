@@ -1,17 +1,13 @@
-"""`/generate`, `/abort_request` and `/concate_and_append_request`, as SGLang's own clients and language use them.
-
-Knows: the order of chunks. Must not know: SGLang's fields, models.
-"""
+"""`/generate`, `/abort_request` and `/concate_and_append_request`, for SGLang's clients and language."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Request
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
@@ -27,22 +23,23 @@ from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
 from plait.runtime.server.protocols.sglang.types import GenerateRequest, GenerateResponse
+from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
-MAX_HEALED_TOKENS = 1024
+MAX_JOINED_STATES = 1024
 
 DONE = b"data: [DONE]\n\n"
 
 
-class JoinRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """SGLang's names of the states whose texts were joined, and of the one that has them now."""
+class JoinRequest(StrictStruct):
+    """The request ids of the joined states, and of the state that has their texts."""
 
-    src_rids: Annotated[list[str], Meta(max_length=MAX_HEALED_TOKENS)]
+    src_rids: Annotated[list[str], Meta(max_length=MAX_JOINED_STATES)]
     dst_rid: str
 
 
-class AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """`rid`: as it was given to `/generate`. `abort_all`: whatever this client's key runs there."""
+class AbortRequest(StrictStruct):
+    """`rid`: the one sent to `/generate`. `abort_all`: all requests with this client's API key."""
 
     rid: str | None = None
     abort_all: bool | None = None
@@ -72,7 +69,7 @@ async def generate(request: Request) -> Response:
 
 @router.post("/abort_request", **documented(AbortRequest, errors=(400, 413, 415, 500, 503)))
 async def abort_request(request: Request) -> Response:
-    """Ends requests that run: their answers end with what they have, finish_reason "abort"."""
+    """Aborts running requests. Their answers have the text so far and finish_reason "abort"."""
     body = await read_json(request, AbortRequest)
     if not body.rid and not body.abort_all:
         raise invalid("give 'rid', or set 'abort_all' to true", "rid", "missing_required_parameter")
@@ -82,8 +79,8 @@ async def abort_request(request: Request) -> Response:
 
 @router.post("/concate_and_append_request", **documented(JoinRequest, errors=(400, 413, 415, 500, 503)))
 async def concate_and_append_request(request: Request) -> Response:
-    """SGLang's language sends this at `join("concate_and_append")`, when it has joined the texts itself. There is
-    nothing left to do: the next call sends the joined text, which is computed exactly from where the cache ends."""
+    """Sent by SGLang's language at `join("concate_and_append")`, after it joined the texts itself. Has no effect: the
+    next call sends the joined text, which is computed exactly from where the cache ends."""
     await read_json(request, JoinRequest)
     return json_response({})
 
@@ -104,51 +101,53 @@ def _writers(
     single: bool,
     registry: AbortRegistry,
 ) -> Iterator[list[SglangResponseWriter]]:
-    """A writer for each call; while this is open, the calls can be aborted by their rid."""
-    owners = [each for each in prompt_requests for _ in range(each.submission.n)]
-    calls = enumerate(zip(owners, handle.calls, strict=True))
-    writers = [SglangResponseWriter(client, each, call, None if single else index) for index, (each, call) in calls]
+    """A writer for each call. Within the block the calls can be aborted by their rid."""
+    owners = [prompt_request for prompt_request in prompt_requests for _ in range(prompt_request.submission.n)]
+    writers = [
+        SglangResponseWriter(client, owner, call, None if single else index)
+        for index, (owner, call) in enumerate(zip(owners, handle.calls, strict=True))
+    ]
 
-    def end(rid: str) -> None:
+    def abort(rid: str) -> None:
         for owner, writer, call in zip(owners, writers, handle.calls, strict=True):
             if owner.rid == rid and not call.done():
                 writer.aborted = True
                 call.abort()
 
     with contextlib.ExitStack() as stack:
-        for rid, tenant in {(each.rid, each.submission.tenant) for each in prompt_requests}:
-            stack.enter_context(registry.registered(tenant, rid, lambda rid=rid: end(rid)))  # type: ignore[misc]
+        for rid, tenant in {(owner.rid, owner.submission.tenant) for owner in owners}:
+            stack.enter_context(registry.registered(tenant, rid, lambda rid=rid: abort(rid)))  # type: ignore[misc]
         yield writers
 
 
 async def _complete_response(
     client: Client, prompt_requests: Sequence[PromptRequest], single: bool, registry: AbortRegistry
-) -> Any:
-    async with submit(client, [each.submission for each in prompt_requests]) as handle:
+) -> GenerateResponse | list[GenerateResponse]:
+    async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
         with _writers(client, prompt_requests, handle, single, registry) as writers:
             async with contextlib.aclosing(stream_updates(handle.calls, only_final=True)) as batches:
                 async for batch in batches:
                     for index, update in batch:
                         writers[index].push(update)
-        bodies = [writer.body() for writer in writers]
-    for body in bodies:
-        body.pop("index", None)
-    return bodies[0] if single else bodies
+        responses = [writer.response() for writer in writers]
+    for response in responses:
+        response.index = UNSET
+    return responses[0] if single else responses
 
 
 async def _events(
     client: Client, prompt_requests: Sequence[PromptRequest], single: bool, registry: AbortRegistry
 ) -> AsyncGenerator[bytes, None]:
-    async with submit(client, [each.submission for each in prompt_requests]) as handle:
+    async with submit(client, [prompt_request.submission for prompt_request in prompt_requests]) as handle:
         has_begun = False
         with _writers(client, prompt_requests, handle, single, registry) as writers:
             try:
                 async with contextlib.aclosing(stream_updates(handle.calls)) as batches:
                     async for batch in batches:
-                        seen = [index for index, update in batch if writers[index].push(update)]
-                        if seen:
+                        changed = [index for index, update in batch if writers[index].push(update)]
+                        if changed:
                             has_begun = True
-                            yield b"".join(sse_event(writers[index].body()) for index in seen)
+                            yield b"".join(sse_event(writers[index].response()) for index in changed)
             except Exception as error:
                 if not has_begun:
                     raise

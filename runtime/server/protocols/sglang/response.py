@@ -1,14 +1,13 @@
-"""One answer in SGLang's shape, while it comes and when it is whole.
+"""Writes answers in SGLang's format.
 
-Chunks of a stream hold everything so far, as SGLang's own do: the last one is the whole answer.
-
-Knows: SGLang's `meta_info`. Must not know: HTTP, sessions.
+Each chunk of a stream has the whole text so far, as SGLang's own do: the last one is the whole answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec import UNSET
 
 from plait.constrained.vocabulary import Vocabulary
 from plait.runtime.client.call import Call, CallResult
@@ -16,19 +15,18 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
-from plait.runtime.server.generation.logprobs import LogprobAligner
-from plait.runtime.server.protocols.openai.tokenize import token_text
+from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.protocols.sglang.request import PromptRequest
+from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
 from plait.runtime.tokenizer.detokenizer import Detokenizer
-
-MIN_LOGPROB = -9999.0  # the logprob of what cannot be; JSON has no infinity
 
 
 class SglangResponseWriter:
-    """One call's answer. `push` what is new; `body()` is the answer so far."""
+    """Collects one call's answer: `push` takes updates, `response()` is the answer so far."""
 
     def __init__(self, client: Client, prompt_request: PromptRequest, call: Call, index: int | None) -> None:
-        self._client, self._prompt_request, self._call, self._index = client, prompt_request, call, index
+        self._client, self._prompt_request, self._call = client, prompt_request, call
+        self._index = UNSET if index is None else index
         vocabulary = client.tokenizer.vocabulary
         self._logprob_aligner = LogprobAligner(vocabulary.token_bytes) if prompt_request.with_logprobs else None
         self._names = None if prompt_request.skip_special_tokens else Detokenizer(_with_control_texts(client))
@@ -39,8 +37,8 @@ class SglangResponseWriter:
         self.aborted = False
 
     def push(self, update: CallUpdate) -> bool:
-        """Adds what is new; says whether a client would see it. Raises what the call failed with, unless it was
-        ended on request."""
+        """Adds an update; returns whether the response changed. Raises the call's error, unless it was aborted by
+        request."""
         text = update.text if self._names is None else self._names.push(update.token_ids)
         self._text.append(text)
         self._ids += update.token_ids
@@ -54,64 +52,54 @@ class SglangResponseWriter:
                     raise
         return bool(text) or update.finished
 
-    def body(self) -> dict[str, Any]:
-        """SGLang's answer object."""
-        told: dict[str, Any] = {"text": "".join(self._text), "output_ids": self._ids, "meta_info": self._meta()}
-        return told if self._index is None else {**told, "index": self._index}
+    def response(self) -> GenerateResponse:
+        return GenerateResponse("".join(self._text), self._ids, self._meta_info(), self._index)
 
-    def _meta(self) -> dict[str, Any]:
+    def _meta_info(self) -> MetaInfo:
         result = self._result
-        meta: dict[str, Any] = {
-            "id": self._prompt_request.rid,
-            "finish_reason": self._reason(),
-            "prompt_tokens": len(self._prompt_request.submission.prompt_ids),
-            "completion_tokens": len(self._ids) if result is None else result.usage.completion_tokens,
-            "cached_tokens": None if result is None else result.usage.cached_tokens,
-        }
-        if result is not None:
-            meta["e2e_latency"] = result.usage.wall_s
-        return meta | self._logprob_fields()
+        meta_info = MetaInfo(
+            self._prompt_request.rid,
+            self._finish_reason(),
+            prompt_tokens=len(self._prompt_request.submission.prompt_ids),
+            completion_tokens=len(self._ids) if result is None else result.usage.completion_tokens,
+            cached_tokens=None if result is None else result.usage.cached_tokens,
+            e2e_latency=UNSET if result is None else result.usage.wall_s,
+        )
+        if self._prompt_request.with_logprobs:
+            self._add_output_logprobs(meta_info)
+            if result is not None:
+                self._add_input_logprobs(meta_info, result.prompt_logprobs or [])
+        return meta_info
 
-    def _reason(self) -> dict[str, Any] | None:
+    def _finish_reason(self) -> FinishReason | None:
         if self.aborted:
-            return {"type": "abort", "message": "the request was aborted"}
+            return FinishReason("abort", message="the request was aborted")
         if self._result is None:
             return None
         if self._result.finish_reason == "length":
-            return {"type": "length", "length": self._result.usage.completion_tokens}
-        matched = self._result.matched
-        return {"type": "stop"} if matched is None else {"type": "stop", "matched": matched}
+            return FinishReason("length", length=self._result.usage.completion_tokens)
+        return FinishReason("stop", matched=self._result.matched)
 
-    def _logprob_fields(self) -> dict[str, Any]:
-        """Of the answer so far; of the prompt, once they are all known."""
-        prompt_request = self._prompt_request
-        if not prompt_request.with_logprobs:
-            return {}
-        told: dict[str, Any] = {"output_token_logprobs": [self._entry(each) for each in self._logprobs]}
-        if prompt_request.top_logprobs:
-            told["output_top_logprobs"] = [self._top(each) for each in self._logprobs]
-        if self._result is None:
-            return told
-        inputs = self._result.prompt_logprobs or []
-        first: list[Any] = []
-        if prompt_request.input_start == 0:  # the very first token comes after nothing, so it has no logprob
-            first = [
-                (
-                    None,
-                    prompt_request.submission.prompt_ids[0],
-                    self._token_text(prompt_request.submission.prompt_ids[0]),
-                )
-            ]
-        told["input_token_logprobs"] = first + [self._entry(each) for each in inputs]
-        if prompt_request.top_logprobs:
-            told["input_top_logprobs"] = [None] * len(first) + [self._top(each) for each in inputs]
-        return told
+    def _add_output_logprobs(self, meta_info: MetaInfo) -> None:
+        meta_info.output_token_logprobs = [self._entry(logprob) for logprob in self._logprobs]
+        if self._prompt_request.top_logprobs:
+            meta_info.output_top_logprobs = [self._top_entries(logprob) for logprob in self._logprobs]
 
-    def _entry(self, each: TokenLogprob) -> tuple[float, int, str | None]:
-        return max(each.logprob, MIN_LOGPROB), each.token_id, self._token_text(each.token_id)
+    def _add_input_logprobs(self, meta_info: MetaInfo, logprobs: Sequence[TokenLogprob]) -> None:
+        first: list[TokenEntry] = []
+        if self._prompt_request.input_start == 0:  # the first token of a text has no logprob
+            token = self._prompt_request.submission.prompt_ids[0]
+            first = [(None, token, self._token_text(token))]
+        meta_info.input_token_logprobs = first + [self._entry(logprob) for logprob in logprobs]
+        if self._prompt_request.top_logprobs:
+            no_top: list[list[TokenEntry] | None] = [None] * len(first)
+            meta_info.input_top_logprobs = no_top + [self._top_entries(logprob) for logprob in logprobs]
 
-    def _top(self, each: TokenLogprob) -> list[tuple[float, int, str | None]]:
-        return [(max(logprob, MIN_LOGPROB), token, self._token_text(token)) for token, logprob in each.top]
+    def _entry(self, logprob: TokenLogprob) -> TokenEntry:
+        return max(logprob.logprob, MIN_LOGPROB), logprob.token_id, self._token_text(logprob.token_id)
+
+    def _top_entries(self, logprob: TokenLogprob) -> list[TokenEntry]:
+        return [(max(value, MIN_LOGPROB), token, self._token_text(token)) for token, value in logprob.top]
 
     def _token_text(self, token: int) -> str | None:
         if not self._prompt_request.with_text:
@@ -120,9 +108,9 @@ class SglangResponseWriter:
 
 
 def _with_control_texts(client: Client) -> Vocabulary:
-    """The vocabulary in which control tokens have the texts that stand for them."""
-    plain, names = client.tokenizer.vocabulary, client.tokenizer.control_texts
-    token_bytes: Sequence[bytes] = [
-        names[token].encode() if token in names else data for token, data in enumerate(plain.token_bytes)
-    ]
-    return Vocabulary(tuple(token_bytes), plain.eos_ids, plain.encode)
+    """The vocabulary, with the names of control tokens as their bytes."""
+    vocabulary, names = client.tokenizer.vocabulary, client.tokenizer.control_texts
+    token_bytes = tuple(
+        names[token].encode() if token in names else data for token, data in enumerate(vocabulary.token_bytes)
+    )
+    return Vocabulary(token_bytes, vocabulary.eos_ids, vocabulary.encode)

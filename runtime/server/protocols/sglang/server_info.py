@@ -1,7 +1,4 @@
-"""What SGLang's clients ask of a server besides generating: its model, its state, its cache, its health.
-
-Knows: SGLang's names for these. Must not know: how anything is generated.
-"""
+"""SGLang's endpoints beside `/generate`: model, server state, cache and health."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ HEALTH_TIMEOUT_S = 20.0
 
 
 class ModelInfo(msgspec.Struct):
-    """The model that is served; `model_path` is a path on the server's machine."""
+    """The model; `model_path` is a path on the server's machine."""
 
     model_path: str
     tokenizer_path: str
@@ -41,7 +38,7 @@ class ModelInfo(msgspec.Struct):
 
 
 class SchedulerState(msgspec.Struct):
-    """One page of the cache holds one token."""
+    """The scheduler's load; one page of the cache has one token."""
 
     num_running_reqs: int
     num_waiting_reqs: int
@@ -61,7 +58,7 @@ class ServerInfo(msgspec.Struct):
 @router.get("/get_model_info", **documented(answer=ModelInfo, errors=(500, 503)))
 @router.get("/model_info", **documented(answer=ModelInfo, errors=(500, 503)))
 async def model_info(request: Request) -> Response:
-    """The model that is served."""
+    """The model."""
     state = state_of(request)
     model = state.client.model
     path = model.model_path
@@ -73,7 +70,7 @@ async def model_info(request: Request) -> Response:
 @router.get("/get_server_info", **documented(answer=ServerInfo, errors=(500, 503)))
 @router.get("/server_info", **documented(answer=ServerInfo, errors=(500, 503)))
 async def server_info(request: Request) -> Response:
-    """What the server is doing now."""
+    """The state of the server."""
     state = state_of(request)
     return json_response(await cancel_on_disconnect(request, _server_info(state)))
 
@@ -107,13 +104,13 @@ async def flush_cache(request: Request) -> Response:
 
 @router.get("/flush_cache", **_FLUSHES)
 async def flush_cache_by_get(request: Request) -> Response:
-    """The same: SGLang's clients use either."""
+    """As POST; SGLang's clients use either."""
     return await _flush(request)
 
 
 @router.get("/health_generate", **documented(errors=(500, 503, 504)))
 async def health_generate(request: Request) -> Response:
-    """200 once one token was generated for this very request, or embedded by a model that generates none."""
+    """200 once one token was generated for this request, or embedded if the model only embeds."""
     await cancel_on_disconnect(request, _one_token(state_of(request)))
     return json_response({})
 

@@ -1,44 +1,40 @@
-"""The body of SGLang's `/generate`, every documented field of it.
+"""The body of SGLang's `/generate`, with every documented field.
 
 Source: SGLang's native API pages (sampling parameters, /generate), 0.5.
-
-Knows: shapes. Must not know: what is done with them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
+
+from plait.runtime.server.generation.sampling_fields import sampling_fields
+from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+
+# these stand at the top of a request, not in its sampling_params
+SAMPLING_OF_REQUEST = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
+
+if TYPE_CHECKING:
+    _SglangSampling = msgspec.Struct
+else:
+    _SglangSampling = sampling_fields("sglang", leave_out=SAMPLING_OF_REQUEST)
 
 
-class SglangSamplingParams(msgspec.Struct, forbid_unknown_fields=True):
-    """SGLang's sampling parameters. What `UNSUPPORTED_SAMPLING` lists can only have the values given there.
+class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's sampling parameters. Those of `UNSUPPORTED_SAMPLING` are refused but for the values there.
 
-    `spaces_between_special_tokens` has no effect here, as in SGLang with any fast tokenizer.
+    `spaces_between_special_tokens` has no effect, as in SGLang with any fast tokenizer.
     """
 
     max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
     n: int | None = None
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    sampling_seed: int | None = None
     custom_params: Any = None
     no_stop_trim: Any = None
     repetition_penalty: Any = None
@@ -46,7 +42,7 @@ class SglangSamplingParams(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: Any = None
 
 
-UNSUPPORTED_SAMPLING: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_SAMPLING: UnsupportedFields = {
     "custom_params": (),
     "no_stop_trim": (False,),
     "repetition_penalty": (1.0,),
@@ -58,11 +54,12 @@ Texts = str | Annotated[list[str], Meta(min_length=1)]
 Ids = Annotated[list[int | list[int]], Meta(min_length=1)]
 
 
-class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True):
+class GenerateRequest(StrictStruct):
     """SGLang's request: `text` or `input_ids`, of one prompt or of a list of them.
 
-    `text` is the model's own format: control tokens in it are control tokens. What stands for each prompt may be given
-    once, or as a list. `timeout` (seconds) and `cache_salt` are ours; `extra_key` is SGLang's name of the latter.
+    Names of control tokens in `text` become control tokens. Fields with a list type take one value for all prompts or
+    a list with one for each. `timeout` (seconds) and `cache_salt` are extensions; `extra_key` is SGLang's name of the
+    latter.
     """
 
     text: Texts | None = None
@@ -93,7 +90,7 @@ class GenerateRequest(msgspec.Struct, forbid_unknown_fields=True):
     background: Any = None
 
 
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: UnsupportedFields = {
     "token_ids_logprob": (),
     "image_data": ([],),
     "video_data": ([],),
@@ -109,7 +106,7 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "background": (False,),
 }
 
-TokenEntry = tuple[float | None, int, str | None]  # logprob, token id, text where asked for
+TokenEntry = tuple[float | None, int, str | None]  # logprob, token id, text with return_text_in_logprobs
 
 
 class FinishReason(msgspec.Struct, omit_defaults=True):
@@ -121,25 +118,25 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
     message: str | None = None
 
 
-class MetaInfo(msgspec.Struct, omit_defaults=True):
-    """Counts and logprobs of one answer. `cached_tokens` is null until the answer is whole."""
+class MetaInfo(msgspec.Struct):
+    """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete."""
 
     id: str
     finish_reason: FinishReason | None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
-    e2e_latency: float | msgspec.UnsetType = msgspec.UNSET
-    input_token_logprobs: list[TokenEntry] | msgspec.UnsetType = msgspec.UNSET
-    output_token_logprobs: list[TokenEntry] | msgspec.UnsetType = msgspec.UNSET
-    input_top_logprobs: list[list[TokenEntry] | None] | msgspec.UnsetType = msgspec.UNSET
-    output_top_logprobs: list[list[TokenEntry] | None] | msgspec.UnsetType = msgspec.UNSET
+    e2e_latency: float | UnsetType = UNSET
+    input_token_logprobs: list[TokenEntry] | UnsetType = UNSET
+    output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
+    input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
+    output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
 
 
-class GenerateResponse(msgspec.Struct, omit_defaults=True):
-    """One answer, or how far it is. `index`: which one it is, in a stream of several."""
+class GenerateResponse(msgspec.Struct):
+    """One answer, or its text so far. `index`: its number, in a stream of several."""
 
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: int | msgspec.UnsetType = msgspec.UNSET
+    index: int | UnsetType = UNSET

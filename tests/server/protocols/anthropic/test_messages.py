@@ -1,4 +1,4 @@
-"""`/v1/messages` through Anthropic's own client, streaming and not, and what it refuses."""
+"""`/v1/messages` with Anthropic's client: answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 from anthropic.types import Message, MessageTokensCount, TextBlock, ToolUseBlock
 
@@ -38,7 +39,7 @@ def claude(address):
 
 
 def both(claude, **fields):
-    """The whole answer, after a stream of the same request has been found equal to it."""
+    """The answer, after a check that a stream of the same request equals it."""
     fields = {"model": "default", "max_tokens": 4, "extra_body": {"temperature": 0}} | fields
     whole = claude.messages.create(**fields)
     assert isinstance(whole, Message) and whole.type == "message" and whole.role == "assistant"
@@ -55,18 +56,18 @@ RAW = {"message_start", "ping", "content_block_start", "content_block_stop", "me
 
 
 def bare(message):
-    """Without what is new each time: ids, and which part of the prompt was cached."""
-    told = message.model_dump(exclude_none=True)
-    usage = told.pop("usage")
-    told.pop("id")
-    for block in told["content"]:
+    """The message without ids and without how much of the prompt was cached."""
+    fields = message.model_dump(exclude_none=True)
+    usage = fields.pop("usage")
+    fields.pop("id")
+    for block in fields["content"]:
         block.pop("id", None)
         block.pop("parsed_output", None)
-    told["in"] = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
-    return told | {"out": usage["output_tokens"]}
+    fields["in"] = usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+    return fields | {"out": usage["output_tokens"]}
 
 
-def test_a_message_and_its_stream(claude):
+def test_stream_equals_the_message(claude):
     whole = both(claude, messages=ASK, system="Be brief.", metadata={"user_id": "u"})
     (block,) = whole.content
     assert isinstance(block, TextBlock) and block.text
@@ -96,7 +97,7 @@ def test_stop_reasons(claude):
     assert warm.content == [] and warm.stop_reason == "max_tokens" and warm.usage.output_tokens == 0
 
 
-def test_an_answer_goes_on_from_the_last_turn(claude):
+def test_prefilled_assistant_message_is_continued(claude):
     begun = [*ASK, {"role": "assistant", "content": "The colours are red,"}]
     goes_on = both(claude, messages=begun, max_tokens=4)
     text = both(claude, messages=ASK, max_tokens=4).content[0].text
@@ -106,14 +107,14 @@ def test_an_answer_goes_on_from_the_last_turn(claude):
     assert isinstance(counted, MessageTokensCount) and counted.input_tokens > asked.input_tokens
 
 
-def test_turns_of_one_role_are_one_turn(claude):
+def test_consecutive_turns_of_one_role_are_merged(claude):
     split = [{"role": "user", "content": "Name"}, {"role": "user", "content": "three colours."}]
     one = [{"role": "user", "content": "Name\n\nthree colours."}]
     count = claude.messages.count_tokens
     assert count(model="default", messages=split) == count(model="default", messages=one)
 
 
-def test_count_tokens_is_what_a_message_uses(claude):
+def test_count_tokens_equals_the_usage_of_a_message(claude):
     fields = dict(model="default", messages=ASK, system="Be brief.", tools=[WEATHER])
     counted = claude.messages.count_tokens(**fields).input_tokens
     claude.messages.create(**fields, max_tokens=1)
@@ -123,7 +124,7 @@ def test_count_tokens_is_what_a_message_uses(claude):
 
 
 @pytest.mark.parametrize("choice", [{"type": "tool", "name": "get_weather"}, {"type": "any"}])
-def test_tools_that_must_be_used(claude, choice):
+def test_tool_choice_any_and_tool(claude, choice):
     choice = choice if choice["type"] == "tool" else choice | {"disable_parallel_tool_use": True}
     whole = both(claude, messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80)
     (block,) = whole.content
@@ -133,12 +134,12 @@ def test_tools_that_must_be_used(claude, choice):
         assert block.input["city"] in ("Paris", "Rome") and isinstance(block.input["days"], int)
 
 
-def test_a_tool_result_is_read(claude):
+def test_tool_results(claude):
     used = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rome", "days": 1}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]}
     turns = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "I look."}, used]}]
-    told = [result | {"is_error": True}, {"type": "text", "text": "And now?"}]
-    whole = both(claude, messages=[*turns, {"role": "user", "content": told}], tools=[WEATHER])
+    blocks = [result | {"is_error": True}, {"type": "text", "text": "And now?"}]
+    whole = both(claude, messages=[*turns, {"role": "user", "content": blocks}], tools=[WEATHER])
     assert whole.usage.output_tokens == 4
     count = claude.messages.count_tokens
     failed = count(model="default", messages=[*turns, {"role": "user", "content": [result | {"is_error": True}]}])
@@ -152,7 +153,7 @@ def test_tool_choice_none_and_auto(claude):
     claude.messages.create(model="default", max_tokens=2, messages=ASK, tools=[WEATHER], tool_choice={"type": "auto"})
 
 
-def test_output_format_is_json_that_fits(claude):
+def test_output_format_json_schema(claude):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"]}
     schema["additionalProperties"] = False
     config = {"format": {"type": "json_schema", "schema": schema}}
@@ -166,20 +167,20 @@ async def _count_events(address):
         return [text async for text in stream.text_stream]
 
 
-def test_the_asynchronous_client(address):
+def test_asynchronous_client(address):
     import asyncio
 
     assert "".join(asyncio.run(_count_events(address)))
 
 
-def test_the_order_of_raw_events(address):
+def test_order_of_events(address):
     body = {"model": "default", "max_tokens": 4, "messages": ASK, "stream": True}
     answer = httpx.post(f"{address}/v1/messages", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")
     pairs = [event.split("\n") for event in answer.text.strip().split("\n\n")]
     names = [name.removeprefix("event: ") for name, _ in pairs]
     data = [json.loads(line.removeprefix("data: ")) for _, line in pairs]
-    assert names == [each["type"] for each in data]
+    assert names == [event["type"] for event in data]
     assert names[:3] == ["message_start", "ping", "content_block_start"]
     assert set(names[3:-3]) == {"content_block_delta"}
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -220,17 +221,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "named"), WRONG, ids=[str(change)[:50] for change, _ in WRONG])
-def test_what_is_refused_is_named(http, change, named):
+def test_errors_name_the_field(http, change, named):
     body = {"model": "default", "max_tokens": 4, "messages": ASK} | change
     for extra in ({}, {"stream": True}):
         answer = http.post("/v1/messages", json={**body, **extra})
         assert answer.status_code == 400, answer.text
-        told = answer.json()
-        assert told["type"] == "error" and told["error"]["type"] == "invalid_request_error"
-        assert named in told["error"]["message"] and told["request_id"].startswith("req-")
+        body = answer.json()
+        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+        assert named in body["error"]["message"] and body["request_id"].startswith("req-")
 
 
-def test_errors_are_the_clients_own_types(claude, address):
+def test_client_raises_its_own_error_types(claude, address):
     with pytest.raises(anthropic.NotFoundError, match="claude-x"):
         claude.messages.create(model="claude-x", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tokens"):
@@ -257,12 +258,13 @@ PARTS = [
 
 
 @pytest.mark.parametrize("with_thinking", [True, False])
-def test_blocks_are_what_their_events_add_up_to(with_thinking):
+def test_blocks_are_the_sum_of_their_events(with_thinking):
     blocks = ContentBlocks(with_thinking)
     events = [event for part in PARTS for event in blocks.add([part])] + blocks.finish()
+    content = msgspec.to_builtins(blocks.content())
     thinking = {"type": "thinking", "thinking": "I think", "signature": ""}
-    text, *calls = blocks.content()[with_thinking:]
-    assert (blocks.content()[0] == thinking) == with_thinking
+    text, *calls = content[with_thinking:]
+    assert (content[0] == thinking) == with_thinking
     assert text == {"type": "text", "text": "AB"}
     assert [(call["name"], call["input"]) for call in calls] == [("f", {"a": 1}), ("g", {"b": []})]
     starts = [event.data["index"] for event in events if event.name == "content_block_start"]
@@ -270,14 +272,14 @@ def test_blocks_are_what_their_events_add_up_to(with_thinking):
     assert starts == stops == list(range(3 + with_thinking))
 
 
-def test_a_full_context_is_said():
+def test_stop_reason_of_a_full_context():
     result = CallResult("x", "length", Usage(completion_tokens=5))
     assert stop_reason_of(result, 5, False)["stop_reason"] == "max_tokens"
     assert stop_reason_of(result, 9, False)["stop_reason"] == "model_context_window_exceeded"
 
 
 @pytest.mark.parametrize("value", [{}, {"a": [1, {"b": 'x"\\u00e9{'}], "c": {"d": None}, "e": -1.5e3, "f": True}])
-def test_any_beginning_of_an_object_can_be_read(value):
+def test_partial_json_keeps_complete_members(value):
     text = json.dumps(value)
     assert read_partial_object(text) == value
     sizes = [len(json.dumps(read_partial_object(text[:at]))) for at in range(len(text) + 1)]

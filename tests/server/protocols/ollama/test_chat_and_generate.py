@@ -1,4 +1,4 @@
-"""Ollama's endpoints through its own client, streaming and not, and what they refuse."""
+"""Ollama's endpoints with its own client: answers, streams and errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from importlib.metadata import version
 
 import httpx
+import msgspec
 import ollama
 import pytest
 
@@ -54,7 +55,7 @@ def name(llama):
 
 
 def both(llama, **fields):
-    """The whole answer of chat, after its stream has been found equal."""
+    """The answer of a chat, after a check that its stream equals it."""
     fields = {"model": "default", "options": SHORT} | fields
     whole = llama.chat(**fields)
     assert isinstance(whole, ollama.ChatResponse) and whole.done and whole.message.role == "assistant"
@@ -65,20 +66,20 @@ def both(llama, **fields):
     assert calls == [call.model_dump() for call in whole.message.tool_calls or ()]
     assert lines[-1].done_reason == whole.done_reason
     assert [lines[-1][count] for count in COUNTS] == [whole[count] for count in COUNTS]
-    logprobs = [each.model_dump() for line in lines for each in line.logprobs or ()]
-    assert logprobs == [each.model_dump() for each in whole.logprobs or ()]
+    logprobs = [entry.model_dump() for line in lines for entry in line.logprobs or ()]
+    assert logprobs == [entry.model_dump() for entry in whole.logprobs or ()]
     return whole
 
 
-def test_a_chat_and_its_stream(llama, name):
+def test_stream_equals_the_answer(llama, name):
     whole = both(llama, model=name, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", think=False)
     assert whole.model == name and whole.message.content and whole.done_reason == "length"
-    assert whole.eval_count == 5 and all(whole[each] >= 0 for each in DURATIONS)
-    assert len(whole.logprobs) == 5 and all(len(each.top_logprobs) == 2 for each in whole.logprobs)
-    assert "".join(each.token for each in whole.logprobs) == whole.message.content
+    assert whole.eval_count == 5 and all(whole[name] >= 0 for name in DURATIONS)
+    assert len(whole.logprobs) == 5 and all(len(entry.top_logprobs) == 2 for entry in whole.logprobs)
+    assert "".join(entry.token for entry in whole.logprobs) == whole.message.content
 
 
-def test_generate_is_a_chat_of_one_turn(llama):
+def test_generate_equals_a_chat_of_one_turn(llama):
     chat = both(llama, messages=[{"role": "system", "content": "Be brief."}, *ASK])
     fields = dict(model="default", prompt=ASK[0]["content"], system="Be brief.", options=SHORT)
     whole = llama.generate(**fields)
@@ -88,9 +89,9 @@ def test_generate_is_a_chat_of_one_turn(llama):
     assert "".join(line.response for line in lines) == whole.response and lines[-1].eval_count == 5
 
 
-def test_a_raw_prompt_is_continued(real_llama):
-    told = real_llama.generate(model="default", prompt="The capital of France is", raw=True, options=SHORT)
-    assert "Paris" in told.response and told.prompt_eval_count == 5
+def test_raw_prompt(real_llama):
+    answer = real_llama.generate(model="default", prompt="The capital of France is", raw=True, options=SHORT)
+    assert "Paris" in answer.response and answer.prompt_eval_count == 5
     marked = real_llama.generate(model="default", prompt="<|im_start|>", raw=True, options={"num_predict": 1})
     assert marked.prompt_eval_count == 1
 
@@ -99,8 +100,8 @@ def test_formats(llama):
     enough = SHORT | {"num_predict": 12}
     whole = both(llama, messages=ASK, format=SCHEMA | {"properties": {"n": {"enum": [1, 22]}}}, options=enough)
     assert json.loads(whole.message.content)["n"] in (1, 22) and whole.done_reason == "stop"
-    told = llama.generate(model="default", prompt="{}", format={"enum": ["a", "b"]}, options=enough)
-    assert json.loads(told.response) in ("a", "b")
+    answer = llama.generate(model="default", prompt="{}", format={"enum": ["a", "b"]}, options=enough)
+    assert json.loads(answer.response) in ("a", "b")
     assert llama.chat("default", ASK, format="json", options=SHORT).message.content.startswith("{")
 
 
@@ -113,7 +114,7 @@ def test_tools(llama):
     assert both(llama, messages=turns, tools=[WEATHER]).eval_count > 0
 
 
-def test_a_format_beside_tools(llama):
+def test_format_with_tools(llama):
     whole = both(llama, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40})
     assert whole.message.tool_calls or json.loads(whole.message.content) in ("a", "b")
 
@@ -126,7 +127,7 @@ def test_options(llama):
     assert seeded[0] == seeded[1]
 
 
-def test_the_models(real_llama, real_address):
+def test_model_endpoints(real_llama, real_address):
     (listed,) = real_llama.list().models
     name = listed.model
     assert name.endswith(":latest") and listed.size > 10**7 and len(listed.digest) == 64
@@ -143,7 +144,7 @@ def test_the_models(real_llama, real_address):
     assert httpx.get(f"{real_address}/api/version").json() == {"version": version("plait")}
 
 
-def test_nothing_asked_is_whether_the_model_is_there(llama):
+def test_request_without_prompt_reports_the_loaded_model(llama):
     assert llama.chat("default", []).done_reason == "load"
     assert llama.generate("default", "").done_reason == "load"
     with pytest.raises(ollama.ResponseError, match="nothing") as refused:
@@ -151,7 +152,7 @@ def test_nothing_asked_is_whether_the_model_is_there(llama):
     assert refused.value.status_code == 404
 
 
-def test_the_asynchronous_client(address):
+def test_asynchronous_client(address):
     async def ask():
         client = ollama.AsyncClient(host=address)
         return [line.message.content async for line in await client.chat("default", ASK, stream=True, options=SHORT)]
@@ -201,10 +202,10 @@ WRONG_GENERATE = [
 
 @pytest.mark.parametrize(
     ("path", "change", "named"),
-    [("chat", *each) for each in WRONG] + [("generate", *each) for each in WRONG_GENERATE],
-    ids=lambda each: str(each)[:40],
+    [("chat", *case) for case in WRONG] + [("generate", *case) for case in WRONG_GENERATE],
+    ids=lambda value: str(value)[:40],
 )
-def test_what_is_refused_is_named(http, path, change, named):
+def test_errors_name_the_field(http, path, change, named):
     body = {"model": "default", "options": SHORT} | ({"messages": ASK} if path == "chat" else {"prompt": "x"}) | change
     for extra in ({}, {"stream": False}):
         answer = http.post(f"/api/{path}", json=body | extra)
@@ -212,7 +213,7 @@ def test_what_is_refused_is_named(http, path, change, named):
         assert set(answer.json()) == {"error"} and named in answer.json()["error"]
 
 
-def test_an_error_of_the_path_has_ollamas_shape(address):
+def test_errors_of_the_path_have_ollamas_format(address):
     answer = httpx.post(f"{address}/api/pull", json={})
     assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
 
@@ -220,29 +221,29 @@ def test_an_error_of_the_path_has_ollamas_shape(address):
 # -- without a server -------------------------------------------------------------------------------
 
 
-class _Logged:
-    logprobs: list = []  # noqa: RUF012
+class OutputWithoutLogprobs:
+    logprobs = ()
 
 
-def test_a_call_is_told_when_it_is_whole():
-    writer = OllamaResponseWriter("chat", "m", None, _Logged(), with_thinking=True)
-    told = []
-    reasoned, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
+def test_a_tool_call_is_written_once_it_is_complete():
+    writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs(), with_thinking=True)
+    messages = []
+    reasoning, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]
     cut_off = [ParsedPart("call", "g", 1), ParsedPart("arguments", '{"b', 1)]
-    for part in [reasoned, *first, ParsedPart("arguments", ":1}", 0), ParsedPart("text", "ok"), *cut_off]:
+    for part in [reasoning, *first, ParsedPart("arguments", ":1}", 0), ParsedPart("text", "ok"), *cut_off]:
         writer.add_parts([part], is_last=False)
         line = writer.next_line()
-        told.append(line and line["message"])
+        messages.append(line and msgspec.to_builtins(line.message))
     writer.add_parts([], is_last=True)
     assert writer.next_line() is None  # g was cut off
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
-    assert [each for each in told if each] == [
+    assert [message for message in messages if message] == [
         {"role": "assistant", "content": "", "thinking": "hm"},
         {"role": "assistant", "content": "ok", "tool_calls": [call]},
     ]
 
 
-def test_a_folder_is_described(tmp_path):
+def test_description_of_a_folder(tmp_path):
     import torch
     from safetensors.torch import save_file
 
@@ -251,11 +252,11 @@ def test_a_folder_is_described(tmp_path):
         tmp_path / "x.safetensors",
     )
     (tmp_path / "config.json").write_text('{"model_type": "llama", "eos": [1]}')
-    about = describe(str(tmp_path))
-    assert (about.format, about.family, about.num_parameters, about.quantization) == (
+    description = describe(str(tmp_path))
+    assert (description.format, description.family, description.num_parameters, description.quantization) == (
         "safetensors",
         "llama",
         17,
         "BF16",
     )
-    assert about.metadata["eos"] == [1] and about.short_metadata["eos"] is None and about.size > 34
+    assert description.metadata["eos"] == [1] and description.short_metadata["eos"] is None and description.size > 34

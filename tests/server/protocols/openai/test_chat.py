@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`, asked by OpenAI's own client: whole and streamed answers agree in every respect."""
+"""`/v1/chat/completions` with OpenAI's client: answers and streams agree in everything."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOOLS = [
 SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
 
 
-def told(message, finish_reason, logprobs):
+def comparable(message, finish_reason, logprobs):
     """What an answer says, in a form that a stream's sum has as well."""
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     tokens = [(entry.token, entry.logprob) for entry in logprobs.content] if logprobs else []
@@ -70,14 +70,14 @@ def both(client, **request):
     assert isinstance(whole, ChatCompletion)
     stream = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
     answers, usage = summed(stream)
-    assert answers == {c.index: told(c.message, c.finish_reason, c.logprobs) for c in whole.choices}
+    assert answers == {c.index: comparable(c.message, c.finish_reason, c.logprobs) for c in whole.choices}
     assert usage.prompt_tokens == whole.usage.prompt_tokens
     assert usage.completion_tokens == whole.usage.completion_tokens
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     return whole
 
 
-def test_stop(smollm) -> None:
+def test_stop_string(smollm) -> None:
     answer = both(smollm)
     assert answer.choices[0].message.content == "The capital of France is Paris."
     assert answer.choices[0].finish_reason == "stop"
@@ -123,7 +123,7 @@ def test_content_parts_roles_and_names(client) -> None:
     assert developer.choices[0].message.content == system.choices[0].message.content
 
 
-def test_a_users_text_cannot_close_the_turn(client) -> None:
+def test_user_text_cannot_close_the_turn(client) -> None:
     plain = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "hi there"}], max_tokens=1
     )
@@ -145,7 +145,7 @@ def test_bias_penalties_and_min_tokens(client, http) -> None:
     assert both(client, presence_penalty=2, frequency_penalty=2, max_tokens=24).choices[0].message.content
 
 
-def test_continuing_the_last_message(smollm) -> None:
+def test_continue_final_message(smollm) -> None:
     messages = [*ASK, {"role": "assistant", "content": "The capital of"}]
     answer = both(smollm, messages=messages, extra_body={"continue_final_message": True})
     assert answer.choices[0].message.content == " France is Paris."
@@ -160,7 +160,7 @@ def test_continuing_the_last_message(smollm) -> None:
         ({"lark": 'start: "x" /[0-9]/ "y"'}, lambda text: len(text) == 3 and text[0] + text[2] == "xy"),
     ],
 )
-def test_our_own_constraints(client, extra, fits) -> None:
+def test_constraint_extensions(client, extra, fits) -> None:
     assert fits(both(client, extra_body=extra, max_tokens=40).choices[0].message.content)
 
 
@@ -187,32 +187,32 @@ def test_parse_gives_a_pydantic_model(smollm) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 @pytest.mark.parametrize("tools", [TOOLS, TOOLS[:1]])
-def test_a_tool_that_must_be_called(client, choice, tools) -> None:
+def test_required_tool_call(client, choice, tools) -> None:
     answer = both(client, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=80)
     (call,) = answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
-def test_tools_that_need_not_be_called(client) -> None:
+def test_optional_tool_calls(client) -> None:
     for choice in ("auto", "none"):
         answer = both(client, tools=TOOLS, tool_choice=choice, max_tokens=8)
         assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
 
 
-def test_a_call_cut_by_the_limit_streams_as_it_is_whole(client) -> None:
+def test_stream_of_a_call_cut_by_max_tokens_equals_the_answer(client) -> None:
     answer = both(client, tools=TOOLS, tool_choice="required", max_tokens=16)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.tool_calls[0].function.arguments
 
 
-def test_a_call_cut_by_a_stop_string_is_no_finished_call(client) -> None:
+def test_call_cut_by_a_stop_string_does_not_finish_with_tool_calls(client) -> None:
     answer = both(client, tools=TOOLS[:1], tool_choice="required", stop="city", max_tokens=60)
     assert answer.choices[0].message.tool_calls[0].function.arguments == '{"'
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_a_whole_value_ends_with_stop_though_more_could_follow(smollm) -> None:
+def test_complete_value_ends_with_stop(smollm) -> None:
     """OpenAI's `parse` raises where the reason is "length"."""
     digits = {str(token): 100 for token in smollm_digits(smollm)}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
@@ -227,7 +227,7 @@ def smollm_digits(smollm):
     return tokens
 
 
-def test_several_turns_with_a_tools_result(client) -> None:
+def test_turns_with_a_tool_result(client) -> None:
     first = client.chat.completions.create(
         model=MODEL, messages=ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=0
     )
@@ -237,7 +237,7 @@ def test_several_turns_with_a_tools_result(client) -> None:
     assert answer.usage.prompt_tokens > first.usage.prompt_tokens
 
 
-def test_the_asynchronous_client(aclient) -> None:
+def test_asynchronous_client(aclient) -> None:
     async def ask(city: str):
         stream = await aclient.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": city}], max_tokens=6, temperature=0, stream=True
@@ -251,7 +251,7 @@ def test_the_asynchronous_client(aclient) -> None:
     assert len(set(texts)) == 3 and all(texts)
 
 
-def test_a_timeout_is_504(client) -> None:
+def test_timeout_is_504(client) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(
             model=MODEL, messages=ASK, extra_body={"timeout": 0.05, "ignore_eos": True}, max_tokens=4000
@@ -259,7 +259,7 @@ def test_a_timeout_is_504(client) -> None:
     assert caught.value.status_code == 504 and caught.value.body["code"] == "deadline_exceeded"
 
 
-def test_a_stream_that_fails_says_so(client) -> None:
+def test_failed_stream_ends_with_an_error_event(client) -> None:
     """In the stream where it has begun; on a machine so slow that it has not, as an answer."""
     with pytest.raises(openai.APIError, match="timeout"):
         for _ in client.chat.completions.create(

@@ -1,4 +1,4 @@
-"""`/v1/completions` and `/v1/models`, asked by OpenAI's own client."""
+"""`/v1/completions` and `/v1/models` with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def both(client, **request):
     return whole
 
 
-def test_text_tokens_and_lists_of_them(client, smollm) -> None:
+def test_prompts_as_text_tokens_and_lists(client, smollm) -> None:
     paris = both(smollm, prompt="The capital of France is", max_tokens=2)
     assert paris.choices[0].text == " Paris."
     by_text = both(client, prompt="The capital of France is", max_tokens=2)
@@ -53,7 +53,7 @@ def test_text_tokens_and_lists_of_them(client, smollm) -> None:
     assert len(lists.choices) == 2
 
 
-def test_sixteen_tokens_are_the_default_and_echo_puts_the_prompt_first(client) -> None:
+def test_default_max_tokens_and_echo(client) -> None:
     answer = both(client, prompt="Once upon", echo=True)
     assert answer.usage.completion_tokens == 16
     assert answer.choices[0].text.startswith("Once upon")
@@ -88,7 +88,7 @@ def test_echoed_logprobs_are_those_of_the_prompt(client) -> None:
     assert longer.logprobs.tokens == echoed.logprobs.tokens
 
 
-def test_best_of_gives_the_likeliest(client) -> None:
+def test_best_of(client) -> None:
     request = {"model": MODEL, "prompt": "My favourite", "seed": 5, "max_tokens": 5, "logprobs": 0}
     every = client.completions.create(**request, n=6)
     best = client.completions.create(**request, n=2, best_of=6)
@@ -123,7 +123,7 @@ def test_constraints_and_stops(client) -> None:
         ({"n": 0}, "n"),
     ],
 )
-def test_refusals_name_the_parameter(client, wrong, param) -> None:
+def test_errors_name_the_parameter(client, wrong, param) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": MODEL, "prompt": "a", **wrong})
     assert caught.value.param == param
@@ -138,6 +138,6 @@ def test_models(client) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_tokens_that_cannot_fit_are_not_looked_at(http) -> None:
+def test_token_list_longer_than_the_context(http) -> None:
     answer = http.post("/v1/completions", json={"model": "default", "prompt": [*[1] * 50_000, -1]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

@@ -1,4 +1,4 @@
-"""`/v1/responses`, asked by OpenAI's own client: the events' order, and that they add up to the whole."""
+"""`/v1/responses` with OpenAI's client: answers, and streams whose events add up to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def both(client, **request):
     return whole, events
 
 
-def test_text_and_its_events(smollm) -> None:
+def test_text_and_events(smollm) -> None:
     whole, events = both(smollm)
     assert whole.output_text == "The capital of France is Paris." and whole.store is False
     kinds = [event.type for event in events]
@@ -62,7 +62,7 @@ def whole_id(events):
     return events[-1].response.output[0].id
 
 
-def test_the_limit_makes_it_incomplete(client) -> None:
+def test_max_output_tokens_makes_it_incomplete(client) -> None:
     whole, _ = both(client, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2)
     assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
     logprobs = whole.output[0].content[0].logprobs
@@ -70,7 +70,7 @@ def test_the_limit_makes_it_incomplete(client) -> None:
     assert whole.usage.output_tokens == 3 and whole.output[0].status == "incomplete"
 
 
-def test_a_tool_and_its_result(client) -> None:
+def test_tool_call_and_result(client) -> None:
     whole, events = both(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     (call,) = whole.output
     jsonschema.validate(json.loads(call.arguments), CLOCK)
@@ -126,7 +126,7 @@ def test_parse_gives_a_pydantic_model(smollm) -> None:
         ({"extra_body": {"foo": 1}}, "foo"),
     ],
 )
-def test_refusals_name_the_parameter(client, wrong, param) -> None:
+def test_errors_name_the_parameter(client, wrong, param) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**{"model": MODEL, "input": "a", **wrong})
     assert caught.value.param == param

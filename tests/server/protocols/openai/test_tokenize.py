@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: what a prompt is in tokens, and the way back."""
+"""`/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def post(http):
     return post
 
 
-def test_there_and_back(post):
-    told = post("tokenize", prompt="Hello, wörld", return_token_strs=True).json()
-    assert told["count"] == len(told["tokens"]) and told["max_model_len"] > 1000
-    assert "".join(told["token_strs"]).startswith("Hello, w")
-    back = post("detokenize", tokens=told["tokens"]).json()
+def test_tokenize_and_detokenize(post):
+    answer = post("tokenize", prompt="Hello, wörld", return_token_strs=True).json()
+    assert answer["count"] == len(answer["tokens"]) and answer["max_model_len"] > 1000
+    assert "".join(answer["token_strs"]).startswith("Hello, w")
+    back = post("detokenize", tokens=answer["tokens"]).json()
     assert back == {"prompt": "Hello, wörld", "text": "Hello, wörld"}
 
 
 def test_lists(post):
-    told = post("tokenize", model="default", prompt=["a b", "c"]).json()
-    assert told["count"] == [len(ids) for ids in told["tokens"]] and len(told["tokens"]) == 2
-    assert post("detokenize", tokens=told["tokens"]).json()["text"] == ["a b", "c"]
+    answer = post("tokenize", model="default", prompt=["a b", "c"]).json()
+    assert answer["count"] == [len(ids) for ids in answer["tokens"]] and len(answer["tokens"]) == 2
+    assert post("detokenize", tokens=answer["tokens"]).json()["text"] == ["a b", "c"]
     assert post("detokenize", tokens=[]).json()["text"] == ""
 
 
-def test_a_conversation_is_what_chat_completions_reads(post):
-    told = post("tokenize", messages=CHAT).json()
+def test_conversation_has_the_tokens_of_a_chat_completion(post):
+    answer = post("tokenize", messages=CHAT).json()
     body = {"model": "default", "messages": CHAT, "max_tokens": 1}
-    assert post("v1/chat/completions", **body).json()["usage"]["prompt_tokens"] == told["count"]
-    text = post("detokenize", tokens=told["tokens"], skip_special_tokens=False).json()["text"]
+    assert post("v1/chat/completions", **body).json()["usage"]["prompt_tokens"] == answer["count"]
+    text = post("detokenize", tokens=answer["tokens"], skip_special_tokens=False).json()["text"]
     assert text.endswith("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     parsed = post("tokenize", prompt=text, parse_special=True).json()
-    assert parsed["tokens"] == told["tokens"]
-    assert "<|im_start|>" not in post("detokenize", tokens=told["tokens"]).json()["text"]
+    assert parsed["tokens"] == answer["tokens"]
+    assert "<|im_start|>" not in post("detokenize", tokens=answer["tokens"]).json()["text"]
     closed = post("tokenize", messages=CHAT, add_generation_prompt=False).json()
-    assert told["tokens"][: closed["count"]] == closed["tokens"] and closed["count"] < told["count"]
+    assert answer["tokens"][: closed["count"]] == closed["tokens"] and closed["count"] < answer["count"]
 
 
 def test_control_tokens_of_a_prompt_are_plain_text(post):
@@ -54,14 +54,14 @@ def test_control_tokens_of_a_prompt_are_plain_text(post):
     assert plain["count"] > 1 and post("detokenize", tokens=plain["tokens"]).json()["text"] == "<|im_end|>"
 
 
-def test_long_lists_are_what_their_parts_are(post):
+def test_long_lists_equal_their_parts(post):
     texts = [f"text {i} " + "word " * 300 for i in range(20)]
-    told = post("tokenize", prompt=texts).json()
-    assert told["tokens"] == [post("tokenize", prompt=text).json()["tokens"] for text in texts]
-    assert post("detokenize", tokens=told["tokens"] * 5).json()["text"] == texts * 5
+    answer = post("tokenize", prompt=texts).json()
+    assert answer["tokens"] == [post("tokenize", prompt=text).json()["tokens"] for text in texts]
+    assert post("detokenize", tokens=answer["tokens"] * 5).json()["text"] == texts * 5
 
 
-def test_long_lists_are_tokenized_beside_the_loop():
+def test_long_lists_are_tokenized_in_a_thread():
     seen = []
 
     def encode(parts, at_start):
@@ -89,12 +89,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=lambda each: str(each)[:40])
-def test_what_is_refused_is_named(post, path, body, param):
+@pytest.mark.parametrize(("path", "body", "param"), WRONG, ids=lambda value: str(value)[:40])
+def test_errors_name_the_field(post, path, body, param):
     answer = post(path, **body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_another_model_is_not_here(post):
+def test_unknown_model(post):
     assert post("tokenize", model="x", prompt="a").status_code == 404
     assert post("detokenize", model="x", tokens=[1]).status_code == 404

@@ -1,4 +1,4 @@
-"""`/v1/programs`: programs as JSON give what the language gives, streamed or whole; what is wrong in one is named."""
+"""`/v1/programs`: results equal those of the other endpoints, streamed or not, and errors name the node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def real_http(real_address):
 
 
 def run(http, program, **fields):
-    """The whole answer, after its stream has been found to add up to it."""
+    """The answer, after a check that its stream adds up to it."""
     body = {"program": program, "defaults": GREEDY} | fields
     answer = http.post("/v1/programs", json=body)
     assert answer.status_code == 200, answer.text
@@ -40,7 +40,7 @@ def run(http, program, **fields):
             pieces.setdefault(key, []).append(data["delta"])
         else:
             ended[key] = data["value"]
-    assert {key: "".join(found) for key, found in pieces.items()}.items() <= ended.items()
+    assert {key: "".join(texts) for key, texts in pieces.items()}.items() <= ended.items()
     assert ended == {(call["path"], call["sample"]): call["value"] for call in whole["calls"]}
     assert bare(events[-1][1]["program"]) == bare(whole)
     usage = whole["usage"]
@@ -68,7 +68,7 @@ def completed(http, text):
     return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
 
-def test_text_and_gen_are_a_completion_each(http):
+def test_each_gen_equals_a_completion(http):
     program = [
         {"text": "The capital of France is"},
         {"gen": {"name": "a"}},
@@ -84,16 +84,16 @@ def test_text_and_gen_are_a_completion_each(http):
     assert whole["calls"][1]["usage"]["cached_tokens"] >= whole["calls"][0]["usage"]["prompt_tokens"]
 
 
-def test_roles_are_a_chat(http):
+def test_roles_equal_a_chat_completion(http):
     turns = [("system", "Be brief."), ("user", "Name a colour.")]
     program = [{"role": role, "content": [{"text": text}]} for role, text in turns]
     program.append({"role": "assistant", "content": [{"gen": {"name": "colour"}}]})
     whole = run(http, program)
     messages = [{"role": role, "content": text} for role, text in turns]
     chat = {"model": "default", "messages": messages, **GREEDY}
-    told = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
-    assert whole["variables"]["colour"] == told
-    assert whole["messages"] == [*messages, {"role": "assistant", "content": told}]
+    answer = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
+    assert whole["variables"]["colour"] == answer
+    assert whole["messages"] == [*messages, {"role": "assistant", "content": answer}]
 
 
 def test_select_and_constraints(real_http):
@@ -109,12 +109,13 @@ def test_select_and_constraints(real_http):
         {"gen": {"name": "ebnf", "ebnf": 'root ::= "ab" | "cd"', "complete": True, "return_logprob": True}},
     ]
     whole = run(real_http, program)
-    found, calls = whole["variables"], whole["calls"]
-    assert found["city"] == " Paris" and len(calls[0]["scores"]) == 2 and calls[0]["scores"][1] > calls[0]["scores"][0]
-    assert re.fullmatch(" [0-9]{4}", found["year"]) and isinstance(json.loads(found["value"])["n"], int)
-    assert found["spec"] in "xy" and found["one"] in (" left", " right") and found["ebnf"] in ("ab", "cd")
-    assert "".join(each["token"] for each in calls[5]["logprobs"]).startswith(found["ebnf"])
-    assert whole["text"] == "The capital of France is" + "".join(found.values())
+    variables, calls = whole["variables"], whole["calls"]
+    assert variables["city"] == " Paris"
+    assert len(calls[0]["scores"]) == 2 and calls[0]["scores"][1] > calls[0]["scores"][0]
+    assert re.fullmatch(" [0-9]{4}", variables["year"]) and isinstance(json.loads(variables["value"])["n"], int)
+    assert variables["spec"] in "xy" and variables["one"] in (" left", " right") and variables["ebnf"] in ("ab", "cd")
+    assert "".join(entry["token"] for entry in calls[5]["logprobs"]).startswith(variables["ebnf"])
+    assert whole["text"] == "The capital of France is" + "".join(variables.values())
 
 
 def test_forks_gather(http):
@@ -161,7 +162,7 @@ def test_samples(http):
     assert [call["sample"] for call in whole["calls"]] == [0, 1, 2]
 
 
-def test_a_lenient_value_says_what_is_wrong_with_it(http):
+def test_violation_of_a_lenient_constraint(http):
     schema = {
         "type": "array",
         "items": {"type": "integer", "minimum": 0, "maximum": 9},
@@ -176,7 +177,7 @@ def test_a_lenient_value_says_what_is_wrong_with_it(http):
     assert (call["violation"] is None) == (len(set(value)) == 2)
 
 
-def test_what_fails_while_it_runs_names_its_node(http):
+def test_runtime_errors_name_the_node(http):
     late = [{"text": "a"}, {"gen": {"name": "a"}}, {"fork": {"branches": [[{"gen": {"max_tokens": 4000, "timeout": 0.05,
             "ignore_eos": True}}]]}}]  # fmt: skip
     answer = http.post("/v1/programs", json={"program": late, "defaults": GREEDY})
@@ -190,7 +191,7 @@ def test_what_fails_while_it_runs_names_its_node(http):
     assert token.status_code == 400 and token.json()["error"]["param"] == "program[1].gen.stop_token_ids"
 
 
-def test_the_example_of_the_page(http):
+def test_example_of_the_documentation(http):
     page = (Path(__file__).parents[4] / "docs" / "programs-api.md").read_text()
     body = json.loads(page.split("-d '", 1)[1].split("'\n```", 1)[0])
     body["defaults"]["max_tokens"] = 3
@@ -255,7 +256,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG, ids=[str(body)[:60] for body, _ in WRONG])
-def test_what_is_wrong_in_a_program_is_named(body, param):
+def test_errors_name_the_node(body, param):
     with pytest.raises(ApiError) as refused:
         compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)
     assert refused.value.status == 400
@@ -264,13 +265,13 @@ def test_what_is_wrong_in_a_program_is_named(body, param):
 
 
 @pytest.mark.parametrize(("form", "text"), [("regex", "("), ("json_schema", "{"), ("lark", "start: no")])
-def test_a_constraint_that_does_not_compile_is_named(http, form, text):
+def test_constraint_that_does_not_compile(http, form, text):
     for more in ({}, {"stream": True}):
         answer = http.post("/v1/programs", json={"program": [{"text": "a"}, {"gen": {form: text}}]} | more)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == f"program[1].gen.{form}"
 
 
-def test_a_text_that_cannot_fit_is_not_tokenized(http):
+def test_text_longer_than_the_context_is_not_tokenized(http):
     answer = http.post("/v1/programs", json={"program": [{"text": "a" * 1_000_000}] * 3 + [{"gen": {}}]})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -278,7 +279,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(http):
 
 
 @pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1])
-def test_what_is_allowed_is_allowed(depth):
+def test_limits_are_inclusive(depth):
     body = {"program": nested(depth), "defaults": {"min_tokens": 3}}
     body["program"].append({"var": "g", "index": [0] * depth})
     steps = compile_program(parse(json.dumps(body).encode(), ProgramRequest), 128)

@@ -1,6 +1,6 @@
-"""SGLang's native endpoints, with the requests that its language's RuntimeEndpoint sends and the sums it does.
+"""SGLang's native endpoints, with the requests that the RuntimeEndpoint of SGLang's language sends.
 
-`Endpoint` stands in for SGLang's own language, which `make clients` runs itself.
+`Endpoint` stands in for that language; `make clients` runs the original.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Endpoint:
         """The scores of the choices as RuntimeEndpoint.select finds them: mean logprobs, the healed token left out."""
         none = {"max_new_tokens": 0}
         length = self.generate(text=text, sampling_params=none)["meta_info"]["prompt_tokens"]
-        found = self.generate(
+        answers = self.generate(
             text=[text + choice for choice in choices],
             sampling_params=none | {"temperature": 0},
             return_logprob=True,
             return_text_in_logprobs=True,
             logprob_start_len=max(length - 2, 0),
         )
-        assert [each["meta_info"]["output_token_logprobs"] for each in found] == [[]] * len(choices)
-        inputs = [each["meta_info"]["input_token_logprobs"] for each in found]
+        assert [answer["meta_info"]["output_token_logprobs"] for answer in answers] == [[]] * len(choices)
+        inputs = [answer["meta_info"]["input_token_logprobs"] for answer in answers]
         scores = []
         for at, entries in enumerate(inputs):
             values = [logprob for logprob, _, _ in entries if logprob]
@@ -70,7 +70,7 @@ class Endpoint:
             return scores, inputs, None
         ids = [[token for _, token, _ in entries] for entries in inputs]
         alone = self.generate(input_ids=ids, sampling_params=none, return_logprob=True)
-        return scores, inputs, [each["meta_info"]["input_token_logprobs"] for each in alone]
+        return scores, inputs, [answer["meta_info"]["input_token_logprobs"] for answer in alone]
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +91,7 @@ def bare(answer):
     }
 
 
-def test_a_text_is_continued(endpoint):
+def test_continues_text_and_input_ids(endpoint):
     answer = endpoint.generate(text=PROMPT, sampling_params=GREEDY | IN_OUT | {"n": 1, "top_k": -1})
     assert set(answer) == {"text", "output_ids", "meta_info"} and answer["text"]
     meta = answer["meta_info"]
@@ -112,7 +112,7 @@ def test_a_text_is_continued(endpoint):
         {"skip_special_tokens": False},
     ],
 )
-def test_a_stream_adds_up_to_the_whole(endpoint, more):
+def test_stream_equals_the_answer(endpoint, more):
     wants = dict(return_logprob=True, top_logprobs_num=2, logprob_start_len=1, return_text_in_logprobs=True)
     if "stop" in more:
         within = endpoint.generate(text=PROMPT, sampling_params=GREEDY)["text"][3:5]
@@ -127,7 +127,7 @@ def test_a_stream_adds_up_to_the_whole(endpoint, more):
         assert whole["meta_info"]["finish_reason"] == {"type": "stop", "matched": within}
 
 
-def test_the_text_of_a_constraint_fits(endpoint, real_endpoint):
+def test_constraints(endpoint, real_endpoint):
     def text(**params):
         return endpoint.generate(text=PROMPT, sampling_params=GREEDY | params)["text"]
 
@@ -159,7 +159,7 @@ def test_logprobs(endpoint):
     assert "input_top_logprobs" not in only
 
 
-def test_the_prompts_logprobs_are_those_of_generating_it(endpoint):
+def test_prompt_logprobs_equal_those_of_generation(endpoint):
     wants = dict(return_logprob=True)
     first = endpoint.generate(text=PROMPT, sampling_params=GREEDY, **wants)
     ids = [
@@ -174,26 +174,26 @@ def test_the_prompts_logprobs_are_those_of_generating_it(endpoint):
         logprob_start_len=len(prompt),
         **wants,
     )
-    sampled, found = first["meta_info"]["output_token_logprobs"], scored["meta_info"]["input_token_logprobs"]
-    assert [each[1] for each in found] == [each[1] for each in sampled]
-    assert [each[0] for each in found] == pytest.approx([each[0] for each in sampled], abs=0.05)
+    sampled, prompt_entries = first["meta_info"]["output_token_logprobs"], scored["meta_info"]["input_token_logprobs"]
+    assert [entry[1] for entry in prompt_entries] == [entry[1] for entry in sampled]
+    assert [entry[0] for entry in prompt_entries] == pytest.approx([entry[0] for entry in sampled], abs=0.05)
 
 
-def test_select_as_the_language_does_it(real_endpoint):
+def test_select_of_sglangs_language(real_endpoint):
     scores, inputs, alone = real_endpoint.select(PROMPT, [" Paris", " Rome", " banana"], unconditional=True)
     assert scores.index(max(scores)) == 0 and scores[2] < scores[1]
-    assert [len(each) for each in alone] == [len(each) for each in inputs]
-    assert all(each[0][0] is None for each in alone)
+    assert [len(entries) for entries in alone] == [len(entries) for entries in inputs]
+    assert all(entries[0][0] is None for entries in alone)
 
 
 def test_lists_and_n(endpoint):
     texts = [PROMPT, "One, two,"]
     listed = endpoint.generate(text=texts, sampling_params=GREEDY, rid=["a", "b"])
     alone = [endpoint.generate(text=text, sampling_params=GREEDY) for text in texts]
-    assert [bare(each) for each in listed] == [bare(each) for each in alone]
-    assert [each["meta_info"]["id"] for each in listed] == ["a", "b"]
+    assert [bare(answer) for answer in listed] == [bare(answer) for answer in alone]
+    assert [answer["meta_info"]["id"] for answer in listed] == ["a", "b"]
     several = endpoint.generate(text=texts, sampling_params=[GREEDY | {"n": 2, "max_new_tokens": 2}, GREEDY])
-    assert [len(each["output_ids"]) for each in several] == [2, 2, 4]
+    assert [len(answer["output_ids"]) for answer in several] == [2, 2, 4]
     chunks = [data for _, data in endpoint.stream(text=texts, sampling_params=GREEDY)]
     last = {data["index"]: data["text"] for data in chunks}
     assert last == {0: alone[0]["text"], 1: alone[1]["text"]}
@@ -226,26 +226,26 @@ def abort_until_one_was(endpoint, **which):
     assert aborted == 1
 
 
-def test_a_request_can_be_aborted_by_its_rid(real_endpoint, real_address):
-    found = {}
+def test_abort_by_rid(real_endpoint, real_address):
+    answers = {}
 
     def run(name):
         params = {"max_new_tokens": 4000, "ignore_eos": True}
-        found[name] = Endpoint(real_address).generate(text=PROMPT, sampling_params=params, rid=name)
+        answers[name] = Endpoint(real_address).generate(text=PROMPT, sampling_params=params, rid=name)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("x1", "x2")]
     for thread in threads:
         thread.start()
     abort_until_one_was(real_endpoint, rid="x1")
     threads[0].join(20)
-    assert found["x1"]["meta_info"]["finish_reason"]["type"] == "abort" and "x2" not in found
+    assert answers["x1"]["meta_info"]["finish_reason"]["type"] == "abort" and "x2" not in answers
     abort_until_one_was(real_endpoint, abort_all=True)
     threads[1].join(20)
-    assert found["x2"]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert answers["x2"]["meta_info"]["finish_reason"]["type"] == "abort"
     assert real_endpoint.http.post("/abort_request", json={"rid": "x1"}).json() == {"aborted": 0}
 
 
-def test_what_the_server_says_of_itself(endpoint):
+def test_server_info(endpoint):
     for path in ("/get_model_info", "/model_info"):
         info = endpoint.http.get(path).json()
         assert info["model_path"].endswith(".gguf") and info["is_generation"] is True
@@ -295,24 +295,24 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "param"), WRONG, ids=[str(change)[:50] for change, _ in WRONG])
-def test_what_is_refused_is_named(endpoint, change, param):
+def test_errors_name_the_field(endpoint, change, param):
     for extra in ({}, {"stream": True}):
         answer = endpoint.http.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY} | change | extra)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param, answer.text
 
 
-def test_texts_that_the_client_joined_need_no_more_of_the_server(endpoint):
+def test_concate_and_append_request(endpoint):
     joined = endpoint.http.post("/concate_and_append_request", json={"src_rids": ["a", "b"], "dst_rid": "c"})
     assert joined.status_code == 200 and joined.json() == {}
     assert endpoint.http.post("/concate_and_append_request", json={"src_rids": ["a"]}).status_code == 400
 
 
-def test_abort_needs_a_name(endpoint):
+def test_abort_needs_a_rid(endpoint):
     assert endpoint.http.post("/abort_request", json={}).status_code == 400
 
 
-def test_a_rid_is_its_tenants_own():
+def test_tenants_cannot_abort_each_others_requests():
     registry, ended = AbortRegistry(), []
     with (
         registry.registered("a", "r", lambda: ended.append("a")),

@@ -1,0 +1,136 @@
+"""What several protocols need: strict structs, fields that are refused, constraints, tools, counts and logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from plait.constrained.specs import GrammarError
+from plait.runtime.client.client import Client
+from plait.runtime.messages import TokenLogprob
+from plait.runtime.server.chat.conversation import NO_PARAMETERS, ToolDefinition
+from plait.runtime.server.errors import ApiError, context_limit_message, invalid, unsupported
+from plait.runtime.server.generation.logprobs import MIN_LOGPROB
+
+UnsupportedFields = Mapping[str, tuple[Any, ...]]
+"""Fields that clients know and this server refuses -> the values that are allowed all the same."""
+
+
+class StrictStruct(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of the parts of a request: an unknown field is an error."""
+
+
+# -- checks of requests ---------------------------------------------------------------------------
+
+
+def check_unsupported(body: msgspec.Struct, fields: UnsupportedFields, *, path: str = "") -> None:
+    """Raises ApiError 400 for one of `fields` whose value is neither null nor allowed; `path`: where `body` stands."""
+    for name, allowed in fields.items():
+        value = getattr(body, name)
+        if value is not None and value not in allowed:
+            values = " or ".join(msgspec.json.encode(item).decode() for item in allowed)
+            reason = f"can only be {values} on this server" if allowed else "is not supported by this server"
+            error = unsupported(name, reason)
+            if path:
+                error.param = f"{path}.{name}"
+            raise error
+
+
+def checked_count(n: int | None, max_count: int, *, name: str = "n") -> int:
+    """The number of answers; null is one. Raises ApiError 400 unless it is from 1 to `max_count`."""
+    if n is not None and not 1 <= n <= max_count:
+        raise invalid(f"'{name}' must be from 1 to {max_count}, not {n}", name)
+    return n or 1
+
+
+def remaining_context(context_length: int, prompt: Sequence[int], param: str) -> int:
+    """The number of tokens that an answer can have. Raises ApiError 400 if the prompt alone fills the context."""
+    if len(prompt) >= context_length:
+        text = f"{context_limit_message(context_length)}, the answer included; the prompt has {len(prompt)}"
+        raise ApiError(400, text, param=param, code="context_length_exceeded")
+    return context_length - len(prompt)
+
+
+def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Raises ApiError 400 for a token id outside the vocabulary."""
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise invalid(f"'{param}' has a token id that is not from 0 to {vocab_size - 1}", param)
+
+
+def build_constraint(param: str, kind: Any, *arguments: Any, **options: Any) -> Any:
+    """`kind(...)`, a constraint. Raises ApiError 400 that names `param` where it cannot be used."""
+    try:
+        return kind(*arguments, **options)
+    except GrammarError as error:
+        raise invalid(f"'{param}': {error}", param, "invalid_constraint") from None
+
+
+# -- tools ----------------------------------------------------------------------------------------
+
+
+def build_tools(functions: Iterable[Any], path: str, schema_field: str = "parameters") -> tuple[ToolDefinition, ...]:
+    """Tool definitions from a protocol's structs with `name`, `description`, `schema_field` and, if any, `strict`.
+
+    `path`: where the struct of tool {} stands, such as "tools[{}].function". Raises ApiError 400 for a repeated name.
+    """
+    tools: list[ToolDefinition] = []
+    for index, function in enumerate(functions):
+        place = path.format(index)
+        if any(tool.name == function.name for tool in tools):
+            raise invalid(f"two tools are called '{function.name}'", f"{place}.name")
+        schema = getattr(function, schema_field)
+        tools.append(
+            ToolDefinition(
+                function.name,
+                function.description or "",
+                NO_PARAMETERS if schema is None else schema,
+                f"{place}.{schema_field}",
+                bool(getattr(function, "strict", None)),
+            )
+        )
+    return tuple(tools)
+
+
+def checked_tool_names(names: Sequence[str], tools: Sequence[ToolDefinition], param: str) -> frozenset[str]:
+    """The names. Raises ApiError 400 if there are none, or one is not the name of a tool."""
+    for name in names:
+        if all(tool.name != name for tool in tools):
+            raise invalid(f"'{param}' names '{name[:100]}', which is none of the tools", param)
+    if not names:
+        raise invalid(f"'{param}' is empty", param)
+    return frozenset(names)
+
+
+# -- logprobs, as OpenAI and Ollama write them ----------------------------------------------------
+
+
+class TopLogprob(msgspec.Struct):
+    """A token's text, its bytes, and its natural logarithm of probability."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class ContentLogprob(TopLogprob):
+    """One token of the answer, with the likeliest tokens at its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+def token_logprobs(client: Client, entries: Sequence[TokenLogprob]) -> list[ContentLogprob]:
+    """The entries in OpenAI's shape (`logprobs.content` of a chat completion)."""
+    token_bytes = client.tokenizer.vocabulary.token_bytes
+
+    def fields(token: int, logprob: float) -> tuple[str, list[int], float]:
+        data = token_bytes[token]
+        return data.decode("utf-8", "replace"), list(data), max(logprob, MIN_LOGPROB)
+
+    return [
+        ContentLogprob(
+            *fields(entry.token_id, entry.logprob), [TopLogprob(*fields(token, value)) for token, value in entry.top]
+        )
+        for entry in entries
+    ]
