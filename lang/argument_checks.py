@@ -1,7 +1,4 @@
-"""What gen and select accept as names, patterns and lists, checked where the program writes them.
-
-Knows: rules of arguments and their sentences. Must not know: nodes, states, sessions.
-"""
+"""What gen and select accept as names, patterns and lists, checked where the program writes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs many executions at a time and keeps their order.
-
-Knows: threads and progress. Must not know: programs, states.
-"""
+"""Runs many executions at a time and keeps their order."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Seconds are held by the runtime, as each call's own timeout: no timer and no thread waits for them. Tokens are
 counted as they come; what no call may exceed alone is its max_tokens.
-
-Knows: counts and deadlines. Must not know: sessions, states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The ways to choose among given texts, as names; the scheduler does the scoring.
-
-Knows: the methods' names and papers. Must not know: logprobs, sessions.
-"""
+"""The ways to choose among given texts, as names; the scheduler does the scoring."""
 
 from __future__ import annotations
 

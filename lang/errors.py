@@ -1,13 +1,11 @@
 """The errors of a program: they name the program, the variable, and what went wrong.
 
-    PlaitError
-    ├── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
-    │   ├── MissingVariable     a name that was never generated (also a KeyError)
-    │   └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
-    └── CompileError            compile() found what would go wrong, or cannot follow the program
-        └── DependsOnValue      what the body does next depends on a value that only a run knows
-
-Knows: sentences. Must not know: sessions, or where an error is caught.
+PlaitError
+├── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
+│   ├── MissingVariable     a name that was never generated (also a KeyError)
+│   └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
+└── CompileError            compile() found what would go wrong, or cannot follow the program
+    └── DependsOnValue      what the body does next depends on a value that only a run knows
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`get_meta_info`: one call's result under the keys that SGLang's users know, and our own beside them.
-
-Knows: results and the vocabulary's bytes. Must not know: calls in flight, states, names.
-"""
+"""`get_meta_info`: one call's result under the keys that SGLang's users know, and our own beside them."""
 
 from __future__ import annotations
 

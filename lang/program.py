@@ -1,7 +1,4 @@
-"""`@function` and what it makes of a Python function: a program that can be run, streamed and batched.
-
-Knows: arguments, defaults, and when the body runs. Must not know: nodes, sessions, how values are read.
-"""
+"""`@function` and what it makes of a Python function: a program that can be run, streamed and batched."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
-from plait.lang.control.batch_checkpoint import BatchCheckpoint
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
@@ -155,6 +151,8 @@ class Program:
             return iter_in_order(executions, workers, progress_bar)
         if resume is None:
             return self._run_all(executions, num_threads, workers, progress_bar)
+        from plait.lang.control.batch_checkpoint import BatchCheckpoint
+
         checkpoint = BatchCheckpoint(resume, self.name, self._body, items, options, client)
         states = {index: checkpoint.state(index) for index in range(len(items))}
         left = [index for index, state in states.items() if state is None]

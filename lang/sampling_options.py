@@ -1,7 +1,4 @@
-"""Sampling keywords as programs write them, checked where they are written and merged where they are used.
-
-Knows: SGLang's names, ours, and which override which. Must not know: sessions, states, expressions.
-"""
+"""Sampling keywords as programs write them, checked where they are written and merged where they are used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where in the user's own files something was written: a file and a line.
-
-Knows: frames and tracebacks. Must not know: programs, or what went wrong.
-"""
+"""Where in the user's own files something was written: a file and a line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a program cost, added up over its calls.
-
-Knows: the counters of one call's Usage. Must not know: states, sessions.
-"""
+"""What a program cost, added up over its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Programs on an event loop: the state of an `async def` body, and how such bodies run.
-
-Knows: asyncio. Must not know: nodes, sockets, how a call is answered.
-"""
+"""Programs on an event loop: the state of an `async def` body, and how such bodies run."""

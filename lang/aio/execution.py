@@ -1,7 +1,4 @@
-"""Runs bodies on an event loop: `async def` ones as they are, plain ones in a thread while they have something to do.
-
-Knows: one execution's start and end, many at a time, cancelling. Must not know: arguments' rules, nodes.
-"""
+"""Runs bodies on an event loop: `async def` ones as they are, plain ones in a thread while they have something to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A read that is still to be awaited, and says so to whoever takes it for the value.
-
-Knows: coroutines. Must not know: states, calls.
-"""
+"""A read that is still to be awaited, and says so to whoever takes it for the value."""
 
 from __future__ import annotations
 

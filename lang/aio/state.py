@@ -1,18 +1,15 @@
-"""What an `async def` body holds as `s`: written like any state, read with `await`.
-
-Knows: one strand, one run. Must not know: how nodes run, sockets, threads.
-"""
+"""What an `async def` body holds as `s`: written like any state, read with `await`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from plait.lang.aio.pending_read import Pending
-from plait.lang.control.ending import cancel_branch
-from plait.lang.core.expressions import T, Typed
+from plait.lang.core.expressions import Expr, T, Typed, as_expr
+from plait.lang.core.fork_group import ForkGroup, JoinMode
+from plait.lang.core.interpreter import execute
 from plait.lang.core.results import Segment
 from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
@@ -21,8 +18,9 @@ from plait.lang.errors import ProgramError
 from plait.lang.usage import ProgramUsage, total
 
 if TYPE_CHECKING:
-    from plait.lang.aio.group import AsyncStateGroup
     from plait.lang.core.branch import Branch
+
+A = TypeVar("A", bound="AsyncState")
 
 
 class AsyncState(StateWriter):
@@ -38,6 +36,11 @@ class AsyncState(StateWriter):
         self._run = branch.run
         self._is_external = is_external
         self._reader = StateReader(branch, is_external)
+
+    def __iadd__(self: A, other: str | Expr) -> A:
+        """Appends text or an expression. Returns at once; the calls run in the runtime."""
+        execute(as_expr(other), self._branch)
+        return self
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class AsyncState(StateWriter):
     async def usage(self) -> ProgramUsage:
         """Tokens of all calls of the program so far, forks included, once they are done."""
         if self._is_external:
-            await self._run.wait_async(_never)
+            await self._run.wait_for_end_async()
         for call_segment in (call_segments := self._run.call_segments()):
             await call_segment.wait_finished()
         return total(call_segments)
@@ -125,7 +128,6 @@ class AsyncState(StateWriter):
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
         """`size` states that go on from this text side by side; `await group.join()` brings them together."""
-        from plait.lang.aio.group import AsyncStateGroup
 
         reject_position_ids_offset(position_ids_offset)
         return AsyncStateGroup([AsyncState(branch) for branch in self._branch.fork(size)], self)
@@ -147,7 +149,7 @@ class AsyncState(StateWriter):
         if self._is_external:
             self._run.abort()
         else:
-            cancel_branch(self._branch, "this text was cancelled")
+            self._branch.cancel("this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""
@@ -175,7 +177,7 @@ class AsyncState(StateWriter):
         return variable
 
     async def _wait_for_body_end(self) -> None:
-        await self._run.wait_async(_never)
+        await self._run.wait_for_end_async()
         self._run.raise_if_failed()
 
     async def _wait_for_text(self) -> None:
@@ -187,4 +189,12 @@ class AsyncState(StateWriter):
                 await segment.wait_ready()
 
 
-_never = partial(bool, False)
+class AsyncStateGroup(ForkGroup[AsyncState]):
+    """What `s.fork(n)` gives in an async body: written like any group, joined with `await`."""
+
+    async def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Waits for the branches and brings what they have to the state they came from; see ProgramStateGroup."""
+        self._begin_join(mode)
+        for state in self.states:
+            await state.sync()
+        self._finish_join(mode)

@@ -1,8 +1,6 @@
 """`Anthropic(model)`: programs on Anthropic's messages API, through its own client package.
 
 Source: https://docs.anthropic.com/en/api/messages.
-
-Knows: what goes into a message and what its stream holds. Must not know: states, HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The base of every chat API: turns go out, one assistant turn comes back, constraints are structured output.
-
-Knows: what no chat API can do, and how its pieces become a call's text. Must not know: HTTP, or any one API.
-"""
+"""The base of every chat API: turns go out, one assistant turn comes back, constraints are structured output."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A state writes turns through a chat template. The one given here marks them with characters that only a template's
 own text can hold, so that a session can tell turns from what users typed.
-
-Knows: marks, messages, JSON schemas. Must not know: HTTP, any one API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How choices are scored from their tokens' logprobs: SGLang's three methods.
-
-Knows: numbers. Must not know: where they come from.
-"""
+"""How choices are scored from their tokens' logprobs: SGLang's three methods."""
 
 from __future__ import annotations
 

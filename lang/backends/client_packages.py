@@ -1,7 +1,4 @@
-"""Client packages that are imported when they are first used, and what their errors mean.
-
-Knows: names of packages, statuses of HTTP. Must not know: what a package does.
-"""
+"""Client packages that are imported when they are first used, and what their errors mean."""
 
 from __future__ import annotations
 

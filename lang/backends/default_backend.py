@@ -1,7 +1,4 @@
-"""Which runtime a program talks to: the one given, the default one, or the embedded one, started if need be.
-
-Knows: runtimes by their client. Must not know: programs, sessions; imports no runtime until one is needed.
-"""
+"""Which runtime a program talks to: the one given, the default one, or the embedded one, started if need be."""
 
 from __future__ import annotations
 

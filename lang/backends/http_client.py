@@ -1,7 +1,4 @@
-"""JSON over HTTP: one request, or a stream of server-sent events; errors as the runtime's own.
-
-Knows: urllib, status codes, retries. Must not know: what the bodies mean.
-"""
+"""JSON over HTTP: one request, or a stream of server-sent events; errors as the runtime's own."""
 
 from __future__ import annotations
 

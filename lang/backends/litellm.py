@@ -1,8 +1,6 @@
 """`LiteLLM(model)`: programs on any of the services that the package `litellm` reaches.
 
 Source: https://docs.litellm.ai/docs/completion/input.
-
-Knows: `litellm.completion`. Must not know: states, HTTP, any one service.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`OpenAI(model)`: programs on OpenAI's chat API, or on any server that speaks it.
-
-Knows: `/chat/completions` and its headers. Must not know: states, threads.
-"""
+"""`OpenAI(model)`: programs on OpenAI's chat API, or on any server that speaks it."""
 
 from __future__ import annotations
 

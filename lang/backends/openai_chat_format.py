@@ -1,8 +1,6 @@
 """OpenAI's chat completions as JSON: the request's body, and its stream of chunks read back.
 
 Source: https://platform.openai.com/docs/api-reference/chat. Others send the same shapes.
-
-Knows: names of fields. Must not know: HTTP, threads, who sends it.
 """
 
 from __future__ import annotations

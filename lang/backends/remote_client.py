@@ -1,7 +1,4 @@
-"""The base of every backend elsewhere: what a program asks of a client, over any service.
-
-Knows: names, ids, threads. Must not know: HTTP, or what a service can do.
-"""
+"""The base of every backend elsewhere: what a program asks of a client, over any service."""
 
 from __future__ import annotations
 

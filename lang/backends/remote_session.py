@@ -1,8 +1,6 @@
 """A session with a service elsewhere: the client keeps the text, and each call is a request of its own.
 
 Instructions of a session run in order, each session beside all others, on threads of the client's pool.
-
-Knows: order, forks, calls. Must not know: HTTP, or what a service can do.
 """
 
 from __future__ import annotations
@@ -15,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
-from plait.runtime.messages import MAX_FORK_CHILDREN, SelectMethod, Usage
+from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
@@ -106,8 +105,7 @@ class RemoteSession:
         return self._begin(timeout_s, run_call)
 
     def fork(self, size: int) -> list[RemoteSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._require_open()
         children = [RemoteSession(self._client, waits=True) for _ in range(size)]
         for child in children:

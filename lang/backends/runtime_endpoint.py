@@ -1,8 +1,4 @@
-"""`RuntimeEndpoint(url)`: a server that speaks SGLang's protocol, SGLang's own or plait's.
-
-Knows: `/generate`, `/get_model_info`, `/server_info`, `/flush_cache`, and other versions' names of them. Must not know:
-states, threads.
-"""
+"""`RuntimeEndpoint(url)`: a server that speaks SGLang's protocol, SGLang's own or plait's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """What SGLang's protocol gives of a text: its pieces, and logprobs, as programs read them.
 
 Source: SGLang's native API pages (/generate), 0.5.
-
-Knows: texts so far, entries of logprobs. Must not know: HTTP, calls.
 """
 
 from __future__ import annotations

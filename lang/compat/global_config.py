@@ -1,7 +1,4 @@
-"""SGLang's `global_config`: what of it means something here.
-
-Knows: names. Must not know: backends' insides.
-"""
+"""SGLang's `global_config`: what of it means something here."""
 
 from __future__ import annotations
 

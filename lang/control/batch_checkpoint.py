@@ -3,8 +3,6 @@
 A line is {"key": ..., "text": ..., "messages": ..., "variables": ..., "ret_value": ...}. Its key is a digest of the
 program's source, the item's arguments, the sampling keywords and the model's name: what was changed runs anew. Items
 that failed have no line.
-
-Knows: files, digests, what JSON keeps. Must not know: sessions, calls, threads beyond a lock.
 """
 
 from __future__ import annotations

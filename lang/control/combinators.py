@@ -1,7 +1,4 @@
-"""Patterns over forks, written in the language itself: best_of, vote, map. Copy one where it does not fit.
-
-Knows: states and groups as any program does. Must not know: calls, sessions.
-"""
+"""Patterns over forks, written in the language itself: best_of, vote, map. Copy one where it does not fit."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from plait.lang.core.expressions import Expr
-from plait.lang.core.fork_group import ProgramStateGroup
-from plait.lang.core.state import ProgramState
+from plait.lang.core.state import ProgramState, ProgramStateGroup
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")

@@ -1,7 +1,4 @@
-"""`race(forks)`: the branches that are done first win, the others end at once and free their pages.
-
-Knows: branches, their calls, waiting for any of them. Must not know: nodes, sockets, text.
-"""
+"""`race(forks)`: the branches that are done first win, the others end at once and free their pages."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from plait.lang.aio.group import AsyncStateGroup
-from plait.lang.control.ending import cancel_branch
-from plait.lang.core.fork_group import ForkGroup, ProgramStateGroup
+from plait.lang.aio.state import AsyncStateGroup
+from plait.lang.core.fork_group import ForkGroup
+from plait.lang.core.state import ProgramStateGroup
 from plait.runtime.errors import InputError
 from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 
@@ -98,7 +95,7 @@ class _RaceState:
         winners = self._won[: self._first] if enough else []
         for index, state in enumerate(self._forks.states):
             if index not in winners and (enough or index not in self._failed[:1]):
-                cancel_branch(state._branch, "this branch lost its race")
+                state._branch.cancel("this branch lost its race")
         return winners if enough else None
 
     def first_failed_branch(self) -> Any:

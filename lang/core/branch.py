@@ -1,8 +1,6 @@
 """One growing text of a program: its segments, turns and variables, and the session that mirrors it.
 
 A fork copies the three lists (not the text) and continues a forked session.
-
-Knows: segments, turns, the session. Must not know: expressions, handles, who reads.
 """
 
 from __future__ import annotations
@@ -49,6 +47,11 @@ class Branch:
         """The calls that began in this strand and in its branches, not before the fork."""
         own = _call_segments_in(self.segments[self._num_inherited_segments :])
         return [*own, *(call_segment for child in list(self._children) for call_segment in child.own_call_segments())]
+
+    def cancel(self, reason: str) -> None:
+        """Ends this branch and the forks of it at once. Their missing values do not fail the program."""
+        self.run.detach(self.own_call_segments())
+        self.abort(reason)
 
     def abort(self, reason: str) -> None:
         """Ends the session and the calls that began in this strand, and those of its branches, at once."""

@@ -2,8 +2,6 @@
 
 Whatever the body raises is kept in the run and raised where the result is read; only what ends a process
 (KeyboardInterrupt, SystemExit) passes through, after the runtime was told to stop.
-
-Knows: the body's start and end. Must not know: arguments' rules, nodes, how values are read.
 """
 
 from __future__ import annotations

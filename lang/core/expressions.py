@@ -1,7 +1,4 @@
-"""What a program can append, as frozen values: nothing here runs until a state executes it.
-
-Knows: the nodes and how they are put together. Must not know: sessions, states, who executes them.
-"""
+"""What a program can append, as frozen values: nothing here runs until a state executes it."""
 
 from __future__ import annotations
 

@@ -1,17 +1,12 @@
-"""The branches of a fork, written together and joined again.
-
-Knows: states and their order. Must not know: sessions, calls.
-"""
+"""The branches of a fork, written together and joined again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from plait.lang.control.ending import cancel_branch
 from plait.lang.core.expressions import Expr, as_expr
 from plait.lang.core.results import AssignedValue
-from plait.lang.core.state import ProgramState
 from plait.lang.core.state_writer import StateWriter
 from plait.runtime.errors import InputError
 
@@ -111,37 +106,3 @@ class ForkGroup(Generic[S]):
 
     def __len__(self) -> int:
         return len(self.states)
-
-
-class ProgramStateGroup(ForkGroup[ProgramState]):
-    """What `s.fork(n)` gives.
-
-    >>> forks = s.fork(2)                                                   # doctest: +SKIP
-    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
-    >>> forks.join()                                                        # doctest: +SKIP
-    """
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Waits for the branches and brings what they have to the state they came from.
-
-        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
-        "concate_and_append": the text that each branch added is appended, in order.
-        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
-        """
-        self._begin_join(mode)
-        for state in self.states:
-            state.sync()
-        self._finish_join(mode)
-
-    def adopt(self, index: int) -> None:
-        """Goes on as branch `index`: its text is appended to the state they came from, its variables are that state's.
-        The other branches end."""
-        winner = self.states[index]
-        self._begin_join("concate_and_append")
-        for state in self.states:
-            if state is not winner:
-                cancel_branch(state._branch, "another branch was adopted")
-        winner.sync()
-        source = self.src_state._branch
-        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
-        source.variables.update(winner._branch.variables)

@@ -1,7 +1,4 @@
-"""Executes an expression on a strand: each node becomes instructions to the session, and nothing here waits.
-
-Knows: every node, and the session's methods. Must not know: threads, streaming, how values are read.
-"""
+"""Executes an expression on a strand: each node becomes instructions to the session, and nothing here waits."""
 
 from __future__ import annotations
 
@@ -23,15 +20,9 @@ from plait.lang.core.expressions import (
 )
 from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
+from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
-from plait.lang.tools.call_format import stop_after_call, tool_call_format
-from plait.lang.tools.call_syntax import (
-    DEFAULT_CALL_SYNTAX,
-    default_tool_listing,
-    detect_call_syntax,
-    template_system_turn,
-)
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -58,7 +49,7 @@ def execute(expr: Expr, branch: Branch) -> None:
             branch.set(str(gen.name), ReasoningPart(whole, tags, 1))
             branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(whole, tags, 0))
         case SystemWithTools():
-            _system_with_tools(branch, expr)
+            write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():
             branch.begin_turn(expr.role)
         case RoleEnd():
@@ -75,7 +66,12 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
             case Select():
                 _select(branch, expr)
             case GenToolCall():
-                _generate_call(branch, expr)
+                before, gen, after, from_template = tool_call_gen(branch, expr)
+                if before:
+                    branch.write(before, control=from_template)
+                _generate(branch, gen)
+                if after:
+                    branch.write(after, control=from_template)
     except PlaitError as error:
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
@@ -105,33 +101,6 @@ def _generate(branch: Branch, expr: Gen) -> None:
     for call_segment in gen_results:
         call_segment.siblings = tuple(gen_results)
     branch.add(expr.name, gen_results[0] if n == 1 else Samples(gen_results))
-
-
-def _generate_call(branch: Branch, expr: GenToolCall) -> None:
-    """The model's words around a call are not sampled, where a call must be made."""
-    syntax = detect_call_syntax(branch.run.client.tokenizer.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
-    value_format = tool_call_format(expr.tools, expr.choice, syntax)
-    options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
-    must = expr.choice == "required"
-    if must and value_format.syntax.begin:
-        branch.write(value_format.syntax.begin, control=value_format.syntax.from_template)
-    _generate(branch, Gen(expr.name, options, value_format.spec, value_format))
-    if must and value_format.syntax.end:
-        branch.write(value_format.syntax.end, control=value_format.syntax.from_template)
-
-
-def _system_with_tools(branch: Branch, expr: SystemWithTools) -> None:
-    tokenizer = branch.run.client.tokenizer
-    template, listing = tokenizer.chat_template, [tool.as_json() for tool in expr.tools]
-    own = None if template is None or branch.turns or branch.segments else template_system_turn(template, expr.tools)
-    spelled = tokenizer.encode([(msgspec.json.encode(listing).decode(), True)], at_start=False)
-    if own is not None and not tokenizer.control_ids.intersection(spelled):  # a description must not end the turn
-        branch.write_templated_turn("system", *own, lambda: execute(expr.content, branch))
-        return
-    branch.begin_turn("system")
-    execute(expr.content, branch)
-    branch.write("\n\n" + default_tool_listing(expr.tools, detect_call_syntax(template)))
-    branch.end_turn("system")
 
 
 def _sample(params: SamplingParams, index: int) -> SamplingParams:

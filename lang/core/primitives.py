@@ -1,7 +1,4 @@
-"""The functions a program is written with: gen and select. Each checks its arguments and gives a node.
-
-Knows: names and rules of arguments. Must not know: states, sessions, how a node runs.
-"""
+"""The functions a program is written with: gen and select. Each checks its arguments and gives a node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`separate_reasoning`: what a reasoning model thinks, apart from what it answers.
-
-Knows: the marks around reasoning, by family. Must not know: calls, sessions.
-"""
+"""`separate_reasoning`: what a reasoning model thinks, apart from what it answers."""
 
 from __future__ import annotations
 

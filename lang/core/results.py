@@ -1,8 +1,6 @@
 """What stands in a state's text and behind its variables: known text, and answers still on their way.
 
 Each can be read as a value, streamed in pieces (in a thread or on an event loop) and asked for its meta info.
-
-Knows: calls and their results. Must not know: names of variables in a state, sessions, roles.
 """
 
 from __future__ import annotations

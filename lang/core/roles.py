@@ -1,14 +1,12 @@
-"""The turns of a conversation: each function gives the nodes that open, fill and close one.
-
-Knows: the three roles. Must not know: the chat template, which belongs to the model.
-"""
+"""The turns of a conversation: each function gives the nodes that open, fill and close one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, overload
 
-from plait.lang.core.expressions import Expr, RoleBegin, RoleEnd, SystemWithTools, as_expr, role_turn
+from plait.lang.core.expressions import Expr, Role, RoleBegin, RoleEnd, SystemWithTools, as_expr, role_turn
 from plait.lang.tools.tool import make_tools
 
 
@@ -56,3 +54,81 @@ def assistant_begin() -> Expr:
 def assistant_end() -> Expr:
     """Closes the assistant turn."""
     return RoleEnd("assistant")
+
+
+class _NoArgument:
+    """No argument: the turn is opened, for `with`."""
+
+
+_NO_ARGUMENT = _NoArgument()
+
+
+class RoleMethods:
+    """The part of `ProgramState` that is about roles."""
+
+    def _append(self, expr: Expr) -> None:
+        raise NotImplementedError
+
+    @overload
+    def system(self) -> AbstractContextManager[None]: ...
+    @overload
+    def system(self, expr: str | Expr, tools: Iterable[Callable[..., Any]] | None = None) -> None: ...
+    def system(
+        self, expr: str | Expr | _NoArgument = _NO_ARGUMENT, tools: Iterable[Callable[..., Any]] | None = None
+    ) -> AbstractContextManager[None] | None:
+        """A system turn: `s.system("...")`, or `with s.system(): s += ...`. `tools`: as in `plait.system`."""
+        if tools is None:
+            return self._turn("system", expr)
+        self._append(system("" if isinstance(expr, _NoArgument) else expr, tools))
+        return None
+
+    @overload
+    def user(self) -> AbstractContextManager[None]: ...
+    @overload
+    def user(self, expr: str | Expr) -> None: ...
+    def user(self, expr: str | Expr | _NoArgument = _NO_ARGUMENT) -> AbstractContextManager[None] | None:
+        """A user turn: `s.user(question)`, or `with s.user(): s += ...`."""
+        return self._turn("user", expr)
+
+    @overload
+    def assistant(self) -> AbstractContextManager[None]: ...
+    @overload
+    def assistant(self, expr: str | Expr) -> None: ...
+    def assistant(self, expr: str | Expr | _NoArgument = _NO_ARGUMENT) -> AbstractContextManager[None] | None:
+        """An assistant turn: `s.assistant(gen("x"))`, or `with s.assistant(): s += ...`."""
+        return self._turn("assistant", expr)
+
+    def system_begin(self) -> None:
+        """Opens a system turn; `system_end()` closes it."""
+        self._append(RoleBegin("system"))
+
+    def system_end(self) -> None:
+        self._append(RoleEnd("system"))
+
+    def user_begin(self) -> None:
+        """Opens a user turn; `user_end()` closes it."""
+        self._append(RoleBegin("user"))
+
+    def user_end(self) -> None:
+        self._append(RoleEnd("user"))
+
+    def assistant_begin(self) -> None:
+        """Opens an assistant turn; `assistant_end()` closes it."""
+        self._append(RoleBegin("assistant"))
+
+    def assistant_end(self) -> None:
+        self._append(RoleEnd("assistant"))
+
+    def _turn(self, role: Role, expr: str | Expr | _NoArgument) -> AbstractContextManager[None] | None:
+        if isinstance(expr, _NoArgument):
+            return self._open_turn(role)
+        self._append(role_turn(role, expr))
+        return None
+
+    @contextmanager
+    def _open_turn(self, role: Role) -> Iterator[None]:
+        self._append(RoleBegin(role))
+        try:
+            yield
+        finally:  # also after an exception that the body may catch: the next turn needs this one closed
+            self._append(RoleEnd(role))

@@ -1,8 +1,6 @@
 """One execution of a program: what all its states share, from the first session to the last call.
 
 Every wait of a program is here or in a call, and every wait ends: when the body ends, or when its call does.
-
-Knows: sessions, calls, their order and their end. Must not know: expressions, roles, variables.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
-from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import Aborted
 
 if TYPE_CHECKING:
@@ -120,6 +117,10 @@ class Run:
         with self._changed:
             self._changed.wait_for(lambda: self.ended or ready())
 
+    def wait_for_end(self) -> None:
+        """Waits for the end of the body, however it ends."""
+        self.wait(lambda: False)
+
     async def wait_async(self, ready: Callable[[], bool]) -> None:
         """`wait` for an event loop: holds no thread."""
         import asyncio
@@ -142,6 +143,10 @@ class Run:
         finally:
             with self._changed:
                 self._listeners.remove(wake)
+
+    async def wait_for_end_async(self) -> None:
+        """`wait_for_end` for an event loop."""
+        await self.wait_async(lambda: False)
 
     def wait_and_raise(self) -> None:
         """Waits for every call; raises the first failure that the body has not handled."""
@@ -169,10 +174,6 @@ class Run:
 
     def _on_budget_spent(self, error: BudgetExceeded) -> None:
         self.fail(program_error(self.program, None, error))
-
-    def usage(self) -> ProgramUsage:
-        """The cost of all calls, once they are done."""
-        return total(self.call_segments())
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -1,23 +1,23 @@
-"""What a program's body holds as `s`, and what `run` gives back: a handle on one strand.
-
-Knows: reading, forking and calling tools as SGLang's users spell it. Must not know: how nodes run, sockets, threads.
-"""
+"""What a program's body holds as `s`, and what `run` gives back: a handle on one strand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from plait.lang.control.ending import cancel_branch
+from plait.lang.core.expressions import Expr, T, Typed, as_expr
+from plait.lang.core.fork_group import ForkGroup, JoinMode
+from plait.lang.core.interpreter import execute
 from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
 from plait.lang.core.tool_calls import ToolResult, call_tool
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
-    from plait.lang.core.fork_group import ProgramStateGroup
+
+P = TypeVar("P", bound="ProgramState")
 
 
 class ProgramState(StateWriter, StateReader):
@@ -31,6 +31,22 @@ class ProgramState(StateWriter, StateReader):
     def __init__(self, branch: Branch, *, is_external: bool = False) -> None:
         StateReader.__init__(self, branch, is_external)
 
+    def __iadd__(self: P, other: str | Expr) -> P:
+        """Appends text or an expression. Returns at once; the calls run in the runtime."""
+        execute(as_expr(other), self._branch)
+        return self
+
+    @overload
+    def __getitem__(self, name: Typed[T]) -> T: ...
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+    def __getitem__(self, name: str | Typed[Any]) -> Any:
+        """`s["x"]` is `get_var("x")`. `s[p]`, of a typed gen `p` that was appended, is its value, typed."""
+        if not isinstance(name, Typed):
+            return self.get_var(name)
+        with self._marking_handled_errors():
+            return self._typed_variable(name).value()
+
     def fork(self, size: int = 1, position_ids_offset: object = None) -> ProgramStateGroup:
         """`size` states that go on from this text side by side; the text so far is shared, not recomputed.
 
@@ -39,8 +55,6 @@ class ProgramState(StateWriter, StateReader):
         >>> forks.join(); s["tip"]                                      # doctest: +SKIP
         [..., ..., ...]
         """
-        from plait.lang.core.fork_group import ProgramStateGroup
-
         reject_position_ids_offset(position_ids_offset)
         return ProgramStateGroup([ProgramState(branch) for branch in self._branch.fork(size)], self)
 
@@ -75,7 +89,7 @@ class ProgramState(StateWriter, StateReader):
         if self._is_external:
             self._run.abort()
         else:
-            cancel_branch(self._branch, "this text was cancelled")
+            self._branch.cancel("this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
         """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""
@@ -101,3 +115,37 @@ class ProgramState(StateWriter, StateReader):
     def __str__(self) -> str:
         """`ProgramState(<the text>)`; waits like `text()`."""
         return f"ProgramState({self.text()})"
+
+
+class ProgramStateGroup(ForkGroup[ProgramState]):
+    """What `s.fork(n)` gives.
+
+    >>> forks = s.fork(2)                                                   # doctest: +SKIP
+    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
+    >>> forks.join()                                                        # doctest: +SKIP
+    """
+
+    def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Waits for the branches and brings what they have to the state they came from.
+
+        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
+        "concate_and_append": the text that each branch added is appended, in order.
+        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
+        """
+        self._begin_join(mode)
+        for state in self.states:
+            state.sync()
+        self._finish_join(mode)
+
+    def adopt(self, index: int) -> None:
+        """Goes on as branch `index`: its text is appended to the state they came from, its variables are that state's.
+        The other branches end."""
+        winner = self.states[index]
+        self._begin_join("concate_and_append")
+        for state in self.states:
+            if state is not winner:
+                state._branch.cancel("another branch was adopted")
+        winner.sync()
+        source = self.src_state._branch
+        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
+        source.variables.update(winner._branch.variables)

@@ -2,8 +2,6 @@
 
 Inside the body a read sees what the body has written so far. Outside, a read first waits for what it needs:
 for the name to appear, or for the body to end; then it raises the program's error, if there is one.
-
-Knows: one strand, one run. Must not know: how nodes run, sockets, who writes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from plait.lang.core.expressions import Expr, T, Typed
+from plait.lang.core.expressions import Expr, Typed
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import ProgramError, missing_variable
 from plait.lang.usage import ProgramUsage, total
@@ -36,17 +34,6 @@ class StateReader:
         failed, MissingVariable (also a KeyError) when there is none of that name."""
         with self._marking_handled_errors():
             return self._variable(name).value()
-
-    @overload
-    def __getitem__(self, name: Typed[T]) -> T: ...
-    @overload
-    def __getitem__(self, name: str) -> Any: ...
-    def __getitem__(self, name: str | Typed[Any]) -> Any:
-        """`s["x"]` is `get_var("x")`. `s[p]`, of a typed gen `p` that was appended, is its value, typed."""
-        if not isinstance(name, Typed):
-            return self.get_var(name)
-        with self._marking_handled_errors():
-            return self._typed_variable(name).value()
 
     def text_of(self, name: str | Typed[Any]) -> str:
         """The text of variable `name` as it stands in the state, whatever its value was read as."""
@@ -102,7 +89,7 @@ class StateReader:
         """Tokens computed and found in the cache, over all calls of the program so far, forks included. Waits
         for them, and outside the body for its end."""
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
         return total(self._run.call_segments())
 
     @property
@@ -193,11 +180,11 @@ class StateReader:
     def _wait_for_body(self) -> None:
         """Outside: until the body is over, however it ended."""
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
 
     def _wait_for_end(self) -> None:
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
             self._run.raise_if_failed()
 
     def _typed_variable(self, handle: Typed[Any]) -> GenResult:
@@ -244,10 +231,6 @@ class StateReader:
             if not self._is_external:
                 self._run.mark_handled(error)
             raise
-
-
-def _never() -> bool:
-    return False
 
 
 def _is_longer(segments: list[Segment], length: int) -> bool:

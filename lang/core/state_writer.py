@@ -1,25 +1,21 @@
-"""What every state can write: text, expressions, turns, variables of its own.
-
-Knows: one strand. Must not know: who reads, and whether on a thread or an event loop.
-"""
+"""What every state can write: text, expressions, turns, variables of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from plait.lang.core.expressions import Expr, as_expr
+from plait.lang.core.expressions import Expr
 from plait.lang.core.interpreter import execute
 from plait.lang.core.results import AssignedValue, SegmentRange
-from plait.lang.core.role_methods import RoleMethods
+from plait.lang.core.roles import RoleMethods
 from plait.lang.errors import did_you_mean
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
 
-W = TypeVar("W", bound="StateWriter")
 _PRIMITIVE_NAMES = ("gen", "gen_int", "gen_string", "select", "separate_reasoning")
 
 
@@ -27,11 +23,6 @@ class StateWriter(RoleMethods):
     """The part of a state that is about writing."""
 
     _branch: Branch
-
-    def __iadd__(self: W, other: str | Expr) -> W:
-        """Appends text or an expression. Returns at once; calls go on in the runtime."""
-        execute(as_expr(other), self._branch)
-        return self
 
     def _append(self, expr: Expr) -> None:
         execute(expr, self._branch)

@@ -1,21 +1,28 @@
-"""`s.call(name)`: runs the tool that the model called and gives it the result, an exception included.
-
-Knows: tools, strands, how a result is worded. Must not know: handles, sockets, schemas.
-"""
+"""`s.call(name)`: runs the tool that the model called and gives it the result, an exception included."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from plait.lang.core.expressions import Gen, GenToolCall
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import UnreadableValue
-from plait.lang.tools.call_format import ToolCallFormat, called_tool_name
-from plait.lang.tools.call_syntax import has_tool_turns, result_text
-from plait.lang.tools.tool import ToolCall
+from plait.lang.tools.call_format import ToolCallFormat, called_tool_name, stop_after_call, tool_call_format
+from plait.lang.tools.call_syntax import (
+    DEFAULT_CALL_SYNTAX,
+    default_tool_listing,
+    detect_call_syntax,
+    has_tool_turns,
+    result_text,
+    template_system_turn,
+)
+from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +39,40 @@ class ToolResult:
     value: Any
     error: Exception | None
     text: str
+
+
+def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen, str, bool]:
+    """The constrained gen of one tool call, as (text before it, the gen, text after it, from_template).
+
+    Where a call is required, the model's own markers around it are written instead of sampled. `from_template`: those
+    markers come from the chat template, so they hold control tokens.
+    """
+    syntax = detect_call_syntax(branch.run.client.tokenizer.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
+    value_format = tool_call_format(expr.tools, expr.choice, syntax)
+    options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
+    gen, written = Gen(expr.name, options, value_format.spec, value_format), value_format.syntax
+    if expr.choice != "required":
+        return "", gen, "", False
+    return written.begin, gen, written.end, written.from_template
+
+
+def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Callable[[], None]) -> None:
+    """Writes a system turn that lists `tools`: as the chat template lists them in a first system turn, or as JSON lines
+    after the content. `write_content` appends the content of the turn."""
+    tokenizer = branch.run.client.tokenizer
+    template = tokenizer.chat_template
+    is_first = not branch.turns and not branch.segments
+    around_content = template_system_turn(template, tools) if template is not None and is_first else None
+    listing = msgspec.json.encode([tool.as_json() for tool in tools]).decode()
+    listing_tokens = tokenizer.encode([(listing, True)], at_start=False)
+    # the template writes descriptions as its own text: a control token in one could end the turn
+    if around_content is not None and not tokenizer.control_ids.intersection(listing_tokens):
+        branch.write_templated_turn("system", *around_content, write_content)
+        return
+    branch.begin_turn("system")
+    write_content()
+    branch.write("\n\n" + default_tool_listing(tools, detect_call_syntax(template)))
+    branch.end_turn("system")
 
 
 def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:

@@ -1,7 +1,4 @@
-"""The calls of a run as spans of time on lanes, one lane for each branch.
-
-Knows: answers and their usage. Must not know: how spans are drawn.
-"""
+"""The calls of a run as spans of time on lanes, one lane for each branch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where traces go: a file that is a page or a Perfetto trace by its name, a notebook's cell.
-
-Knows: files, browsers, segments of a text. Must not know: how spans are found or drawn.
-"""
+"""Where traces go: a file that is a page or a Perfetto trace by its name, a notebook's cell."""
 
 from __future__ import annotations
 

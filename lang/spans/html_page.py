@@ -1,7 +1,4 @@
-"""Traces as one page of HTML with nothing outside it: lanes, time across, details where the mouse rests.
-
-Knows: spans, SVG, colours. Must not know: runs, answers.
-"""
+"""Traces as one page of HTML with nothing outside it: lanes, time across, details where the mouse rests."""
 
 from __future__ import annotations
 

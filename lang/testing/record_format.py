@@ -7,8 +7,6 @@ The first line says of which model the recording is. Every other line is one cal
 
 or, where it failed, "failed": {"kind": ..., "text": ...} in place of the second row. `params` are those that differ
 from the defaults. Deadlines are left out: what is left of a budget differs from run to run.
-
-Knows: JSON and the fields of calls. Must not know: files, sessions, who asks.
 """
 
 from __future__ import annotations

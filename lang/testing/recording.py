@@ -1,7 +1,4 @@
-"""`Recording(path, backend)`: a backend that hands everything on to another one, and writes each call to a file.
-
-Knows: sessions and calls of any client, and one file. Must not know: nodes, how a recording is played again.
-"""
+"""`Recording(path, backend)`: a backend that hands everything on to another one, and writes each call to a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Replay(path)`: a backend that answers each call with what was recorded of it, and says what differs where it cannot.
-
-Knows: one recording. Must not know: how it was made, nodes.
-"""
+"""`Replay(path)`: a backend that answers each call with what was recorded of it, and says what differs where it cannot."""
 
 from __future__ import annotations
 

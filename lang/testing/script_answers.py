@@ -1,7 +1,4 @@
-"""Answers of a script, and the texts they are: held to what the gen or select asks for, as a model's would be.
-
-Knows: constraints and Python values. Must not know: sessions, which answer is for which call.
-"""
+"""Answers of a script, and the texts they are: held to what the gen or select asks for, as a model's would be."""
 
 from __future__ import annotations
 

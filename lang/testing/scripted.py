@@ -1,7 +1,4 @@
-"""`Scripted(answers)`: a backend that answers from a script and is strict about it.
-
-Knows: which answer is for which call. Must not know: how calls and sessions work.
-"""
+"""`Scripted(answers)`: a backend that answers from a script and is strict about it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A session knows the text before each of its calls, since every answer is there when the next instruction comes. So
 calls are answered in the order in which the program makes them, and no thread is needed.
-
-Knows: texts, forks, calls. Must not know: scripts, files, who answers.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ import tokenizers
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, InputError
-from plait.runtime.messages import MAX_FORK_CHILDREN, PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
+from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
@@ -152,8 +151,7 @@ class TextSession:
         return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
 
     def fork(self, size: int) -> list[TextSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._require_open()
         return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
 

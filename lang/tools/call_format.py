@@ -1,7 +1,4 @@
-"""`gen(name, tools=...)`: the constraint that holds a call, and the value it is read as.
-
-Knows: tools, wordings, constraints. Must not know: states, sessions, how a tool is run.
-"""
+"""`gen(name, tools=...)`: the constraint that holds a call, and the value it is read as."""
 
 from __future__ import annotations
 

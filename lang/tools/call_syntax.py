@@ -7,8 +7,6 @@ The plain form, where a template knows no tools (or there are no turns), is that
     </tool_call>
 
 and a result is a user turn, or inside an open turn a line of its own: `Result of add: 3`.
-
-Knows: chat templates and what stands around a call in them. Must not know: states, sessions, functions.
 """
 
 from __future__ import annotations

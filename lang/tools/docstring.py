@@ -1,7 +1,4 @@
-"""What a function's docstring says of it and of its parameters: Google's, NumPy's and Sphinx's styles.
-
-Knows: lines. Must not know: signatures, schemas.
-"""
+"""What a function's docstring says of it and of its parameters: Google's, NumPy's and Sphinx's styles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A tool: a plain typed function as the model sees it (name, description, JSON schema) and as it is called.
-
-Knows: signatures and schemas. Must not know: chat templates, states, sessions.
-"""
+"""A tool: a plain typed function as the model sees it (name, description, JSON schema) and as it is called."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Graph`: what `program.compile(...)` gives, and what it can be made into.
-
-Knows: the steps of one program. Must not know: how the body was carried out.
-"""
+"""`Graph`: what `program.compile(...)` gives, and what it can be made into."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What can be known to be wrong with a program whose body was carried out once: constraints, and lost branches.
-
-Knows: the tape. Must not know: who carried the body out, what a graph is made into.
-"""
+"""What can be known to be wrong with a program whose body was carried out once: constraints, and lost branches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs a graph: each step is done to real states, in the order in which the body did it.
-
-Knows: steps and what states can do. Must not know: how a graph came about, sockets.
-"""
+"""Runs a graph: each step is done to real states, in the order in which the body did it."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
     from plait.lang.budget import Budget
-    from plait.lang.core.fork_group import ProgramStateGroup
-    from plait.lang.core.state import ProgramState
+    from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.tracing.graph import Graph
 
 

@@ -1,7 +1,4 @@
-"""A graph for people: as text, and as a Mermaid flowchart.
-
-Knows: steps and their words. Must not know: how a graph came about, how it runs.
-"""
+"""A graph for people: as text, and as a Mermaid flowchart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The steps of a compiled program, in the order in which its body took them.
-
-Knows: what a body can do to a state. Must not know: who recorded it, how it is shown or run.
-"""
+"""The steps of a compiled program, in the order in which its body took them."""
 
 from __future__ import annotations
 

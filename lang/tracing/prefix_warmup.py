@@ -1,7 +1,4 @@
-"""Computes the text that all runs of a program begin with, ahead of them.
-
-Knows: a graph's constant beginning, one session. Must not know: bodies, arguments.
-"""
+"""Computes the text that all runs of a program begin with, ahead of them."""
 
 from __future__ import annotations
 

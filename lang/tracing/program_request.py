@@ -1,8 +1,6 @@
 """A straight-line graph as the request of `POST /v1/programs`; docs/programs-api.md says what that is.
 
 The scopes of variables are followed as the server follows them, so that each value is named as it is known there.
-
-Knows: steps, and the names of the request's fields. Must not know: HTTP, how a program runs.
 """
 
 from __future__ import annotations
@@ -53,12 +51,11 @@ def build_program(graph: Graph, arguments: Mapping[str, str]) -> list[dict[str, 
 class _BranchWriter:
     """One strand while its steps are written."""
 
-    def __init__(self, scope: dict[str, VariableSource], is_branch: bool) -> None:
+    def __init__(self, scope: dict[str, VariableSource]) -> None:
         self.root_nodes: list[dict[str, Any]] = []
         self.nodes = self.root_nodes  # where the next step goes: a turn's content, or the whole
         self.scope = scope
         self.is_in_turn = False
-        self.is_branch = is_branch
         self.forked: tuple[int, ...] = ()
 
 
@@ -68,7 +65,7 @@ class _Writer:
         open_now: dict[str, VariableSource] = {
             name: Argument(name) for name in graph.parameters if name not in arguments
         }
-        self._writers = {0: _BranchWriter(open_now, False)}
+        self._writers = {0: _BranchWriter(open_now)}
 
     def program(self) -> list[dict[str, Any]]:
         for number, node in enumerate(self._graph.nodes):
@@ -103,7 +100,7 @@ class _Writer:
                 writer.nodes.append(self._call(number, node, writer))
             case ForkInto():
                 for branch in node.branches:
-                    self._writers[branch] = _BranchWriter(dict(writer.scope), True)
+                    self._writers[branch] = _BranchWriter(dict(writer.scope))
                 writer.forked = node.branches
             case Join(winners=None) if node.branches == writer.forked:
                 self._join(node, writer)

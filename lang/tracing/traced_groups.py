@@ -1,16 +1,14 @@
-"""The branches of a fork in a body that is being compiled, and what is known of them once they are joined or raced.
-
-Knows: groups and tape. Must not know: what else a state can do, who runs the body.
-"""
+"""The branches of a fork in a body that is being compiled, and what is known of them once they are joined or raced."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
-from plait.lang.aio.group import AsyncStateGroup
-from plait.lang.core.fork_group import ForkGroup, JoinMode, ProgramStateGroup
+from plait.lang.aio.state import AsyncStateGroup
+from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.results import AssignedValue
+from plait.lang.core.state import ProgramStateGroup
 from plait.lang.tracing.nodes import Adopt, Join
 from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun

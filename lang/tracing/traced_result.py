@@ -1,7 +1,4 @@
-"""What a step will give, where a strand holds its answers: read while a body is compiled, it is not known yet.
-
-Knows: results and their values. Must not know: strands, states, who runs the body.
-"""
+"""What a step will give, where a strand holds its answers: read while a body is compiled, it is not known yet."""
 
 from __future__ import annotations
 
@@ -77,19 +74,6 @@ class TracedResult(Segment):
 
     def iter_text(self) -> Iterator[str]:
         yield self.text()
-
-
-class AssignedValue(Segment):
-    """A value that the body set itself."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def value(self) -> Any:
-        return self._value
-
-    def text(self) -> str:
-        return str(self._value)
 
 
 def make_traced_value(

@@ -1,7 +1,4 @@
-"""What is written while a body runs with no model: strands whose text may hold unknown values, and every step taken.
-
-Knows: strands, sessions' rules, nodes. Must not know: handles, who runs the body, how a graph is shown.
-"""
+"""What is written while a body runs with no model: strands whose text may hold unknown values, and every step taken."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
-from plait.lang.core.results import Segment, TextSegment
+from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
 from plait.lang.tracing.nodes import Append, Node, SetVariable
-from plait.lang.tracing.traced_result import AssignedValue, TracedResult
+from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_value import NodeOutput, Placeholders, TracedValue
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_FORK_CHILDREN
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -211,8 +208,7 @@ class _NullSession:
         """The strand keeps it."""
 
     def fork(self, size: int) -> list[_NullSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         return [_NullSession() for _ in range(size)]
 
     def abort(self) -> None:

@@ -1,7 +1,4 @@
-"""What a body that is being compiled holds as `s`: states and groups whose reads give unknown values.
-
-Knows: handles and what they may do. Must not know: how a graph is checked or shown, who runs the body.
-"""
+"""What a body that is being compiled holds as `s`: states and groups whose reads give unknown values."""
 
 from __future__ import annotations
 

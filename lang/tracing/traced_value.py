@@ -2,8 +2,6 @@
 
 One can be appended, put into other text, and asked for its parts and methods: what comes of it is unknown too, and
 remembers how it comes about. What would let the body decide something by it raises DependsOnValue.
-
-Knows: how Python's operators reach an object. Must not know: states, nodes, who carries anything out.
 """
 
 from __future__ import annotations

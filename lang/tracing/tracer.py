@@ -1,7 +1,4 @@
-"""Runs a program's body once with no model, and gives the graph of what it did.
-
-Knows: arguments, the body, what it raises. Must not know: what a graph is made into.
-"""
+"""Runs a program's body once with no model, and gives the graph of what it did."""
 
 from __future__ import annotations
 

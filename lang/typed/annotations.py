@@ -1,7 +1,4 @@
-"""Whose bounds a type carries: msgspec and Pydantic each read their own annotations and pass over the other's.
-
-Knows: annotations. Must not know: schemas, how values are read.
-"""
+"""Whose bounds a type carries: msgspec and Pydantic each read their own annotations and pass over the other's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The JSON schema of a Python type, from msgspec's view of it: dataclasses, TypedDicts, containers, unions, enums.
 
 Objects are closed (no names but the type's own) and texts with a form, such as dates, get its pattern.
-
-Knows: msgspec's type nodes. Must not know: constraints, how the value is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """How the plain types are written, as patterns that mean the same in Python and in a JSON schema.
 
 Everything that matches can be read back: no year 0, no 30th of February, no number beyond what a float holds.
-
-Knows: digits. Must not know: schemas, constraints.
 """
 
 from __future__ import annotations

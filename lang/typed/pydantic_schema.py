@@ -1,8 +1,6 @@
 """Pydantic's view of a type: its models, and unions of several classes. Imported only where Pydantic is.
 
 Its schema says nothing of a dict's keys that are numbers, although it reads only such: here they are held to digits.
-
-Knows: Pydantic's schemas. Must not know: msgspec, constraints.
 """
 
 from __future__ import annotations

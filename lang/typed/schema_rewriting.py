@@ -1,7 +1,4 @@
-"""Schemas made fit: closed objects, our patterns for formats, numbers with an end; and as a model is told of them.
-
-Knows: keywords of JSON Schema. Must not know: Python types, who made the schema.
-"""
+"""Schemas made fit: closed objects, our patterns for formats, numbers with an end; and as a model is told of them."""
 
 from __future__ import annotations
 

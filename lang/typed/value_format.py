@@ -1,8 +1,6 @@
 """How the values of a type are written and read: `value_format_of(type)`.
 
 Plain types are written as people write them (42, 2024-05-01, one of an enum's values); everything else is JSON.
-
-Knows: which types have which form. Must not know: states, calls.
 """
 
 from __future__ import annotations

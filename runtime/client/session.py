@@ -168,8 +168,7 @@ class Session:
 
     def fork(self, size: int) -> list[Session]:
         """`size` sessions that begin with this one's text as it stands here in the program."""
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._flush(None)
         children = [
             Session(self._client, self._client.next_id(), self._is_empty, self._num_sent, self._sent)
@@ -238,3 +237,9 @@ class Session:
     def _require_open(self) -> None:
         if self._closed:
             raise InputError("this session is closed")
+
+
+def check_fork_size(size: object) -> None:
+    """Raises InputError unless `size` is a number of branches that one fork can have."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+        raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")

@@ -6,6 +6,7 @@ import asyncio
 import linecache
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from scripted_scheduler import Gate
@@ -678,7 +679,7 @@ def test_the_message_and_the_line(backend, function, said, kind):
         raise found.error
     assert "# here" in linecache.getline(found.place.filename, found.place.lineno), found.place
     if isinstance(found.error, plait.ProgramError):
-        assert str(found.error).endswith(f"test_mistakes.py:{found.place.lineno})")
+        assert str(found.error).endswith(f"{Path(__file__).name}:{found.place.lineno})")
 
 
 def test_there_are_enough_of_them():
