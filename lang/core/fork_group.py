@@ -1,4 +1,4 @@
-"""The branches of a fork, written together and joined again."""
+"""`ForkGroup`: the branches of a fork, which are written together and joined again. For plain and async programs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ G = TypeVar("G", bound="ForkGroup[Any]")
 
 
 class ForkGroup(Generic[S]):
-    """n states in order, which can be written one by one or all at once."""
+    """The n states of a fork, in order. They are written one by one (`forks[i] += ...`) or together (`forks += ...`)."""
 
     def __init__(self, states: Sequence[S], source: S, raced_group: ForkGroup[S] | None = None) -> None:
-        """`raced_group`: the group that these states are some of; it is not joined any more, this one is."""
+        """`raced_group`: for the winners of a race, the group they were part of. That group can no longer be joined."""
         self.states = list(states)
         self.src_state = source
         self._names_before_fork: frozenset[str] = (
@@ -35,10 +35,10 @@ class ForkGroup(Generic[S]):
         )
         self._closed_reason: str | None = None
         if raced_group is not None:
-            raced_group._closed_reason = "these branches ran a race: join the group that race(...) gave"
+            raced_group._closed_reason = "these branches ran a race: join the group that race(...) returned"
 
     def _traced_race(self, first: int) -> Any:
-        """What `race` gives where no branch computes anything; None: they do, let them race."""
+        """Returns the winners while the program is being compiled, where no branch computes anything; otherwise None."""
         return None
 
     def _begin_join(self, mode: JoinMode) -> None:
@@ -48,10 +48,10 @@ class ForkGroup(Generic[S]):
             raise InputError(self._closed_reason)
         self._closed_reason = "these branches were joined already"
         for state in self.states:
-            state._branch.close("this branch was joined")  # after its calls; it computes nothing more
+            state._branch.close("this branch was joined")  # takes effect after its calls
 
     def _finish_join(self, mode: JoinMode) -> None:
-        """Once all answers of the branches are there."""
+        """Brings the results to the source state. All calls of the branches must have ended."""
         if mode == "gather_variable":
             self._gather()
         else:
@@ -68,9 +68,9 @@ class ForkGroup(Generic[S]):
             self.src_state._branch.set(name, AssignedValue(values))
 
     def __iadd__(self: G, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> G:
-        """Appends to every branch: the same text or expression, one of a list for each, or `other(i)`."""
-        for state, each in zip(self.states, self._item_per_branch(other), strict=True):
-            state._append(as_expr(each))
+        """Appends to every branch: the same text or expression, the items of a list (one per branch), or `other(i)`."""
+        for state, item in zip(self.states, self._item_per_branch(other), strict=True):
+            state._append(as_expr(item))
         return self
 
     def _item_per_branch(self, other: Any) -> Sequence[Any]:
@@ -78,13 +78,13 @@ class ForkGroup(Generic[S]):
             return [other] * len(self.states)
         if isinstance(other, (list, tuple)):
             if len(other) != len(self.states):
-                raise InputError(f"{len(other)} items cannot be appended to {len(self.states)} branches one by one")
+                raise InputError(f"{len(other)} items cannot be appended to {len(self.states)} branches: give one each")
             return other
         if callable(other) and not hasattr(other, "run_batch"):
             return [other(i) for i in range(len(self.states))]
         raise InputError(
-            "to a group one can append text, an expression, a list with one for each branch, or a function "
-            f"of the branch's number; not {type(other).__name__}"
+            "a group takes text, an expression, a list with one item per branch, or a function of the branch's "
+            f"index, not {type(other).__name__}"
         )
 
     @overload
@@ -97,7 +97,7 @@ class ForkGroup(Generic[S]):
         return self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
-        """For `forks[i] += ...` only: a branch cannot be replaced by another state."""
+        """Exists for `forks[i] += ...` only. A branch cannot be replaced by another state."""
         if self.states[index] is not state:
             raise InputError("a branch cannot be replaced; append to it with forks[i] += ...")
 

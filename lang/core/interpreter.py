@@ -1,4 +1,4 @@
-"""Executes an expression on a strand: each node becomes instructions to the session, and nothing here waits."""
+"""`execute(expr, branch)`: turns an expression into instructions to the branch's session. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def execute(expr: Expr, branch: Branch) -> None:
     """Appends `expr` to `branch`.
 
-    Raises ProgramError, naming the variable, where a call could not even begin.
+    Raises ProgramError, which names the variable, if a call is refused before it starts.
     """
     match expr:
         case Text():
@@ -45,9 +45,9 @@ def execute(expr: Expr, branch: Branch) -> None:
             _begin_call(branch, expr)
         case SeparateReasoning(gen, tags):
             execute(gen, branch)
-            whole = branch.variables[str(gen.name)]
-            branch.set(str(gen.name), ReasoningPart(whole, tags, 1))
-            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(whole, tags, 0))
+            output = branch.variables[str(gen.name)]
+            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
+            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
         case SystemWithTools():
             write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():
@@ -55,7 +55,7 @@ def execute(expr: Expr, branch: Branch) -> None:
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
-            raise InputError(f"{type(expr).__name__} is no expression that plait can run")
+            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
 
 def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
@@ -77,10 +77,10 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
 
 
 def _announce_call(session: Session, name: str | None) -> None:
-    """Tells a session that wants to know which variable its next call is for; a scheduler need not."""
-    told = getattr(session, "set_next_call_name", None)
-    if told is not None:
-        told(name)
+    """Tells the session the variable of its next call, if it takes names. Only the sessions of plait.testing do."""
+    set_next_call_name = getattr(session, "set_next_call_name", None)
+    if set_next_call_name is not None:
+        set_next_call_name(name)
 
 
 def _generate(branch: Branch, expr: Gen) -> None:
@@ -88,23 +88,24 @@ def _generate(branch: Branch, expr: Gen) -> None:
     params, n = expr.options.merged_over(run.defaults)
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
-    others = session.fork(n - 1) if n > 1 else []
-    gen_results: list[GenResult] = []
-    for index, each in enumerate((session, *others)):
-        _announce_call(each, expr.name)
-        call = each.generate(_sample(params, index), expr.constraint)
-        gen_results.append(GenResult(run, expr.name, call, expr.value_format))
-        gen_results[-1].lane = branch.lane if index == 0 else run.new_lane(branch.lane)
-        run.add(gen_results[-1])
-    for each in others:
-        each.close()
-    for call_segment in gen_results:
-        call_segment.siblings = tuple(gen_results)
-    branch.add(expr.name, gen_results[0] if n == 1 else Samples(gen_results))
+    sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
+    samples: list[GenResult] = []
+    for index, sample_session in enumerate((session, *sample_sessions)):
+        _announce_call(sample_session, expr.name)
+        call = sample_session.generate(_sample_params(params, index), expr.constraint)
+        sample = GenResult(run, expr.name, call, expr.value_format)
+        sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
+        run.add(sample)
+        samples.append(sample)
+    for sample_session in sample_sessions:
+        sample_session.close()
+    for sample in samples:
+        sample.siblings = tuple(samples)
+    branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
 
 
-def _sample(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of sample `index` of n: with one seed for all, all would be the same."""
+def _sample_params(params: SamplingParams, index: int) -> SamplingParams:
+    """Returns the parameters of sample `index` of n: seed + index, since equal seeds would give equal samples."""
     if params.seed is None or index == 0:
         return params
     return msgspec.structs.replace(params, seed=params.seed + index)

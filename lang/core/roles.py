@@ -1,4 +1,4 @@
-"""The turns of a conversation: each function gives the nodes that open, fill and close one."""
+"""The turns of a conversation: functions that return them as expressions, and the same as methods of a state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from plait.lang.tools.tool import make_tools
 
 
 def system(expr: str | Expr = "", tools: Iterable[Callable[..., Any]] | None = None) -> Expr:
-    """A system turn: `s += system("You are terse.")`. With `tools` it also tells the model of these functions, in
-    the model's own form where its chat template has one."""
+    """A system turn: `s += system("You are terse.")`. With `tools` it also lists these functions for the model, in the
+    chat template's own format if it has one."""
     return role_turn("system", expr) if tools is None else SystemWithTools(as_expr(expr), make_tools("system", tools))
 
 
 def user(expr: str | Expr = "") -> Expr:
-    """A user turn: `s += user(question)`. The question's text can never close the turn."""
+    """A user turn: `s += user(question)`. Control tokens in the text have no effect: it cannot close the turn."""
     return role_turn("user", expr)
 
 
@@ -57,14 +57,14 @@ def assistant_end() -> Expr:
 
 
 class _NoArgument:
-    """No argument: the turn is opened, for `with`."""
+    """The type of the default argument: without an argument the method returns a context manager."""
 
 
 _NO_ARGUMENT = _NoArgument()
 
 
 class RoleMethods:
-    """The part of `ProgramState` that is about roles."""
+    """The methods of a state that write turns: `s.user(...)`, `with s.user():`, `s.user_begin()`."""
 
     def _append(self, expr: Expr) -> None:
         raise NotImplementedError
@@ -130,5 +130,5 @@ class RoleMethods:
         self._append(RoleBegin(role))
         try:
             yield
-        finally:  # also after an exception that the body may catch: the next turn needs this one closed
+        finally:  # also after an exception, which the body may catch: the next turn needs this one closed
             self._append(RoleEnd(role))

@@ -1,4 +1,4 @@
-"""`s.call(name)`: runs the tool that the model called and gives it the result, an exception included."""
+"""Tools in a program: the gen of a tool call, the system turn that lists tools, and `s.call(name)`, which runs one."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool gave: `value`, or the `error` it raised; `text` is what the model was told. `call` is None where
-    the arguments were refused (by a validator of their types) before the tool could run."""
+    """The result of a tool: its `value`, or the `error` it raised. `text` is what the model reads. `call` is None if a
+    validator of the argument types rejected the arguments, so that the tool did not run."""
 
     name: str
     call: ToolCall | None
@@ -76,7 +76,7 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
 
 
 def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """Runs the call behind `variable` here and appends its result. None: the model called nothing."""
+    """Runs the tool call in `variable` in this thread and appends its result. Returns None if the model made no call."""
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -93,8 +93,7 @@ def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None
 
 
 async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """`call_tool` for an event loop: an async tool is awaited, a plain one runs in a thread. Expects an answer
-    that has arrived."""
+    """`call_tool` for an event loop: awaits an async tool, runs a plain one in a thread. `variable` must be ready."""
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -114,22 +113,22 @@ async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolR
 
 
 def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:
-    """The call; or the result that its arguments were refused; or None."""
+    """Returns the call; or, if its arguments were rejected, the result that says so; or None for no call."""
     value_format = variable.value_format if isinstance(variable, GenResult) else None
     if not isinstance(variable, GenResult) or not isinstance(value_format, ToolCallFormat):
-        raise InputError(f"variable {name!r} is no call: it does not come from gen({name!r}, tools=[...])")
+        raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
     try:
         call: ToolCall | None = variable.value()
         return call
     except UnreadableValue as error:
-        if not isinstance(error.__cause__, Exception) or not _is_whole(error.text, value_format):
+        if not isinstance(error.__cause__, Exception) or not _is_complete(error.text, value_format):
             raise
-        refused = error.__cause__
+        rejection = error.__cause__
         tool = called_tool_name(error.text, value_format)
-        return ToolResult(tool, None, None, refused, f"Error: {type(refused).__name__}: {refused}")
+        return ToolResult(tool, None, None, rejection, f"Error: {type(rejection).__name__}: {rejection}")
 
 
-def _is_whole(text: str, value_format: ToolCallFormat) -> bool:
+def _is_complete(text: str, value_format: ToolCallFormat) -> bool:
     try:
         return bool(called_tool_name(text, value_format))
     except (ValueError, KeyError):
@@ -143,7 +142,7 @@ def _run_awaitable(name: str, value: Any) -> Any:
         return asyncio.run(_awaited(value))
     if inspect.iscoroutine(value):
         value.close()
-    raise InputError(f"the tool {name!r} is async and an event loop runs in this thread: make the program an async def")
+    raise InputError(f"the tool {name!r} is async, and this thread has a running event loop: use an async def program")
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -155,7 +154,7 @@ def _failed(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
-    """Appends the result as the model expects it: a turn of its own, or a line where a turn is open."""
+    """Appends the result as the model expects it: as a turn of its own, or as a line inside an open turn."""
     line = f"Result of {result.name}: {result.text}"
     template = branch.run.client.tokenizer.chat_template
     if template is None or branch.in_turn or not branch.turns:
@@ -170,7 +169,7 @@ def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
 
 
 def _try_tool_turn(branch: Branch, text: str) -> bool:
-    """Writes a tool's turn; False where the template does not take one here, as some do for a second in a row."""
+    """Writes a turn of role "tool". Returns False if the template refuses it here; some refuse two in a row."""
     try:
         branch.begin_turn("tool")
     except InputError:

@@ -218,7 +218,7 @@ def test_whatever_ran_the_events_of_a_thread_nest(parents, asked, copies):
     trace = trace_of(run)
     events = [event for number in range(1, copies + 1) for event in trace.perfetto(number)]
     calls = [event for event in checked_events(events) if event["cat"] != "queue"]
-    assert len(calls) == copies * len(answers)
+    assert len(calls) == copies * len(call_segments)
 
 
 def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch):
