@@ -1,4 +1,4 @@
-"""Sampling keywords as programs write them, checked where they are written and merged where they are used."""
+"""`Options`: the sampling keywords of `gen` and `run`, checked where they are written and merged for each call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, SamplingParams, chec
 
 MAX_N = 128
 
-# what a program writes: what the wire calls it
+# keyword of a program: field of SamplingParams
 _FIELD_OF_KEYWORD = {
     "max_tokens": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -34,10 +34,10 @@ _FIELD_OF_KEYWORD = {
     "logprob_start_len": "prompt_logprobs_from",
 }
 SAMPLING_KEYWORDS = (*(name for name in _FIELD_OF_KEYWORD if name != "complete"), "n", "return_text_in_logprobs")
-"""What `run` takes as defaults; a gen takes the same, but for max_new_tokens, and `complete`."""
+"""The keywords that `run` takes as defaults. A gen takes the same ones except max_new_tokens, and also `complete`."""
 
 NO_STOP: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
-"""For values that end themselves, whatever `run`'s defaults are."""
+"""Overrides the stop defaults of `run`, for values that end when they are complete."""
 
 KEYWORD_OF_FIELD = {
     "prompt_logprobs_from": "logprob_start_len",
@@ -49,28 +49,29 @@ KEYWORD_OF_FIELD = {
 
 @dataclass(frozen=True)
 class Options:
-    """What was said of sampling: of `run` the defaults, of one `gen` what overrides them.
+    """Sampling options: the defaults of a `run`, or those of one `gen`, which override them.
 
-    `fields` holds only what was given, under the names of `SamplingParams`; `n` is the number of samples.
+    `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     n: int | None = None
 
     def merged_over(self, defaults: Options) -> tuple[SamplingParams, int]:
-        """The parameters of one call, and n. Raises InputError where the two contradict each other."""
+        """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
         params = _checked({**defaults.fields, **self.fields})
         return params, self.n or defaults.n or 1
 
     def check_as_defaults(self, vocab_size: int) -> None:
-        """InputError for a default that no gen of a model with this vocabulary can have."""
+        """Raises InputError for a default that is invalid for a model with this vocabulary size."""
         check_sampling(_checked(_with_neutral_fields(self.fields)), vocab_size=vocab_size)
 
 
 def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
-    """Checked options; None means "not said". InputError names `where` (such as "gen('x')") and the field.
+    """Returns checked options; a keyword that is None is not set. InputError names `where` ("gen('x')") and the
+    keyword.
 
-    Lists are copied into tuples: nothing of the caller's is kept or changed.
+    Lists are copied into tuples, so later changes by the caller have no effect.
 
     >>> make_options("gen", stop=["\\n"], temperature=0).fields
     {'stop': ('\\n',), 'temperature': 0.0}
@@ -85,13 +86,14 @@ def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
 
 
 def run_options(where: str, given: Mapping[str, Any]) -> Options:
-    """The options of `run(...)`: `given` has names of SAMPLING_KEYWORDS only."""
-    said = dict(given)
-    check_text_in_logprobs(where, said.pop("return_text_in_logprobs", None))
-    return make_options(where, **said)
+    """Returns the options of `run(...)`. The keys of `given` are in SAMPLING_KEYWORDS."""
+    keywords = dict(given)
+    check_text_in_logprobs(where, keywords.pop("return_text_in_logprobs", None))
+    return make_options(where, **keywords)
 
 
 def check_text_in_logprobs(where: str, value: object) -> None:
+    """Raises InputError unless `value`, SGLang's return_text_in_logprobs, is True or None."""
     if value is not None and value is not True:
         raise InputError(f"{where}: return_text_in_logprobs must be True or None; the texts are always there")
 
@@ -101,28 +103,28 @@ def _wire_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if value is None:
             continue
-        wire = _FIELD_OF_KEYWORD[name]
-        if wire in fields and fields[wire] != value:
-            raise InputError("max_tokens and max_new_tokens are two names of one setting; give one")
-        fields[wire] = value
+        field_name = _FIELD_OF_KEYWORD[name]
+        if field_name in fields and fields[field_name] != value:
+            raise InputError("max_tokens and max_new_tokens are two names of one setting; give one of them")
+        fields[field_name] = value
     return fields
 
 
 def _with_neutral_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` with neutral partners: what was said here is not held against what may be said elsewhere."""
-    whole = dict(fields)
-    if "min_tokens" in whole:
-        whole.setdefault("max_tokens", MAX_TOKENS_LIMIT)
-    if whole.get("top_logprobs"):
-        whole.setdefault("logprobs", True)
-    return whole
+    """Returns `fields` with neutral values for fields that they are checked against, which may be given elsewhere."""
+    completed = dict(fields)
+    if "min_tokens" in completed:
+        completed.setdefault("max_tokens", MAX_TOKENS_LIMIT)
+    if completed.get("top_logprobs"):
+        completed.setdefault("logprobs", True)
+    return completed
 
 
 def _checked(fields: Mapping[str, Any]) -> SamplingParams:
     try:
         return sampling_params(**fields)
     except InputError as error:
-        first, _, rest = str(error).partition(" ")  # the validator's sentences begin with the field's name
+        first, _, rest = str(error).partition(" ")  # the messages of the validator begin with the field's name
         if first in KEYWORD_OF_FIELD:
             raise InputError(f"{KEYWORD_OF_FIELD[first]} {rest}") from None
         raise

@@ -1,1 +1,1 @@
-"""Programs on an event loop: the state of an `async def` body, and how such bodies run."""
+"""Async programs: the state of an `async def` body, and how bodies run on an event loop."""

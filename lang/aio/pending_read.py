@@ -1,4 +1,4 @@
-"""`Pending`: a read of an async program that was not awaited yet. Using it as the value raises an error that says so."""
+"""`Pending`: a read of an async program that was not awaited yet. Using it as the value raises an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 class Pending(Coroutine[Any, Any, T]):
-    """`s["x"]` of an async program: a coroutine, for `await`, `asyncio.gather` and tasks. `label` is its source text."""
+    """`s["x"]` of an async program: a coroutine, for `await`, `asyncio.gather` and tasks. `label` is its source
+    text."""
 
     def __init__(self, read: Coroutine[Any, Any, T], label: str) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""`AsyncState`, the `s` of an `async def` body: written like any state, read with `await`; and its `AsyncStateGroup`."""
+"""`AsyncState`, the `s` of an `async def` body: written like any state, read with `await`; `AsyncStateGroup`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class AsyncState(StateWriter):
         return "".join(segment.text() for segment in list(self._branch.segments))
 
     async def messages(self) -> list[dict[str, str]]:
-        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn included."""
+        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
+        included."""
         await self._wait_for_text()
         return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
 

@@ -1,1 +1,1 @@
-"""Runtimes elsewhere, reached over HTTP: SGLang's protocol, and chat APIs."""
+"""Backends other than plait's own runtime: chat APIs, and servers with SGLang's protocol."""

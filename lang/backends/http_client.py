@@ -107,8 +107,8 @@ def _failure(base_url: str, error: urllib.error.HTTPError) -> CallFailed:
 
 
 def parse_error(body: Any) -> tuple[int, str]:
-    """Returns (status, message) of an error body, with status 500 if it has none. Accepts {"error": {"message", "code"}},
-    {"error": "..."}, {"message"} and {"detail"}."""
+    """Returns (status, message) of an error body, with status 500 if it has none. Accepts {"error": {"message",
+    "code"}}, {"error": "..."}, {"message"} and {"detail"}."""
     error = body.get("error", body) if isinstance(body, dict) else body
     if not isinstance(error, dict):
         return 500, str(error)

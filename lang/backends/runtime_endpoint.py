@@ -42,8 +42,8 @@ class RuntimeEndpoint(RemoteClient):
 
     `tokenizer`: a model folder or GGUF file on this machine; by default the server's `model_path`, if it exists here
     too. With a tokenizer, text is tokenized here, turns use the model's chat template, and text of a user cannot become
-    a control token. Without one, plain text is sent and tokenized by the server, and turns need `chat_template`, a Jinja
-    template with the model's own control tokens.
+    a control token. Without one, plain text is sent and tokenized by the server, and turns need `chat_template`, a
+    Jinja template with the model's own control tokens.
 
     >>> plait.set_default_backend(RuntimeEndpoint("http://localhost:30000"))        # doctest: +SKIP
     """
@@ -224,8 +224,9 @@ class RuntimeEndpoint(RemoteClient):
     def _score_text(
         self, text: str, choices: Sequence[str], timeout_s: float | None
     ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
-        """`_score` without a local tokenizer. The end of the text and the start of a choice may share a token ("a: " and
-        "yes" share " yes"). So all choices are scored from the first token in which any differs from the text alone."""
+        """`_score` without a local tokenizer. The end of the text and the start of a choice may share a token ("a: "
+        and "yes" share " yes"). So all choices are scored from the first token in which any differs from the text
+        alone."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         meta = self._http.post("/generate", {"text": text, "sampling_params": sampling}, timeout_s)["meta_info"]
         before = int(meta["prompt_tokens"])

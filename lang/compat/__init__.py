@@ -1,1 +1,1 @@
-"""What SGLang's programs use and plait's own way does not need, spelled as they spell it."""
+"""Names that exist for programs written for SGLang only."""

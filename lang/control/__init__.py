@@ -1,1 +1,1 @@
-"""What bounds and steers a program: budgets, races between branches, and patterns over forks."""
+"""Races, batch checkpoints, and patterns over forks."""

@@ -18,7 +18,8 @@ G = TypeVar("G", bound="ForkGroup[Any]")
 
 
 class ForkGroup(Generic[S]):
-    """The n states of a fork, in order. They are written one by one (`forks[i] += ...`) or together (`forks += ...`)."""
+    """The n states of a fork, in order. They are written one by one (`forks[i] += ...`) or together (`forks +=
+    ...`)."""
 
     def __init__(self, states: Sequence[S], source: S, raced_group: ForkGroup[S] | None = None) -> None:
         """`raced_group`: for the winners of a race, the group they were part of. That group can no longer be joined."""
@@ -38,7 +39,8 @@ class ForkGroup(Generic[S]):
             raced_group._closed_reason = "these branches ran a race: join the group that race(...) returned"
 
     def _traced_race(self, first: int) -> Any:
-        """Returns the winners while the program is being compiled, where no branch computes anything; otherwise None."""
+        """Returns the winners while the program is being compiled, where no branch computes anything; otherwise
+        None."""
         return None
 
     def _begin_join(self, mode: JoinMode) -> None:

@@ -1,4 +1,4 @@
-"""`ProgramState`, the `s` of a program's body and the result of `run`; `ProgramStateGroup`, the result of `s.fork(n)`."""
+"""`ProgramState`, the `s` of a program's body and the result of `run`; `ProgramStateGroup`, its forks."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class ProgramState(StateWriter, StateReader):
 
     @contextmanager
     def copy(self, position_ids_offset: object = None) -> Iterator[ProgramState]:
-        """A fork of one branch for the length of a block: `with s.copy() as t: t += ...`. It is joined at the end of the
-        block: each of its new variables becomes a list of one value here."""
+        """A fork of one branch for the length of a block: `with s.copy() as t: t += ...`. It is joined at the end of
+        the block: each of its new variables becomes a list of one value here."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]

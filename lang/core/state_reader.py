@@ -59,7 +59,8 @@ class StateReader:
             return "".join(segment.text() for segment in list(self._branch.segments))
 
     def messages(self) -> list[dict[str, str]]:
-        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn included."""
+        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
+        included."""
         self._wait_for_end()
         if self._branch.restored_messages is not None:
             return [dict(message) for message in self._branch.restored_messages]

@@ -45,7 +45,8 @@ class StateWriter(RoleMethods):
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """`with s.var_scope("x"): s += ...`: variable `name` is the text appended inside, from the end of the scope on."""
+        """`with s.var_scope("x"): s += ...`: variable `name` is the text appended inside, from the end of the scope
+        on."""
         start = len(self._branch.segments)
         yield
         self._branch.set(_checked_variable_name(name), SegmentRange(self._branch.segments[start:]))
@@ -70,7 +71,8 @@ class StateWriter(RoleMethods):
 
 
 def reject_position_ids_offset(position_ids_offset: object) -> None:
-    """Checks SGLang's argument of fork and copy. Only None and zeros are accepted: no model here needs position gaps."""
+    """Checks SGLang's argument of fork and copy. Only None and zeros are accepted: no model here needs position
+    gaps."""
     if position_ids_offset is None or _is_zeros(position_ids_offset):
         return
     raise InputError("fork: position_ids_offset is not supported; every branch continues at the end of the text")

@@ -76,7 +76,8 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
 
 
 def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """Runs the tool call in `variable` in this thread and appends its result. Returns None if the model made no call."""
+    """Runs the tool call in `variable` in this thread and appends its result. Returns None if the model made no
+    call."""
     call = _parse_call(name, variable)
     if call is None:
         return None

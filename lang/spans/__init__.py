@@ -1,1 +1,1 @@
-"""What a program did, and when: its calls as spans, as a page to look at and as a Perfetto trace."""
+"""Traces of program runs: calls as spans, an HTML page, a Perfetto file."""

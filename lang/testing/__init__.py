@@ -1,1 +1,1 @@
-"""Backends for the tests of programs: answers from a script, and calls recorded on a runtime and played again."""
+"""Backends for tests of programs: scripted answers, and recordings that are replayed."""

@@ -25,8 +25,8 @@ _Part = str | Call  # known text, or a call that adds its text
 
 
 class Recording:
-    """A backend that forwards its calls to `backend` (None: the default backend) and writes them, with their results, to
-    the file `path`.
+    """A backend that forwards its calls to `backend` (None: the default backend) and writes them, with their results,
+    to the file `path`.
 
     Inside a `with` block it is the default backend. The file is complete when the block ends without an exception;
     until then its name is `path` with ".part" appended. `Replay(path)` returns the same values, meta info and usage.

@@ -30,8 +30,9 @@ class ReplayMismatch(ScriptError):
 
 
 class Replay(TextClient):
-    """A backend that answers from the recording at `path`. Each call must have a recorded prompt and recorded parameters;
-    it gets the recorded value, meta info and usage. Equal calls are answered in the order in which they were recorded.
+    """A backend that answers from the recording at `path`. Each call must have a recorded prompt and recorded
+    parameters; it gets the recorded value, meta info and usage. Equal calls are answered in the order in which they
+    were recorded.
 
     Inside a `with` block it is the default backend. At the end of the block, recorded calls that were not made raise a
     ScriptError (unless `all_used=False`).
@@ -68,7 +69,8 @@ class Replay(TextClient):
         return parse_outcome(self._lines[index])
 
     def check(self) -> None:
-        """Raises ScriptError for the first call that was not recorded, otherwise for recorded calls that were not made."""
+        """Raises ScriptError for the first call that was not recorded, otherwise for recorded calls that were not
+        made."""
         if self._errors:
             raise type(self._errors[0])(str(self._errors[0]))
         unused = sorted(index for indices in self._remaining.values() for index in indices)

@@ -58,8 +58,8 @@ def call(tool: str, /, **arguments: Any) -> ToolAnswer:
 
 
 def make_outcome(asked: Asked, scripted: Any) -> Outcome:
-    """Returns the result of a call for its scripted answer. Raises ScriptError if the call cannot produce that answer. If
-    the answer is a CallFailed, raises it."""
+    """Returns the result of a call for its scripted answer. Raises ScriptError if the call cannot produce that answer.
+    If the answer is a CallFailed, raises it."""
     if isinstance(scripted, CallFailed):
         raise scripted
     answer = scripted if isinstance(scripted, Answer) else Answer(scripted)

@@ -1,1 +1,1 @@
-"""Tools: plain typed Python functions that the model may call."""
+"""Tools: typed Python functions that the model may call."""

@@ -16,7 +16,8 @@ from plait.runtime.errors import InputError
 
 ToolChoice = Literal["required", "auto", "none"]
 CALL_END_MARKER = "\n<end of call>"
-"""With tool_choice "auto" the constraint ends a call with this text. It is also a stop string, so it is not returned."""
+"""With tool_choice "auto" the constraint ends a call with this text. It is also a stop string, so it is not
+returned."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ MAX_TOOLS = 128
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool. `parameters`: the JSON schema of its arguments. `read`: parses their JSON text to typed keyword arguments."""
+    """A tool. `parameters`: the JSON schema of its arguments. `read`: parses their JSON text to typed keyword
+    arguments."""
 
     name: str
     description: str

@@ -1,1 +1,1 @@
-"""`program.compile()`: the graph of a program, checked before anything runs, drawn, and run without its body."""
+"""`program.compile()`: traces a program into a graph, which is checked, drawn and run."""

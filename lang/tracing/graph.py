@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The checked steps of a program. `nodes`: the steps, in the order of the body. `lanes`: for each branch, the number
-    of its parent branch. `parameters`: the arguments that were not given to compile().
+    """The checked steps of a program. `nodes`: the steps, in the order of the body. `lanes`: for each branch, the
+    number of its parent branch. `parameters`: the arguments that were not given to compile().
 
     >>> graph = qa.compile()                                            # doctest: +SKIP
     >>> print(graph)                                                    # doctest: +SKIP

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def warm_prefix(prefix: Sequence[Append], client: Client) -> int:
-    """Computes `prefix`. Returns how many of its tokens were not cached before. Raises the CallFailed of the runtime."""
+    """Computes `prefix`. Returns how many of its tokens were not cached before. Raises the CallFailed of the
+    runtime."""
     if not prefix:
         return 0
     run = Run("cache", client, Options())

@@ -1,1 +1,1 @@
-"""Values of Python types: how a type becomes a constraint, and a text becomes a value of that type."""
+"""Typed values: converts Python types to constraints, and texts to values of these types."""
