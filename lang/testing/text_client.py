@@ -76,9 +76,20 @@ class TextCall(Call):
     def answer(self, outcome: Outcome, usage: Usage) -> None:
         """Ends the call with `outcome`."""
         ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
-        result = TextResult(outcome.text, outcome.finish_reason, usage, outcome.matched, ids,
-        extra_meta=outcome.extra_meta, lenient_constraint=outcome.lenient_constraint)  # fmt: skip with self._changed:
-        self._pieces.extend(words(outcome.text)) self._token_ids.extend(ids) self._result = result self._notify()
+        result = TextResult(
+            outcome.text,
+            outcome.finish_reason,
+            usage,
+            outcome.matched,
+            ids,
+            extra_meta=outcome.extra_meta,
+            lenient_constraint=outcome.lenient_constraint,
+        )
+        with self._changed:
+            self._pieces.extend(words(outcome.text))
+            self._token_ids.extend(ids)
+            self._result = result
+            self._notify()
 
 
 class TextClient(ABC):

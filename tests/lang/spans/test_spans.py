@@ -229,7 +229,7 @@ def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch
     path.unlink()
     program.run().show(tmp_path / "a.html")
     assert len(opened) == 1
-    with pytest.raises(plait.InputError, match=r"a page \(.html\) or a Perfetto trace \(.json\)"):
+    with pytest.raises(plait.InputError, match=r".html \(page\) or .json \(Perfetto\)"):
         program.run().show(tmp_path / "a.txt")
 
 
@@ -244,7 +244,7 @@ def test_a_notebook_shows_the_text_with_gens_marked(backend):
     backend.script(default=gate)
     state = program.run(stream=True)
     assert gate.reached.wait(5)
-    assert "still runs" in state._repr_html_()
+    assert "is still running" in state._repr_html_()
     state.cancel()
     state.error()
 
