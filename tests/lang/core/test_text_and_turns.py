@@ -236,7 +236,7 @@ def test_what_cannot_be_appended(backend):
 
     state = other.run()
     mistakes = {
-        "None cannot be appended": lambda s: None,
+        "is a return missing": lambda s: None,
         "None cannot be appended": lambda s: s.user(None),
         "not int; write str": lambda s: 5,
         r"call it: program\(s, ...\)": lambda s: other,

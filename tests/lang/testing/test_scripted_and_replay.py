@@ -332,11 +332,11 @@ def test_a_replay_is_the_same_run_without_a_runtime(tape, backend):
         (
             "Spain",
             {},
-            r"gen\('capital'\) was not recorded\. It differs from the most similar call .*line 2\) in the prompt, from character "
-            r"\d+ on, after '.*capital of ': recorded 'France\?.*now 'Spain\?",
+            r"gen\('capital'\) was not recorded\. It differs from .*line 2\) in the prompt, "
+            r"from character \d+ on, after '.*capital of ': recorded 'France\?.*now 'Spain\?",
         ),
-        ("France", {"temperature": 0.5}, "differs temperature: recorded 0.0, now 0.5 "),
-        ("France", {"seed": 7, "top_p": 0.9}, "differs seed: recorded None, now 7; top_p: recorded 1.0, now 0.9 "),
+        ("France", {"temperature": 0.5}, "in temperature: recorded 0.0, now 0.5 "),
+        ("France", {"seed": 7, "top_p": 0.9}, "in seed: recorded None, now 7; top_p: recorded 1.0, now 0.9 "),
     ],
 )
 def test_what_differs_is_said(tape, country, changed, message):
