@@ -1,4 +1,4 @@
-"""Backends elsewhere: the same programs over SGLang's protocol and over a chat API, and what each cannot do."""
+"""Remote backends: the same programs over SGLang's protocol and over a chat API, and what each does not support."""
 
 from __future__ import annotations
 
