@@ -178,7 +178,7 @@ def test_a_value_that_was_cut_is_an_error_not_a_shorter_value(sglang):
         s += "Q" + gen("n", type=int, max_tokens=1, complete=whole)
 
     backend = plait.RuntimeEndpoint(sglang.url)
-    with pytest.raises(plait.ProgramError, match=r"variable 'n': ConstraintFailed: max_tokens=1 ended the value"):
+    with pytest.raises(plait.ProgramError, match=r"variable 'n': ConstraintFailed: max_tokens=1 cut the value off"):
         program.run(backend=backend)
     with pytest.raises(plait.UnreadableValue, match="max_tokens"):
         program.run(whole=False, backend=backend)["n"]
@@ -243,7 +243,7 @@ def test_what_sglangs_protocol_cannot(sglang):
         plait.RuntimeEndpoint(sglang.url, chat_template_name="llama-3")
     with pytest.raises(plait.RuntimeGone, match="cannot be reached"):
         plait.RuntimeEndpoint("http://127.0.0.1:9")
-    with pytest.raises(plait.InputError, match="begins with http"):
+    with pytest.raises(plait.InputError, match="begin with http"):
         plait.RuntimeEndpoint("localhost:30000")
 
 
@@ -304,7 +304,7 @@ def test_a_busy_server_is_asked_again():
         ([], "the stream ended early"),
         ([{"choices": [{"delta": {"content": "y"}}]}], "the stream ended early"),
         ([b"{nonsense"], "not JSON"),
-        ([{"choices": [{"delta": {"refusal": "I will not"}}]}], "the model refused: I will not"),
+        ([{"choices": [{"delta": {"refusal": "I will not"}}]}], "the model refused to answer: I will not"),
         ([{"choices": [{"delta": {}, "finish_reason": "content_filter"}]}], "content_filter"),
         ([[1, 2]], "an answer of an unknown form"),
     ],

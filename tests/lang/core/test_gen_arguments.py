@@ -82,7 +82,7 @@ def test_a_callers_stop_list_is_not_changed(backend):
     [
         (lambda: gen("x", temprature=1), r"gen\('x'\) has no keyword 'temprature' \(did you mean 'temperature'\?\)"),
         (lambda: gen("x", json_schema="{"), "the json_schema cannot be used"),
-        (lambda: gen("x", json_schema={}, regex="a"), "regex and json_schema cannot both hold"),
+        (lambda: gen("x", json_schema={}, regex="a"), "regex and json_schema exclude each other"),
         (lambda: gen("x", ebnf=3), "the ebnf cannot be used"),
         (lambda: gen("x", stop_regex="a*"), "stop_regex holds 'a\\*', which cannot be used: .* matches the empty text"),
         (lambda: gen("x", stop_regex=["a", "x$"]), "an anchor or a word boundary is not supported"),
@@ -122,7 +122,7 @@ def test_a_callers_stop_list_is_not_changed(backend):
         (lambda: gen("x", choices=["a", "b"], temperature=1, stop="a"), "stop has no effect with choices"),
         (
             lambda: gen("x", choices=["a"], temperature=1, choices_method=plait.token_length_normalized),
-            "select takes the",
+            "select scores its choices",
         ),
         (lambda: select("x"), "needs choices"),
         (lambda: select("x", []), "1 to 1024 choices to score, not 0"),
@@ -186,7 +186,7 @@ def qa(s, question, mark="?"):
         (lambda: qa("a", temprature=1), "did you mean 'temperature'"),
         (lambda: plait.function(num_api_spec_tokens=5), "num_api_spec_tokens"),
         (lambda: plait.function(lambda: None), "needs the state as its first parameter"),
-        (lambda: plait.function(5), "goes on a function"),
+        (lambda: plait.function(5), "decorates a function"),
         (lambda: plait.set_default_backend(3), "a backend must be"),
     ],
 )

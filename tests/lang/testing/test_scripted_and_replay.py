@@ -87,7 +87,7 @@ def test_answers_in_order_and_by_a_function():
         (TRIP | {"capital": "a b c d e f g h i"}, "cannot return 9 words: max_tokens is 8"),
         (TRIP | {"capital": Answer("Paris", tokens=9)}, "cannot return 9 tokens: max_tokens is 8"),
         (TRIP | {"capital": lambda asked: 1 / 0}, r"the script's function failed for gen\('capital'\): ZeroDivision"),
-        (TRIP | {"other": "x"}, "answers that no call took: 1 of 'other'; the calls were gen"),
+        (TRIP | {"other": "x"}, "answers that no call used: 1 of 'other'; the calls were gen"),
         (TRIP | {"tip": ["a", "b", "c"]}, "1 of 'tip'"),
         (TRIP | {"other": always("x")}, "those of 'other'"),
         (["Paris"], r"no answer for select\('kind'\), call 2"),

@@ -373,7 +373,7 @@ def test_only_a_call_can_be_called(backend):
         s += "x" + gen("text")
         s.call("text")
 
-    with pytest.raises(plait.ProgramError, match="variable 'text' is no call"):
+    with pytest.raises(plait.ProgramError, match="variable 'text' is not a tool call"):
         program.run()
 
 

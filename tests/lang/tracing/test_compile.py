@@ -605,7 +605,7 @@ def test_what_has_no_form_there_says_why(write, why):
 
 
 def test_a_program_without_calls_has_no_request():
-    with pytest.raises(plait.CompileError, match="no gen and no select"):
+    with pytest.raises(plait.CompileError, match="neither gen nor select"):
         of_body(lambda s: s.__iadd__("p")).json()
 
 

@@ -541,7 +541,7 @@ def test_a_handle_refuses_another_value_under_its_name(backend):
         state[gen("age", type=float)]
     with pytest.raises(plait.MissingVariable, match="no variable 'ag'"):
         state[gen("ag", type=int)]
-    with pytest.raises(plait.InputError, match="needs a name"):
+    with pytest.raises(plait.InputError, match="without a name"):
         state[gen(type=int)]
     state["age"] = 3
     with pytest.raises(plait.InputError, match=r"read s\['age'\]"):
