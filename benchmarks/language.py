@@ -14,8 +14,6 @@ one another in a program, after so many characters of earlier text:
     user turn    0.009   0.008   0.009   0.009
 
 `import plait` 0.11 s, start to first token 2.1 s once kernels are compiled (2026-11-21, two quiet cores, Python 3.11).
-
-Knows: the public language, and the channel's four methods. Must not know: how a state is made.
 """
 
 from __future__ import annotations

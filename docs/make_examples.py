@@ -1,9 +1,7 @@
 """Writes docs/examples.md: runs every example on the embedded model and shows what each one printed.
 
-    python docs/make_examples.py            # all of them
-    python docs/make_examples.py rag judge  # these; what the others printed stays
-
-Knows: the examples' files. Must not know: what they do.
+python docs/make_examples.py            # all of them
+python docs/make_examples.py rag judge  # these; what the others printed stays
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What gen and select accept as names, patterns and lists, checked where the program writes them.
-
-Knows: rules of arguments and their sentences. Must not know: nodes, states, sessions.
-"""
+"""Checks arguments of gen and select (names, patterns, lists, grammars) at the line where the program writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from plait.runtime.errors import InputError
 
 
 def call_label(function: str, name: object) -> str:
-    """ "gen('x')" for messages; InputError for a name that cannot be a variable's."""
+    """Returns the call as text for messages, such as "gen('x')". Raises InputError for an invalid variable name."""
     if name is None:
         return function
     if not isinstance(name, str) or not name:
@@ -24,6 +21,7 @@ def call_label(function: str, name: object) -> str:
 
 
 def checked_regex(where: str, pattern: object) -> Regex:
+    """Returns the pattern as a spec. Raises InputError for anything but a valid pattern."""
     if not isinstance(pattern, str):
         raise InputError(f"{where}: regex must be a pattern as text, not {type(pattern).__name__}")
     try:
@@ -34,6 +32,7 @@ def checked_regex(where: str, pattern: object) -> Regex:
 
 
 def checked_choices(where: str, choices: object, max_count: int | None = None) -> Choices:
+    """Returns the choices as a spec. Raises InputError for anything but distinct, non-empty texts."""
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable):
         raise InputError(f"{where}: choices must be a list of texts, not {choices!r:.80}")
     try:
@@ -50,12 +49,13 @@ def checked_choices(where: str, choices: object, max_count: int | None = None) -
 _SPEC_OF_KEYWORD: dict[str, Callable[[Any], Spec]] = {"json_schema": JsonSchema, "ebnf": Ebnf, "lark": Lark}
 
 
-def checked_constraint(where: str, **given: object) -> Spec | None:
-    """The one of regex, json_schema, ebnf, lark and constraint that is given. InputError for two, or an unsound one."""
-    forms = {name: value for name, value in given.items() if value is not None}
-    if len(forms) > 1:
-        raise InputError(f"{where}: {' and '.join(forms)} cannot both hold; give one of them")
-    for name, value in forms.items():
+def checked_constraint(where: str, **constraints: object) -> Spec | None:
+    """Returns the one of regex, json_schema, ebnf, lark and constraint that is not None, as a spec. Raises InputError
+    if there are two, or if it is invalid."""
+    given = {name: value for name, value in constraints.items() if value is not None}
+    if len(given) > 1:
+        raise InputError(f"{where}: {' and '.join(given)} exclude each other; give one of them")
+    for name, value in given.items():
         if name == "regex":
             return checked_regex(where, value)
         if name == "constraint":

@@ -1,7 +1,4 @@
-"""Runs many executions at a time and keeps their order.
-
-Knows: threads and progress. Must not know: programs, states.
-"""
+"""Runs the items of a batch in a thread pool, and returns their states in order."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ MAX_THREADS = 4096
 
 
 def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
-    """How many items run at a time. A thread mostly waits, so "auto" does not look at the processors."""
+    """Returns how many items run at a time. Threads mostly wait, so "auto" does not depend on the number of CPUs."""
     if num_threads == "auto":
         return max(1, min(MAX_AUTO_THREADS, num_items))
     if isinstance(num_threads, bool) or not isinstance(num_threads, int) or not 1 <= num_threads <= MAX_THREADS:
@@ -29,7 +26,7 @@ def num_workers(num_threads: int | Literal["auto"], num_items: int) -> int:
 
 
 def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -> list[ProgramState]:
-    """The states in the order of `executions`. KeyboardInterrupt ends them all and comes through."""
+    """Returns the states in the order of `executions`. KeyboardInterrupt aborts them all and is raised again."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
@@ -49,29 +46,29 @@ def run_all(executions: Sequence[Execution], workers: int, progress_bar: bool) -
 
 
 def iter_in_order(executions: Sequence[Execution], workers: int, progress_bar: bool) -> Iterator[ProgramState]:
-    """The states one by one, in order. Closing the iterator early ends what is left."""
+    """Yields the states one by one, in order. Closing the iterator early aborts the rest."""
     from concurrent.futures import ThreadPoolExecutor
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="plait batch")
-    left = set(range(len(executions)))
+    unfinished = set(range(len(executions)))
     try:
         with progress(len(executions), progress_bar) as step:
             futures = [pool.submit(execution.run_batch_item_any) for execution in executions]
             for index, future in enumerate(futures):
                 state = future.result()
-                left.discard(index)
+                unfinished.discard(index)
                 step()
                 yield state
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for index in left:
+        for index in unfinished:
             executions[index].abort()
 
 
 @contextmanager
-def progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
-    """A bar for `total` items, if it is wanted; what is called after each item."""
-    if not wanted:
+def progress(total: int, enabled: bool) -> Iterator[Callable[[], None]]:
+    """Shows a progress bar for `total` items, if enabled. Yields the function to call after each item."""
+    if not enabled:
         yield lambda: None
         return
     from tqdm import tqdm

@@ -1,9 +1,7 @@
-"""A budget of tokens and seconds for one run of a program, its forks included.
+"""`Budget`: limits on the tokens and seconds of one program run, forks included.
 
-Seconds are held by the runtime, as each call's own timeout: no timer and no thread waits for them. Tokens are
-counted as they come; what no call may exceed alone is its max_tokens.
-
-Knows: counts and deadlines. Must not know: sessions, states.
+The rest of the seconds is the timeout of each call, which the runtime enforces; there is no timer or thread here.
+Tokens are counted as they are generated, and the rest of them is an upper bound on each call's max_tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +27,13 @@ _END_POSITION = ReadPosition(1 << 62, 1 << 62, 1 << 62)
 
 
 class BudgetExceeded(PlaitError):
-    """A program has used up its budget: its calls were ended, and no more begin."""
+    """The budget of a program is used up. Its calls were aborted, and new ones are refused."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What one run may use: `tokens` generated (sampled or forced) over all its calls, `seconds` from its start.
+    """The limits of one run: `tokens` generated (sampled or forced) over all calls, `seconds` from the start of the
+    run.
 
     >>> state = agent.run("...", budget=Budget(tokens=2000, seconds=30))     # doctest: +SKIP
     """
@@ -44,7 +43,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.tokens is None and self.seconds is None:
-            raise InputError("a Budget is of tokens, seconds, or both")
+            raise InputError("a Budget needs tokens, seconds or both")
         if self.tokens is not None and (type(self.tokens) is not int or self.tokens < 1):
             raise InputError(f"tokens of a Budget must be an integer of at least 1, not {self.tokens!r:.80}")
         if self.seconds is not None:
@@ -54,13 +53,14 @@ class Budget:
 
 
 def checked_budget(where: str, budget: object) -> Budget | None:
+    """Returns `budget`. Raises InputError, beginning with `where`, unless it is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
         raise InputError(f"{where}: budget takes a Budget(tokens=..., seconds=...), not {budget!r:.80}")
     return budget
 
 
 class BudgetTracker:
-    """What one run has used of its budget. `on_spent` is called once, from any thread, when tokens have run out."""
+    """Tracks the budget of one run. `on_spent` is called once, from any thread, when the tokens are used up."""
 
     def __init__(self, budget: Budget, on_spent: Callable[[BudgetExceeded], None]) -> None:
         self._budget = budget
@@ -72,49 +72,52 @@ class BudgetTracker:
         self._error: BudgetExceeded | None = None
 
     def limit_params(self, params: SamplingParams) -> SamplingParams:
-        """The parameters of a call that begins now. Raises BudgetExceeded where nothing is left."""
+        """Returns the parameters of a call that starts now. Raises BudgetExceeded if nothing is left."""
         fields: dict[str, int | float] = {}
         if self._budget.tokens is not None:
-            left = self._budget.tokens - self._tokens
-            if left <= 0:
+            tokens_left = self._budget.tokens - self._tokens
+            if tokens_left <= 0:
                 raise self.exceeded_error()
-            fields = {"max_tokens": min(params.max_tokens, left), "min_tokens": min(params.min_tokens, left)}
+            fields = {
+                "max_tokens": min(params.max_tokens, tokens_left),
+                "min_tokens": min(params.min_tokens, tokens_left),
+            }
         timeout_s = self.limit_timeout(params.timeout_s)
         return msgspec.structs.replace(params, timeout_s=timeout_s, **fields)
 
     def limit_timeout(self, timeout_s: float | None) -> float | None:
-        """The timeout of a call that begins now."""
-        left = self.seconds_left()
-        if left is None:
+        """Returns the timeout of a call that starts now, in seconds. Raises BudgetExceeded if no time is left."""
+        seconds_left = self.seconds_left()
+        if seconds_left is None:
             return timeout_s
-        if left <= 0:
+        if seconds_left <= 0:
             raise self.exceeded_error()
-        return left if timeout_s is None else min(timeout_s, left)
+        return seconds_left if timeout_s is None else min(timeout_s, seconds_left)
 
     def seconds_left(self) -> float | None:
+        """Returns the seconds left (negative if overdrawn), or None for a budget without seconds."""
         if self._budget.seconds is None:
             return None
         return self._budget.seconds - (time.monotonic() - self._started)
 
     def is_out_of_time(self) -> bool:
-        left = self.seconds_left()
-        return left is not None and left <= 0
+        seconds_left = self.seconds_left()
+        return seconds_left is not None and seconds_left <= 0
 
     def count_tokens(self, call: Call) -> None:
-        """Counts the tokens of `call` as they come."""
+        """Counts the tokens of `call` as they are generated."""
         if self._budget.tokens is None:
             return
 
         def count() -> None:
-            num_tokens = call.read_since(_END_POSITION)[
-                1
-            ].num_tokens  # never while the lock is held: the call has a lock too
+            # read before taking the lock, since the call has a lock of its own
+            num_tokens = call.read_since(_END_POSITION)[1].num_tokens
             with self._lock:
                 before = self._tokens
                 self._tokens += max(0, num_tokens - self._by_call.get(call.call_id, 0))
                 self._by_call[call.call_id] = max(num_tokens, self._by_call.get(call.call_id, 0))
-                most = self._budget.tokens or 0
-                is_spent = before <= most < self._tokens
+                limit = self._budget.tokens or 0
+                is_spent = before <= limit < self._tokens
             if is_spent:
                 self._on_spent(self.exceeded_error())
 
@@ -122,11 +125,11 @@ class BudgetTracker:
         count()
 
     def exceeded_error(self) -> BudgetExceeded:
-        """The error, one for the whole run."""
+        """Returns the error, one object for the whole run."""
         if self._error is not None:
             return self._error
-        said = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
-        said += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
+        limits = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
+        limits += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
         used = f"{self._tokens} tokens, {time.monotonic() - self._started:.1f} s"
-        self._error = BudgetExceeded(f"the budget of {' and '.join(said)} is spent ({used})")
+        self._error = BudgetExceeded(f"the budget of {' and '.join(limits)} is spent (used: {used})")
         return self._error

@@ -1,7 +1,4 @@
-"""The ways to choose among given texts, as names; the scheduler does the scoring.
-
-Knows: the methods' names and papers. Must not know: logprobs, sessions.
-"""
+"""The three methods by which `select` scores its choices. The scheduler does the scoring."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ChoicesMethod:
-    """How `select` scores its choices. Use one of the three objects of this module.
+    """A method of scoring the choices of `select`. Use one of the three instances in this module.
 
     >>> select("tool", ["calculator", "search"], choices_method=greedy_token_selection)  # doctest: +SKIP
     """
@@ -25,24 +22,24 @@ class ChoicesMethod:
 
 
 token_length_normalized = ChoicesMethod("token_length_normalized")
-"""The highest mean logprob over a choice's tokens wins. The default."""
+"""The choice with the highest mean logprob of its tokens wins. The default."""
 
 greedy_token_selection = ChoicesMethod("greedy_token_selection")
-"""Token by token, the choices whose next token is not the likeliest drop out; a choice that has ended takes
-part with its mean."""
+"""Choices are eliminated token by token: those whose next token is not the most likely one drop out. A choice that has
+ended takes part with the mean of its logprobs."""
 
 unconditional_likelihood_normalized = ChoicesMethod("unconditional_likelihood_normalized")
-"""The highest mean of (logprob minus the logprob without the prompt) wins: surface forms that are likely
-everywhere lose their advantage (Holtzman et al. 2021, arXiv:2104.08315, per token)."""
+"""The choice with the highest mean of (logprob minus logprob without the prompt) wins. So texts that are likely in any
+context have no advantage (Holtzman et al. 2021, arXiv:2104.08315, applied per token)."""
 
 
 def method_name(method: object) -> SelectMethod:
-    """The wire's name of a choices method; None is the default. Raises InputError for anything else."""
+    """Returns the protocol name of a choices method; None means the default. Raises InputError for anything else."""
     if method is None:
         return token_length_normalized.name
     if isinstance(method, ChoicesMethod):
         return method.name
     raise InputError(
         "choices_method must be token_length_normalized, greedy_token_selection or "
-        f"unconditional_likelihood_normalized (the objects, not their names), not {method!r:.80}"
+        f"unconditional_likelihood_normalized (the objects, not their names as text), not {method!r:.80}"
     )

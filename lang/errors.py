@@ -1,13 +1,11 @@
-"""The errors of a program: they name the program, the variable, and what went wrong.
+"""The errors of programs. Each names the program, the variable, the cause and the line.
 
-    PlaitError
-    ├── ProgramError            a program's body, or one of its calls, failed; `__cause__` is the reason
-    │   ├── MissingVariable     a name that was never generated (also a KeyError)
-    │   └── UnreadableValue     a text that is not a whole value of its gen's type (also a ValueError)
-    └── CompileError            compile() found what would go wrong, or cannot follow the program
-        └── DependsOnValue      what the body does next depends on a value that only a run knows
-
-Knows: sentences. Must not know: sessions, or where an error is caught.
+PlaitError
+├── ProgramError            the body of a program or one of its calls failed; `__cause__` is the reason
+│   ├── MissingVariable     there is no variable of that name (also a KeyError)
+│   └── UnreadableValue     the text of a typed gen is not a valid value of its type (also a ValueError)
+└── CompileError            compile() found an error in the program, or cannot trace it
+    └── DependsOnValue      the next step of the body depends on a value known at run time only
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from plait.runtime.errors import InputError, PlaitError
 
 
 class ProgramError(PlaitError):
-    """A program failed. `program` is its name, `variable` the value that is missing (None: no one value), `place` the
-    file and line of the program where the failure came up, or where the call that failed was written.
+    """A program failed. `program`: its name. `variable`: the variable without a value (None: no single one). `place`:
+    the file and line of the failure, or of the call that failed.
 
-    The original exception, with its traceback, is `__cause__`.
+    `__cause__` is the original exception with its traceback.
 
     >>> try: qa.run(question="?", timeout=0.001)          # doctest: +SKIP
     ... except ProgramError as error: print(error.variable, error.__cause__)
@@ -38,21 +36,21 @@ class ProgramError(PlaitError):
         self.variable = variable
 
     def copy_to_raise(self) -> ProgramError:
-        """The same error to raise once more; raising one object twice would mix its tracebacks."""
-        fresh = type(self)(str(self), program=self.program, variable=self.variable)
-        fresh.__dict__.update(self.__dict__)
-        fresh.__cause__ = self.__cause__
-        return fresh.with_traceback(self.__traceback__)  # the line of the body that it came from
+        """Returns a copy to raise again, since raising one object twice mixes its tracebacks."""
+        copied = type(self)(str(self), program=self.program, variable=self.variable)
+        copied.__dict__.update(self.__dict__)
+        copied.__cause__ = self.__cause__
+        return copied.with_traceback(self.__traceback__)  # keeps the line of the body that it came from
 
 
 class MissingVariable(ProgramError, KeyError):
     """The program has no variable of that name."""
 
-    __str__ = Exception.__str__  # KeyError would print the repr
+    __str__ = Exception.__str__  # KeyError.__str__ returns the repr
 
 
 class UnreadableValue(ProgramError, ValueError):
-    """A typed gen's text cannot be read as its type; `text` is what was generated."""
+    """The text of a typed gen cannot be parsed as its type. `text`: the generated text."""
 
     def __init__(self, text: str, *, program: str, variable: str | None = None, generated: str = "") -> None:
         super().__init__(text, program=program, variable=variable)
@@ -60,12 +58,12 @@ class UnreadableValue(ProgramError, ValueError):
 
 
 class CompileError(PlaitError):
-    """A program cannot be compiled. `problems` are all that were found, each with its sentence and its place; `place`
-    is the first one's. What the body raised is `__cause__`."""
+    """A program cannot be compiled. `problems`: all errors found, each with a message and a place. `place`: that of the
+    first one. `__cause__`: the exception of the body, if any."""
 
     def __init__(self, program: str, problems: Sequence[Problem]) -> None:
         super().__init__(
-            "\n".join(f"program {program!r}: {_with_location(each.text, each.place)}" for each in problems)
+            "\n".join(f"program {program!r}: {_with_location(problem.text, problem.place)}" for problem in problems)
         )
         self.program = program
         self.problems = tuple(problems)
@@ -73,21 +71,21 @@ class CompileError(PlaitError):
 
 
 class DependsOnValue(CompileError):
-    """What the body does next depends on a value that only a run knows."""
+    """The next step of the body depends on a value that is known at run time only."""
 
 
 class Problem(NamedTuple):
-    """What is wrong, and where."""
+    """One error of a program: its message, and the line."""
 
     text: str
     place: SourceLocation | None
 
 
 def unreadable_value(
-    program: str, variable: str | None, generated: str, why: str, place: SourceLocation | None
+    program: str, variable: str | None, generated: str, reason: str, place: SourceLocation | None
 ) -> UnreadableValue:
-    """The error for a value that `why` cannot be read; `place`: of its gen."""
-    text = _with_location(f"{_subject(program, variable)}: {why}", place)
+    """Returns the error for a generated text that cannot be parsed. `place`: the line of its gen."""
+    text = _with_location(f"{_subject(program, variable)}: {reason}", place)
     error = UnreadableValue(text, program=program, variable=variable, generated=generated)
     error.place = place
     return error
@@ -96,9 +94,9 @@ def unreadable_value(
 def program_error(
     program: str, variable: str | None, cause: BaseException, place: SourceLocation | None = None
 ) -> ProgramError:
-    """A ProgramError that says which program, variable and line `cause` hit; `cause` becomes its `__cause__`."""
-    said = str(cause)
-    text = f"{_subject(program, variable)}: {type(cause).__name__}{': ' + said if said else ''}"
+    """Returns a ProgramError for `cause`, which names the program, the variable and the line."""
+    message = str(cause)
+    text = f"{_subject(program, variable)}: {type(cause).__name__}{': ' + message if message else ''}"
     error = ProgramError(_with_location(text, place), program=program, variable=variable)
     error.place = place
     error.__cause__ = cause
@@ -106,10 +104,10 @@ def program_error(
 
 
 def missing_variable(program: str, name: str, existing: Iterable[str]) -> MissingVariable:
-    """The error for reading `name` where only `existing` are there."""
+    """Returns the error for reading variable `name` of a program with the `existing` variables."""
     names, place = sorted(existing), caller_location()
-    there = f"it has {', '.join(map(repr, names))}" if names else "it has no variables yet"
-    text = f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {there}"
+    known = f"it has {', '.join(map(repr, names))}" if names else "it has no variables yet"
+    text = f"program {program!r}: there is no variable {name!r}{did_you_mean(name, names)}; {known}"
     error = MissingVariable(_with_location(text, place), program=program, variable=name)
     error.place = place
     return error
@@ -124,13 +122,13 @@ def _with_location(text: str, place: SourceLocation | None) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'stop'?)"`, or nothing when no known name is close."""
+    """Returns `" (did you mean 'stop'?)"`, or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a keyword that `where` (such as "gen") does not take.
+    """Returns the error for a keyword that `where` (such as "gen") does not have.
 
     >>> str(unknown_keyword("gen", "temprature", ["temperature"]))
     "gen has no keyword 'temprature' (did you mean 'temperature'?); known are: temperature"
@@ -141,9 +139,9 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
     return InputError(f"{where} has no keyword {name!r}{did_you_mean(name, names)}; known are: {', '.join(names)}")
 
 
-_PER_GEN_ONLY = "a constraint belongs to one gen, which takes it as a keyword"
+_PER_GEN_ONLY = "a constraint belongs to one gen; pass it to that gen"
 UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
-    "use_thread": "calls always go on while the body does, so it can only be True, in run",
-    "num_api_spec_tokens": "it speculates on API models that plait does not call",
+    "use_thread": "calls always run in parallel to the body, so it can only be True, in run",
+    "num_api_spec_tokens": "plait has no speculative execution for API models",
 }

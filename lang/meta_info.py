@@ -1,7 +1,4 @@
-"""`get_meta_info`: one call's result under the keys that SGLang's users know, and our own beside them.
-
-Knows: results and the vocabulary's bytes. Must not know: calls in flight, states, names.
-"""
+"""The dicts of `get_meta_info`: the result of one call under SGLang's keys, and some keys of plait's own."""
 
 from __future__ import annotations
 
@@ -12,57 +9,57 @@ if TYPE_CHECKING:
     from plait.runtime.messages import TokenLogprob
     from plait.runtime.tokenizer.tokenizer import Tokenizer
 
-# One token as (logprob, token id, text); a token that is half a character shows U+FFFD.
+# One token as (logprob, token id, text). A token that is part of a character has U+FFFD in its text.
 Logprob = tuple[float, int, str]
 
 
 def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The meta info of a gen.
+    """Returns the meta info of a gen.
 
-    `output_token_logprobs` (one `Logprob` for each sampled token) and `output_top_logprobs` (a list of them
-    for each) are there when `return_logprob` asked for them; `input_token_logprobs` and `input_top_logprobs` when
-    `logprob_start_len` did. `violation` is there for a lenient constraint: why the
-    text is not valid, or None.
+    With `return_logprob`: `output_token_logprobs` (one `Logprob` per sampled token) and `output_top_logprobs` (a list
+    of them per token). With `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`. With a lenient
+    constraint: `violation`, the reason why the text is not valid, or None.
     """
     meta = _common(result) | (getattr(result, "extra_meta", None) or {})
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [
-            _token_logprob(tokenizer, each.token_id, each.logprob) for each in result.logprobs
+            _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.logprobs
         ]
-        meta["output_top_logprobs"] = [_top(tokenizer, each) for each in result.logprobs]
+        meta["output_top_logprobs"] = [_top(tokenizer, token) for token in result.logprobs]
     if result.prompt_logprobs is not None:
         meta["input_token_logprobs"] = [
-            _token_logprob(tokenizer, each.token_id, each.logprob) for each in result.prompt_logprobs
+            _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.prompt_logprobs
         ]
-        meta["input_top_logprobs"] = [_top(tokenizer, each) for each in result.prompt_logprobs]
+        meta["input_top_logprobs"] = [_top(tokenizer, token) for token in result.prompt_logprobs]
     if result.lenient_constraint is not None:
         meta["violation"] = result.violation
     return meta
 
 
 def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The meta info of a select; every list is in the order of the choices. `scored_choices`: what was chosen from.
+    """Returns the meta info of a select. Every list is in the order of the choices.
 
-    `choice_scores` decided. `normalized_prompt_logprobs`: mean logprob of each choice's tokens.
-    `input_token_logprobs`: each choice's tokens, which may begin in the text before it ("It is " and "red": " red").
-    The two `unconditional` ones: the same without the prompt, for unconditional_likelihood_normalized.
+    `choice_scores`: the scores; the highest one won. `normalized_prompt_logprobs`: the mean logprob of the tokens of
+    each choice. `input_token_logprobs`: these tokens; the first may begin in the text before ("It is " and "red": "
+    red"). The keys with `unconditional`: the same without the prompt, for unconditional_likelihood_normalized.
     """
     extra_meta = getattr(result, "extra_meta", None)
-    if extra_meta is not None:  # another service chose
+    if extra_meta is not None:  # a backend without a runtime made the choice
         return {**_common(result), **extra_meta}
     chosen = result.choice
     assert chosen is not None and scored_choices is not None, "a Select finished without its choice"
     meta = _common(result)
     meta["choices"] = list(scored_choices.choices)
     meta["choice_scores"] = list(chosen.scores)
-    meta["normalized_prompt_logprobs"] = [_mean(each) for each in chosen.token_logprobs]
+    meta["normalized_prompt_logprobs"] = [_mean(logprobs) for logprobs in chosen.token_logprobs]
     meta["input_token_logprobs"] = [
         [_token_logprob(tokenizer, token_id, logprob) for token_id, logprob in zip(ids, logprobs, strict=True)]
         for ids, logprobs in zip(scored_choices.token_ids, chosen.token_logprobs, strict=True)
     ]
     if chosen.unconditional_logprobs is not None:
-        meta["normalized_unconditional_prompt_logprobs"] = [_mean(each) for each in chosen.unconditional_logprobs]
-        meta["unconditional_token_logprobs"] = [list(each) for each in chosen.unconditional_logprobs]
+        unconditional = chosen.unconditional_logprobs
+        meta["normalized_unconditional_prompt_logprobs"] = [_mean(logprobs) for logprobs in unconditional]
+        meta["unconditional_token_logprobs"] = [list(logprobs) for logprobs in unconditional]
     return meta
 
 

@@ -1,7 +1,4 @@
-"""`@function` and what it makes of a Python function: a program that can be run, streamed and batched.
-
-Knows: arguments, defaults, and when the body runs. Must not know: nodes, sessions, how values are read.
-"""
+"""`@function` and `Program`: a Python function that can be run, streamed, batched and compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from plait.lang.aio.state import AsyncState
 from plait.lang.backends.default_backend import Backend, resolve_client
 from plait.lang.batch import iter_in_order, num_workers, run_all
 from plait.lang.budget import Budget, checked_budget
-from plait.lang.control.batch_checkpoint import BatchCheckpoint
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
@@ -39,7 +35,7 @@ RUN_KEYWORDS = ("stream", "backend", "budget")
 
 
 class Program:
-    """A function whose first parameter is the state. Made by `@function`.
+    """A program, made by `@function` from a function whose first parameter is the state.
 
     >>> state = qa.run(question="Why is the sky blue?", temperature=0)   # doctest: +SKIP
     >>> print(state["answer"])                                           # doctest: +SKIP
@@ -61,17 +57,17 @@ class Program:
         use_thread: Literal[True] = True,
         **kwargs: Any,
     ) -> ProgramState:
-        """Runs the body with `args` and `kwargs` and waits for all its calls.
+        """Runs the body with `args` and `kwargs`, and waits for all its calls.
 
         The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
         timeout and the others) are not the body's: they are defaults that each gen may override.
 
-        `stream=True` returns at once: the body runs in a thread, and `text_iter` gives the text as it comes.
-        `backend` is a Runtime, Engine or Client to use instead of the default one. `budget`: what all calls of the
-        program together may use; when it is spent they end, and what is read raises a ProgramError whose
-        `__cause__` is BudgetExceeded. `use_thread` is SGLang's: calls always go on while the body does.
+        `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
+        `backend`: a Runtime, Engine or Client to use instead of the default one. `budget`: a limit for all calls of the
+        program together; when it is spent, the calls end, and reads raise a ProgramError whose `__cause__` is
+        BudgetExceeded. `use_thread` exists in SGLang; here calls always run in parallel to the body.
 
-        Raises InputError before anything runs for a wrong argument, ProgramError when the body or a call fails.
+        Raises InputError for a wrong argument before anything runs, and ProgramError if the body or a call fails.
         """
         if use_thread is not True:
             raise unknown_keyword("run", "use_thread", ())
@@ -119,18 +115,17 @@ class Program:
         resume: str | Path | None = None,
         **sampling: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Runs the body once for each dict of keyword arguments, many at a time; the states in order.
+        """Runs the body once for each dict of keyword arguments, many at a time. Returns the states in order.
 
-        An item that fails does not end the others: its state's `error()` is the error, and every read of it
-        raises it. What the items have in common is computed once; no body runs an extra time. The sampling keywords
-        are those of `run`, for all items. `num_threads`: how many items at a time, "auto" means at most 64. `budget`
-        is each item's own.
+        An item that fails does not end the others: `error()` of its state returns the error, and every other read
+        raises it. A prefix that the items share is computed once. The sampling keywords are those of `run` and apply to
+        all items. `num_threads`: how many items run at a time; "auto" means at most 64. `budget` applies to each item.
 
-        `generator_style=True`: the states come one by one, in order, each as soon as it and those before it are done;
-        closing the generator ends the rest. `resume`: a file to which each item that is done is added as a line of
-        JSON; items that are in it already are not run again, and their states are read from it.
+        `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
+        have ended. Closing the iterator ends the rest. `resume`: a file to which each finished item is added as a line
+        of JSON. Items that are already in the file are not run again; their states are read from it.
 
-        Raises InputError before anything runs when an item's arguments do not fit the program.
+        Raises InputError before anything runs if the arguments of an item do not fit the program.
 
         >>> states = qa.run_batch([{"question": q} for q in questions], progress_bar=True)   # doctest: +SKIP
         >>> answers = [None if s.error() else s["answer"] for s in states]                   # doctest: +SKIP
@@ -149,17 +144,19 @@ class Program:
         executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
         if generator_style:
             if resume is not None:
-                raise InputError("run_batch: resume and generator_style cannot be had together")
+                raise InputError("run_batch: resume cannot be combined with generator_style")
             return iter_in_order(executions, workers, progress_bar)
         if resume is None:
             return self._run_all(executions, num_threads, workers, progress_bar)
+        from plait.lang.control.batch_checkpoint import BatchCheckpoint
+
         checkpoint = BatchCheckpoint(resume, self.name, self._body, items, options, client)
         states = {index: checkpoint.state(index) for index in range(len(items))}
-        left = [index for index, state in states.items() if state is None]
-        for index in left:
+        unfinished = [index for index, state in states.items() if state is None]
+        for index in unfinished:
             executions[index].on_done = functools.partial(checkpoint.record, index)
-        fresh = self._run_all([executions[index] for index in left], num_threads, workers, progress_bar)
-        states.update(zip(left, fresh, strict=True))
+        new_states = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
+        states.update(zip(unfinished, new_states, strict=True))
         return [state for state in states.values() if state is not None]
 
     def _run_all(
@@ -195,10 +192,10 @@ class Program:
         budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState | AsyncState:
-        """`run` for an event loop. An `async def` body runs on it and holds no thread; a plain body holds one while it
-        runs, not while its last calls go on. Cancelling the task ends the program's calls.
+        """`run` for an event loop. An `async def` body runs on the event loop; a plain body uses a thread while it
+        runs, but not while its last calls finish. Cancelling the task ends the program's calls.
 
-        `stream=True` gives an AsyncState at once, while the body runs as a task of its own.
+        `stream=True` returns an AsyncState at once; the body runs as a task of its own.
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """
@@ -221,7 +218,7 @@ class Program:
         budget: Budget | None = None,
         **sampling: Any,
     ) -> list[ProgramState]:
-        """`run_batch` for an event loop, thousands at a time (at most 4,096, or `max_concurrency`)."""
+        """`run_batch` for an event loop, with thousands of items at a time (at most 4,096, or `max_concurrency`)."""
         options, others = self._split_sampling_keywords("arun_batch", sampling)
         for name in others:
             raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
@@ -232,15 +229,15 @@ class Program:
         return await run_all_async(executions, concurrency, progress_bar)
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:
-        """The graph of the program: its texts, gens, selects, forks and joins, and where each value goes; checked.
+        """Checks the program and returns its graph: its texts, gens, selects, forks and joins, and the flow of values.
 
-        The body is carried out once, with no model: what it reads is a value that is not known yet. Arguments that
-        are not given are not known either; the sampling keywords are those of `run`. `backend`: a runtime whose chat
-        template the turns must fit, too.
+        The body runs once, without a model. What it reads, and arguments that are not given, are placeholders for
+        values that are known at run time only. The sampling keywords are those of `run`. `backend`: a runtime whose
+        chat template is used to check the turns.
 
-        Raises CompileError, whose problems each name a line: a variable that nothing sets, a constraint that cannot be
-        used, branches that nobody joins or reads, an exception of the body. DependsOnValue where what the body does
-        next hangs on a value that is not known.
+        Raises CompileError, which names the line of each problem: a variable that is never set, an invalid constraint,
+        branches that are never joined or read, an exception of the body. Raises DependsOnValue if the next step of the
+        body depends on a value that is known at run time only.
 
         >>> print(qa.compile())                                          # doctest: +SKIP
         >>> qa.compile().json(question="Why is the sky blue?")           # doctest: +SKIP
@@ -255,12 +252,12 @@ class Program:
         return compile_body(self.name, self._body, bound, options, template)
 
     def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Graph:
-        """SGLang's name of `compile`."""
+        """SGLang's name for `compile`."""
         return self.compile(backend=backend, **kwargs)
 
     def cache(self, backend: Backend | None = None) -> int:
-        """Computes the text that every run of the program begins with, before the first run; how many tokens of it
-        were not cached yet. Compiles the program to find it. What runs have in common is cached without this, too.
+        """Computes the prefix that all runs of the program share, before the first run. Returns how many of its tokens
+        were not cached yet. Compiles the program to find the prefix. Without this call it is cached by the first run.
 
         >>> qa.cache(); qa.run(question="Why?").usage.cached_tokens      # doctest: +SKIP
         """
@@ -269,20 +266,20 @@ class Program:
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 
     def bind(self, **arguments: Any) -> Program:
-        """The same program with these arguments given; `run` and its kin may override them.
+        """Returns the same program with these arguments set. `run` and the other methods may override them.
 
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
         """
         unknown = [name for name in arguments if name not in list(self._signature.parameters)[1:]]
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in self._signature.parameters.values())
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._signature.parameters.values())
         if unknown and not takes_any:
             self._check_arguments(f"bind of program {self.name!r}", (), arguments, allow_missing=True)
         return Program(self._body, {**self._bound, **arguments})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`program(...)` is `program.run(...)`. `program(s, ...)`, with the state of another program first, runs
-        the body on that state now, so that its text goes on, and gives what the body returns (of an `async def` body
-        something to await).
+        """`program(...)` is `program.run(...)`. `program(s, ...)`, where `s` is the state of another program, runs the
+        body on that state, which continues its text, and returns the return value of the body (for an `async def` body
+        an awaitable).
         """
         if args and isinstance(args[0], ProgramState | AsyncState):
             self._check_arguments(f"program {self.name!r}", args[1:], kwargs)
@@ -294,7 +291,7 @@ class Program:
         return f"<plait program {self.name!r}>"
 
     def _client(self, where: str, backend: Backend | None, options: Options) -> Client:
-        """The client to use, once the defaults are known to fit its model."""
+        """Returns the client to use. Raises InputError if the defaults are invalid for its model."""
         client = resolve_client(backend)
         try:
             options.check_as_defaults(client.model.vocab_size)
@@ -303,21 +300,21 @@ class Program:
         return client
 
     def _check_async_matches(self, state: ProgramState | AsyncState) -> None:
-        """A body awaits its reads, or it does not: only a state of its own kind will do."""
+        """Raises InputError unless body and state are both async or both plain."""
         is_async = inspect.iscoroutinefunction(self._body)
         if is_async and isinstance(state, ProgramState):
-            raise InputError(f"program {self.name!r} is async def: it goes on with the state of an async def program")
+            raise InputError(f"program {self.name!r} is async def, so it needs the state of an async def program")
         if not is_async and isinstance(state, AsyncState):
-            raise InputError(f"program {self.name!r} is a plain function and would not await what it reads")
+            raise InputError(f"program {self.name!r} is a plain function, so it needs the state of a plain program")
 
     # -- arguments --------------------------------------------------------------------------------
 
     def _split_sampling_keywords(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """The sampling keywords as options, and the rest."""
+        """Returns the sampling keywords as options, and the other keywords."""
         sampling = {name: value for name, value in kwargs.items() if name in SAMPLING_KEYWORDS}
-        taken = list(self._signature.parameters)[1:]
+        parameter_names = list(self._signature.parameters)[1:]
         for name in sampling:
-            if where in ("run", "compile") and name in taken:
+            if where in ("run", "compile") and name in parameter_names:
                 raise InputError(
                     f"program {self.name!r} has a parameter {name!r}, which is also a sampling keyword of "
                     f"{where}; pass it by position, or rename it"
@@ -325,14 +322,14 @@ class Program:
         return run_options(where, sampling), {k: v for k, v in kwargs.items() if k not in sampling}
 
     def _with_bound_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """`kwargs` and the bound arguments that they, and those by position, do not give."""
+        """Returns `kwargs` and the bound arguments that neither `args` nor `kwargs` override."""
         by_position = list(self._signature.parameters)[1 : 1 + len(args)]
         return {name: value for name, value in self._bound.items() if name not in by_position} | dict(kwargs)
 
     def _check_arguments(
         self, where: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, allow_missing: bool = False
     ) -> None:
-        """`allow_missing`: arguments may be missing."""
+        """Raises InputError unless the arguments fit the signature. `allow_missing`: required ones may be missing."""
         bind = self._signature.bind_partial if allow_missing else self._signature.bind
         try:
             bind(None, *args, **self._with_bound_arguments(args, kwargs))
@@ -343,12 +340,12 @@ class Program:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
             hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""
-            said = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
-            raise InputError(f"{where}: {error}{hint}; {said}") from None
+            known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
+            raise InputError(f"{where}: {error}{hint}; {known}") from None
 
     def _checked_items(self, batch_kwargs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(batch_kwargs, (str, bytes, Mapping)) or not isinstance(batch_kwargs, Iterable):
-            raise InputError("run_batch takes a list of dicts, one dict of keyword arguments for each item")
+            raise InputError("run_batch takes a list of dicts, one dict of keyword arguments per item")
         items = []
         for index, item in enumerate(batch_kwargs):
             if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
@@ -365,7 +362,7 @@ def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any
 def function(
     body: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
-    """Makes a program of a function whose first parameter is the state.
+    """Returns a program made from a function whose first parameter is the state.
 
     >>> @function
     ... def qa(s, question):
@@ -380,7 +377,7 @@ def function(
 
 def _checked_signature(name: str, body: object) -> inspect.Signature:
     if not callable(body) or isinstance(body, (type, Program)):
-        raise InputError(f"@function goes on a function, not on {body!r:.80}")
+        raise InputError(f"@function decorates a function, not {body!r:.80}")
     if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise InputError(f"program {name!r} must be a function without yield")
     signature = inspect.signature(body)

@@ -1,4 +1,4 @@
-"""Sampling keywords of `gen` and `run`: checked where they are written, merged where they are used."""
+"""`Options`: the sampling keywords of `gen` and `run`, checked where they are written and merged for each call."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ NO_STOP: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
 
 @dataclass(frozen=True)
 class Options:
-    """Sampling options: of `run` the defaults, of one `gen` the values that override them.
+    """Sampling options: the defaults of a `run`, or those of one `gen`, which override them.
 
-    `fields` has only the options that were given, by the field names of `SamplingParams`; `n` is the number of samples.
+    `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     n: int | None = None
 
     def merged_over(self, defaults: Options) -> tuple[SamplingParams, int]:
-        """The parameters of one call, and n. Raises InputError if the two contradict each other."""
+        """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
         params = _checked({**defaults.fields, **self.fields})
         return params, self.n or defaults.n or 1
 
     def check_as_defaults(self, vocab_size: int) -> None:
-        """Raises InputError for a default that no gen of a model with this vocabulary can have."""
+        """Raises InputError for a default that is invalid for a model with this vocabulary size."""
         check_sampling(_checked(_with_neutral_fields(self.fields)), vocab_size=vocab_size)
 
 
 def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
-    """Checked options; None means "not given". Raises InputError naming `where` (such as "gen('x')") and the keyword.
+    """Returns checked options; a keyword that is None is not set. InputError names `where` ("gen('x')") and the
+    keyword.
 
-    Lists are copied to tuples.
+    Lists are copied into tuples, so later changes by the caller have no effect.
 
     >>> make_options("gen", stop=["\\n"], temperature=0).fields
     {'stop': ('\\n',), 'temperature': 0.0}
@@ -61,13 +62,14 @@ def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
 
 
 def run_options(where: str, given: Mapping[str, Any]) -> Options:
-    """The options of `run(...)`: `given` has names of SAMPLING_KEYWORDS only."""
+    """Returns the options of `run(...)`. The keys of `given` are in SAMPLING_KEYWORDS."""
     keywords = dict(given)
     check_text_in_logprobs(where, keywords.pop("return_text_in_logprobs", None))
     return make_options(where, **keywords)
 
 
 def check_text_in_logprobs(where: str, value: object) -> None:
+    """Raises InputError unless `value`, SGLang's return_text_in_logprobs, is True or None."""
     if value is not None and value is not True:
         raise InputError(f"{where}: return_text_in_logprobs must be True or None; the texts are always there")
 
@@ -79,13 +81,13 @@ def _fields_of_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         field_name = _FIELD_OF_KEYWORD[name]
         if field_name in fields and fields[field_name] != value:
-            raise InputError("max_tokens and max_new_tokens are two names of one setting; give one")
+            raise InputError("max_tokens and max_new_tokens are two names of one setting; give one of them")
         fields[field_name] = value
     return fields
 
 
 def _with_neutral_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """`fields` with values for the fields they depend on, which `run` or `gen` may still set."""
+    """Returns `fields` with neutral values for fields that they are checked against, which may be given elsewhere."""
     completed = dict(fields)
     if "min_tokens" in completed:
         completed.setdefault("max_tokens", MAX_TOKENS_LIMIT)

@@ -1,7 +1,4 @@
-"""Where in the user's own files something was written: a file and a line.
-
-Knows: frames and tracebacks. Must not know: programs, or what went wrong.
-"""
+"""`SourceLocation`: a line in the user's own code, for error messages. Skips frames of plait and of libraries."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _LIBRARIES = tuple(
 class SourceLocation:
     """A line of a file.
 
-    >>> str(Place("agent.py", 12))
+    >>> str(SourceLocation("agent.py", 12))
     'agent.py:12'
     """
 
@@ -34,7 +31,7 @@ class SourceLocation:
 
 
 def caller_location() -> SourceLocation | None:
-    """The line of the user's code that is being carried out in this thread; None where there is none."""
+    """Returns the line of the user's code that is running in this thread, or None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _is_plait_frame(frame) and not _is_library(frame.f_code.co_filename):
@@ -44,14 +41,14 @@ def caller_location() -> SourceLocation | None:
 
 
 def error_location(error: BaseException) -> SourceLocation | None:
-    """The line of the user's code at which `error` came up: the innermost, not counting what that line called."""
+    """Returns the innermost line of the user's code in the traceback of `error`, or None."""
     frames = list(_frames(error))
     own = [frame for frame in frames if not _is_library(frame.filename)]
     return (own or frames)[-1] if frames else None
 
 
 def function_location(code: CodeType | None) -> SourceLocation | None:
-    """The line where a function begins."""
+    """Returns the first line of a function."""
     return None if code is None else SourceLocation(code.co_filename, code.co_firstlineno)
 
 
@@ -73,9 +70,9 @@ def _is_library(filename: str) -> bool:
 
 
 def _short(filename: str) -> str:
-    """Relative to the working directory, where it is inside."""
+    """Returns the path relative to the working directory, if the file is inside it."""
     try:
-        inside = os.path.relpath(filename)
-    except (ValueError, OSError):  # another drive, or a working directory that is gone
+        relative = os.path.relpath(filename)
+    except (ValueError, OSError):  # another drive, or a deleted working directory
         return filename
-    return filename if inside.startswith("..") or filename.startswith("<") else inside
+    return filename if relative.startswith("..") or filename.startswith("<") else relative

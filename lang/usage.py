@@ -1,7 +1,4 @@
-"""What a program cost, added up over its calls.
-
-Knows: the counters of one call's Usage. Must not know: states, sessions.
-"""
+"""`ProgramUsage`: token counts and times, summed over the calls of a program."""
 
 from __future__ import annotations
 
@@ -15,15 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProgramUsage:
-    """Tokens and seconds of all finished calls of a program, its forks included.
+    """Tokens and seconds of all finished calls of a program, forks included.
 
-    `prompt_tokens == cached_tokens + computed_tokens`: those found in the prefix cache, and those that went
-    through the model. `recomputed_tokens` went through it again, because the pool was full.
-    `completion_tokens == sampled_tokens + forced_tokens`: a constraint left no choice about the latter.
-    `queue_s`: seconds that calls waited to be admitted, added up; `wall_s`: from the first call's beginning to the
-    last one's end. `failed_calls` (aborted ones too, as the losers of a race) tell no usage and count for nothing else
-    but `lost_tokens`, which they had generated before they ended. `by_variable`: the same for the calls of each
-    variable, branches and samples together.
+    - `prompt_tokens` = `cached_tokens` (found in the prefix cache) + `computed_tokens` (computed by the model).
+      `recomputed_tokens` were computed again because the KV cache was full.
+    - `completion_tokens` = `sampled_tokens` + `forced_tokens` (a constraint allowed only one token).
+    - `queue_s`: the sum of the seconds that calls waited for admission. `wall_s`: the seconds from the start of the
+      first call to the end of the last one.
+    - `failed_calls`, including aborted ones such as the losers of a race, are not part of the other numbers, except
+      `lost_tokens`: the tokens that they generated.
+    - `by_variable`: the same numbers for each variable, over all branches and samples.
 
     >>> state.usage.cached_tokens / state.usage.prompt_tokens       # doctest: +SKIP
     >>> state.usage.by_variable["answer"].sampled_tokens            # doctest: +SKIP
@@ -45,7 +43,7 @@ class ProgramUsage:
 
 
 def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
-    """Waits for the calls of `call_segments` and adds them up."""
+    """Waits for the calls and returns the sum of their usage."""
     call_segments = list(call_segments)
     names: dict[str, list[CallSegment]] = {}
     for call_segment in call_segments:
@@ -56,23 +54,24 @@ def total(call_segments: Iterable[CallSegment]) -> ProgramUsage:
 
 def _sum(call_segments: list[CallSegment], by_variable: Mapping[str, ProgramUsage]) -> ProgramUsage:
     finished = [call_segment for call_segment in call_segments if call_segment.failure() is None]
-    done = [call_segment.call.result().usage for call_segment in finished]
-    forced = sum(usage.forced_tokens for usage in done)
-    completion = sum(usage.completion_tokens for usage in done)
+    usages = [call_segment.call.result().usage for call_segment in finished]
+    forced = sum(usage.forced_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
     return ProgramUsage(
-        calls=len(done),
-        failed_calls=len(call_segments) - len(done),
-        prompt_tokens=sum(usage.prompt_tokens for usage in done),
-        cached_tokens=sum(usage.cached_tokens for usage in done),
-        computed_tokens=sum(usage.computed_tokens for usage in done),
-        recomputed_tokens=sum(usage.recomputed_tokens for usage in done),
+        calls=len(usages),
+        failed_calls=len(call_segments) - len(usages),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        computed_tokens=sum(usage.computed_tokens for usage in usages),
+        recomputed_tokens=sum(usage.recomputed_tokens for usage in usages),
         completion_tokens=completion,
         sampled_tokens=completion - forced,
         forced_tokens=forced,
         lost_tokens=sum(
             call_segment.call.num_tokens for call_segment in call_segments if call_segment.failure() is not None
         ),
-        queue_s=sum(usage.queue_s for usage in done),
-        wall_s=max((a.ended_s for a in finished), default=0.0) - min((a.began_s for a in finished), default=0.0),
+        queue_s=sum(usage.queue_s for usage in usages),
+        wall_s=max((call.ended_s for call in finished), default=0.0)
+        - min((call.began_s for call in finished), default=0.0),
         by_variable=by_variable,
     )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.control.combinators import best_of, map, vote
     from plait.lang.control.race import race
     from plait.lang.core.expressions import Expr, Typed
-    from plait.lang.core.fork_group import ProgramStateGroup
     from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
     from plait.lang.core.reasoning import separate_reasoning
     from plait.lang.core.roles import (
@@ -41,7 +40,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         user_begin,
         user_end,
     )
-    from plait.lang.core.state import ProgramState
+    from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
     from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
     from plait.lang.program import Program, function
@@ -163,13 +162,12 @@ _NAMES_BY_MODULE = {
     "plait.lang.control.race": "race",
     "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
-    "plait.lang.core.fork_group": "ProgramStateGroup",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
     "plait.lang.program": "function Program",
     "plait.lang.core.roles": (
         "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
     ),
-    "plait.lang.core.state": "ProgramState",
+    "plait.lang.core.state": "ProgramState ProgramStateGroup",
     "plait.lang.core.tool_calls": "ToolResult",
     "plait.lang.tools.tool": "ToolCall",
     "plait.lang.usage": "ProgramUsage",

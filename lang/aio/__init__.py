@@ -1,4 +1,1 @@
-"""Programs on an event loop: the state of an `async def` body, and how such bodies run.
-
-Knows: asyncio. Must not know: nodes, sockets, how a call is answered.
-"""
+"""Async programs: the state of an `async def` body, and how bodies run on an event loop."""

@@ -1,7 +1,4 @@
-"""Runs bodies on an event loop: `async def` ones as they are, plain ones in a thread while they have something to do.
-
-Knows: one execution's start and end, many at a time, cancelling. Must not know: arguments' rules, nodes.
-"""
+"""Runs program bodies on an event loop: `async def` bodies as tasks, plain bodies in threads."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ MAX_CONCURRENT_PROGRAMS = 4096  # a runtime refuses calls when too many wait
 
 
 async def run_async(execution: Execution) -> ProgramState:
-    """Runs the body and waits for all calls. Raises ProgramError when it or one of them failed.
+    """Runs the body and waits for all calls. Raises ProgramError if the body or a call failed.
 
-    Cancelling the task ends the program's calls at once.
+    If the task is cancelled, the program's calls are aborted.
     """
     await _run_to_end(execution)
     execution.run.raise_if_failed()
@@ -34,12 +31,12 @@ async def run_async(execution: Execution) -> ProgramState:
 
 
 async def run_batch_item(execution: Execution) -> ProgramState:
-    """`run_async` for a batch: the error stays in the state."""
+    """Like `run_async`, for a batch item: an error is stored in the state and not raised."""
     await _run_to_end(execution)
     try:
         if execution.on_done is not None:
             execution.on_done(execution.state)
-    except Exception as error:  # a full disk, a value that cannot be read: the item's, not the batch's
+    except Exception as error:  # such as a full disk: it fails the item, not the batch
         execution.fail(error)
     return execution.state
 
@@ -47,24 +44,24 @@ async def run_batch_item(execution: Execution) -> ProgramState:
 async def run_all_async(
     executions: Sequence[Execution], concurrency: int | None, progress_bar: bool = False
 ) -> list[ProgramState]:
-    """All of them, at most `concurrency` at a time; the states in order."""
-    room = asyncio.Semaphore(concurrency or MAX_CONCURRENT_PROGRAMS)
+    """Runs all executions, at most `concurrency` at a time. Returns the states in the same order."""
+    semaphore = asyncio.Semaphore(concurrency or MAX_CONCURRENT_PROGRAMS)
     with progress(len(executions), progress_bar) as step:
 
-        async def one(execution: Execution) -> ProgramState:
-            async with room:
+        async def run_one(execution: Execution) -> ProgramState:
+            async with semaphore:
                 state = await run_batch_item(execution)
             step()
             return state
 
-        return list(await asyncio.gather(*map(one, executions)))
+        return list(await asyncio.gather(*map(run_one, executions)))
 
 
 _tasks: set[asyncio.Task[None]] = set()  # an event loop holds its tasks weakly
 
 
 def start(execution: Execution) -> AsyncState:
-    """Starts the body as a task of its own and returns at once."""
+    """Starts the body as a task of the running event loop. Returns at once."""
     from plait.lang.aio.state import AsyncState
 
     task = asyncio.get_running_loop().create_task(_run_to_end(execution))
@@ -74,7 +71,7 @@ def start(execution: Execution) -> AsyncState:
 
 
 def run_in_new_loop(execution: Execution) -> ProgramState:
-    """An async body for a caller who has no event loop."""
+    """Runs an async body for a caller without an event loop."""
     require_no_running_loop()
     return asyncio.run(run_async(execution))
 
@@ -82,25 +79,27 @@ def run_in_new_loop(execution: Execution) -> ProgramState:
 def run_all_in_new_loop(
     executions: Sequence[Execution], concurrency: int | None, progress_bar: bool
 ) -> list[ProgramState]:
+    """`run_all_async` for a caller without an event loop."""
     require_no_running_loop()
     return asyncio.run(run_all_async(executions, concurrency, progress_bar))
 
 
 def start_loop_thread(execution: Execution) -> ProgramState:
-    """An async body on an event loop in a thread of its own."""
+    """Starts an async body on an event loop in a thread of its own. Returns at once."""
     name = f"plait program {execution.run.program}"
     threading.Thread(target=lambda: asyncio.run(_run_to_end(execution)), name=name, daemon=True).start()
     return execution.state
 
 
 def checked_concurrency(value: object) -> int | None:
+    """Returns `value`, a max_concurrency argument. Raises InputError unless it is None or at least 1."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise InputError(f"max_concurrency must be None or at least 1, not {value!r:.80}")
     return value
 
 
 async def _run_to_end(execution: Execution) -> None:
-    """The body, then all its calls; an error is kept in the run."""
+    """Runs the body and waits for all its calls. An Exception is stored in the run."""
     try:
         try:
             await _run_body(execution)
@@ -126,12 +125,12 @@ async def _run_body(execution: Execution) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """For plain bodies. A thread is held while the body runs and reads, not while its last calls go on."""
+    """The pool for plain bodies. A body holds a thread while it runs, not while its last calls finish."""
     return ThreadPoolExecutor(MAX_AUTO_THREADS, thread_name_prefix="plait body")
 
 
 def require_no_running_loop(instead: str = "await program.arun(...) or arun_batch(...) instead") -> None:
-    """InputError where this thread has a running event loop, which waiting would stop."""
+    """Raises InputError if this thread has a running event loop, which a wait would block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,7 +1,4 @@
-"""A read that is still to be awaited, and says so to whoever takes it for the value.
-
-Knows: coroutines. Must not know: states, calls.
-"""
+"""`Pending`: a read of an async program that was not awaited yet. Using it as the value raises an error."""
 
 from __future__ import annotations
 
@@ -15,11 +12,12 @@ T = TypeVar("T")
 
 
 class Pending(Coroutine[Any, Any, T]):
-    """`s["x"]` of an async program: a coroutine, for `await`, `asyncio.gather` and tasks, and nothing else."""
+    """`s["x"]` of an async program: a coroutine, for `await`, `asyncio.gather` and tasks. `label` is its source
+    text."""
 
-    def __init__(self, read: Coroutine[Any, Any, T], said: str) -> None:
+    def __init__(self, read: Coroutine[Any, Any, T], label: str) -> None:
         self._read = read
-        self._said = said
+        self._label = label
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._read.__await__()
@@ -34,20 +32,20 @@ class Pending(Coroutine[Any, Any, T]):
         self._read.close()
 
     def __repr__(self) -> str:
-        return f"<{self._said}, to be awaited>"
+        return f"<{self._label}, not awaited>"
 
-    if not TYPE_CHECKING:  # a checker says so itself
+    if not TYPE_CHECKING:  # type checkers report these themselves
 
         def _refuse(self, *_: object) -> NoReturn:
-            self._read.close()  # nobody will await it
-            raise InputError(f"{self._said} is still to be awaited: write (await {self._said})")
+            self._read.close()  # nothing will await it
+            raise InputError(f"{self._label} was not awaited: write (await {self._label})")
 
         __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __str__ = __format__ = _refuse
         __len__ = __iter__ = __contains__ = __getitem__ = __int__ = __float__ = __add__ = __radd__ = _refuse
         __hash__ = object.__hash__
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name.startswith(("_", "cr_", "gi_")):  # what event loops ask any coroutine for
+            if name.startswith(("_", "cr_", "gi_")):  # attributes that event loops read from any coroutine
                 return getattr(self.__dict__["_read"], name)
             self._read.close()
-            raise AttributeError(f"{self._said} is still to be awaited: write (await {self._said}).{name}")
+            raise AttributeError(f"{self._label} was not awaited: write (await {self._label}).{name}")

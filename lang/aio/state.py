@@ -1,18 +1,15 @@
-"""What an `async def` body holds as `s`: written like any state, read with `await`.
-
-Knows: one strand, one run. Must not know: how nodes run, sockets, threads.
-"""
+"""`AsyncState`, the `s` of an `async def` body: written like any state, read with `await`; `AsyncStateGroup`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from plait.lang.aio.pending_read import Pending
-from plait.lang.control.ending import cancel_branch
-from plait.lang.core.expressions import T, Typed
+from plait.lang.core.expressions import Expr, T, Typed, as_expr
+from plait.lang.core.fork_group import ForkGroup, JoinMode
+from plait.lang.core.interpreter import execute
 from plait.lang.core.results import Segment
 from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
@@ -21,12 +18,13 @@ from plait.lang.errors import ProgramError
 from plait.lang.usage import ProgramUsage, total
 
 if TYPE_CHECKING:
-    from plait.lang.aio.group import AsyncStateGroup
     from plait.lang.core.branch import Branch
+
+A = TypeVar("A", bound="AsyncState")
 
 
 class AsyncState(StateWriter):
-    """The growing text of an async program. `s += ...` returns at once; every read is awaited, and holds no thread.
+    """The growing text of an async program. `s += ...` returns at once; every read is awaited and blocks no thread.
 
     >>> s += "The capital of France is" + gen("city", max_tokens=4)     # doctest: +SKIP
     >>> await s["city"]                                                 # doctest: +SKIP
@@ -39,6 +37,11 @@ class AsyncState(StateWriter):
         self._is_external = is_external
         self._reader = StateReader(branch, is_external)
 
+    def __iadd__(self: A, other: str | Expr) -> A:
+        """Appends text or an expression. Returns at once; the calls run in the runtime."""
+        execute(as_expr(other), self._branch)
+        return self
+
     # -- reading ----------------------------------------------------------------------------------
 
     @overload
@@ -46,37 +49,38 @@ class AsyncState(StateWriter):
     @overload
     def __getitem__(self, name: str) -> Coroutine[Any, Any, Any]: ...
     def __getitem__(self, name: str | Typed[Any]) -> Coroutine[Any, Any, Any]:
-        """`await s["x"]`, or of a typed gen `p` that was appended `await s[p]`."""
-        of = name.name if isinstance(name, Typed) else name
-        return Pending(self.get_var(name), f"s[{of!r}]")
+        """`await s["x"]`, or `await s[p]` for a typed gen `p` that was appended."""
+        variable = name.name if isinstance(name, Typed) else name
+        return Pending(self.get_var(name), f"s[{variable!r}]")
 
     async def get_var(self, name: str | Typed[Any]) -> Any:
-        """The value of a variable, once it is there. Raises like a read of ProgramState."""
+        """Waits for the value of a variable and returns it. Raises the same errors as ProgramState.get_var."""
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).value()
 
     async def text_of(self, name: str | Typed[Any]) -> str:
-        """The text of a variable, whatever its value was read as."""
+        """Returns the text of a variable as it was generated, whatever type its value has."""
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).text()
 
     async def get_meta_info(self, name: str) -> Any:
-        """What is known of the call behind variable `name`; see ProgramState.get_meta_info."""
+        """Waits for the call of variable `name` and returns its meta info; see ProgramState.get_meta_info."""
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).meta()
 
     async def text(self) -> str:
-        """The whole text, the chat template's own included."""
+        """Waits for all calls in the text and returns the whole text, chat template included."""
         await self._wait_for_text()
         return "".join(segment.text() for segment in list(self._branch.segments))
 
     async def messages(self) -> list[dict[str, str]]:
-        """The turns as [{"role": ..., "content": ...}], one still open included."""
+        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
+        included."""
         await self._wait_for_text()
         return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
 
     async def sync(self) -> None:
-        """Waits for every call so far (outside the body: for the whole program); raises the first failure."""
+        """Waits for every call so far (outside the body: for the whole program). Raises the first failure."""
         if not self._is_external:
             await self._wait_for_text()
             return
@@ -84,7 +88,7 @@ class AsyncState(StateWriter):
         await self._run.wait_and_raise_async()
 
     async def error(self) -> ProgramError | None:
-        """Waits like `sync`; gives the error instead of raising it, or None."""
+        """Waits like `sync`. Returns the error instead of raising it, or None."""
         try:
             await self.sync()
         except ProgramError as error:
@@ -92,20 +96,20 @@ class AsyncState(StateWriter):
         return None
 
     async def usage(self) -> ProgramUsage:
-        """Tokens of all calls of the program so far, forks included, once they are done."""
+        """Waits for all calls of the program so far, forks included, and returns their token counts."""
         if self._is_external:
-            await self._run.wait_async(_never)
+            await self._run.wait_for_end_async()
         for call_segment in (call_segments := self._run.call_segments()):
             await call_segment.wait_finished()
         return total(call_segments)
 
     @property
     def ret_value(self) -> Any:
-        """What the body returned; None until it has."""
+        """The return value of the body; None until it has returned."""
         return self._run.ret_value
 
     def stream(self, name: str | None = None) -> AsyncIterator[str]:
-        """The text of a variable, or the whole text, in pieces as it comes.
+        """Yields the text of a variable, or the whole text, in pieces as it is generated.
 
         >>> async for piece in s.stream("answer"): print(piece, end="")     # doctest: +SKIP
         """
@@ -116,41 +120,41 @@ class AsyncState(StateWriter):
     # -- acting -----------------------------------------------------------------------------------
 
     async def call(self, name: str) -> ToolResult | None:
-        """Runs the tool that `gen(name, tools=...)` called and appends its result. An async tool is awaited on this
-        loop, a plain one runs in a thread. See ProgramState.call."""
+        """Runs the tool that `gen(name, tools=...)` called, and appends its result. An async tool is awaited on this
+        event loop; a plain one runs in a thread. See ProgramState.call."""
         with self._reader._marking_handled_errors():
             variable = await self._variable(name)
             await variable.wait_ready()
             return await call_tool_async(self._branch, name, variable)
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
-        """`size` states that go on from this text side by side; `await group.join()` brings them together."""
-        from plait.lang.aio.group import AsyncStateGroup
+        """Returns `size` states that continue this text in parallel; join them with `await group.join()`."""
 
         reject_position_ids_offset(position_ids_offset)
         return AsyncStateGroup([AsyncState(branch) for branch in self._branch.fork(size)], self)
 
     @asynccontextmanager
     async def copy(self, position_ids_offset: object = None) -> AsyncIterator[AsyncState]:
-        """One branch for a side thought: `async with s.copy() as t: t += ...`, joined at the end."""
+        """A fork of one branch for the length of a block, joined at its end: `async with s.copy() as t: t += ...`."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
         except BaseException:
-            group[0]._branch.close("this copy was left by an exception")
+            group[0]._branch.close("an exception ended the block of this copy")
             raise
         await group.join()
 
     def cancel(self) -> None:
-        """Ends this text at once: its calls, and those of its branches. Inside the body the program goes on without
-        it; outside, the program ends. What is read of it afterwards raises."""
+        """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;
+        outside, the whole program ends. Reading the missing values afterwards raises ProgramError."""
         if self._is_external:
             self._run.abort()
         else:
-            cancel_branch(self._branch, "this text was cancelled")
+            self._branch.cancel("this text was cancelled")
 
     def abort(self, name: str | None = None) -> None:
-        """Ends the call of variable `name`, or the whole program, at once; what is read afterwards raises."""
+        """Ends the call of variable `name`, or the whole program, at once. Reading the missing values afterwards raises
+        ProgramError."""
         if name is None:
             self._run.abort()
         else:
@@ -175,11 +179,11 @@ class AsyncState(StateWriter):
         return variable
 
     async def _wait_for_body_end(self) -> None:
-        await self._run.wait_async(_never)
+        await self._run.wait_for_end_async()
         self._run.raise_if_failed()
 
     async def _wait_for_text(self) -> None:
-        """Waits for everything in the text; outside, for the body's end first."""
+        """Waits for all calls in the text; outside the body, first for its end."""
         if self._is_external:
             await self._wait_for_body_end()
         with self._reader._marking_handled_errors():
@@ -187,4 +191,12 @@ class AsyncState(StateWriter):
                 await segment.wait_ready()
 
 
-_never = partial(bool, False)
+class AsyncStateGroup(ForkGroup[AsyncState]):
+    """The branches that `s.fork(n)` returns in an async body: written like any group, joined with `await`."""
+
+    async def join(self, mode: JoinMode = "gather_variable") -> None:
+        """Waits for the branches and brings their results to the forked state; see ProgramStateGroup.join."""
+        self._begin_join(mode)
+        for state in self.states:
+            await state.sync()
+        self._finish_join(mode)

@@ -1,4 +1,1 @@
-"""Runtimes elsewhere, reached over HTTP: SGLang's protocol, and chat APIs.
-
-Knows: sessions and calls as programs use them, and what each service can do. Must not know: nodes, states.
-"""
+"""Backends other than plait's own runtime: chat APIs, and servers with SGLang's protocol."""

@@ -1,8 +1,6 @@
-"""`Anthropic(model)`: programs on Anthropic's messages API, through its own client package.
+"""`Anthropic(model)`: a backend for Anthropic's messages API, through Anthropic's client package.
 
 Source: https://docs.anthropic.com/en/api/messages.
-
-Knows: what goes into a message and what its stream holds. Must not know: states, HTTP.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ _REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
 
 
 class Anthropic(ChatClient):
-    """A model behind Anthropic's messages API. Needs the package `anthropic`, whose client gets `client_arguments`:
+    """A model of Anthropic's messages API. Needs the package `anthropic`. `client_arguments` are passed to its client:
     api_key (or ANTHROPIC_API_KEY), base_url, max_retries, default_headers and so on.
 
-    As with any chat API whole assistant turns are generated, constraints become structured output, and so does
-    `select`: `get_meta_info` says so under `method`. System turns come first.
+    As with every chat API, each gen is a whole assistant turn. Constraints and `select` become structured output;
+    `get_meta_info` shows this under `method`. System turns are allowed at the beginning only.
 
     >>> plait.set_default_backend(Anthropic("claude-sonnet-4-5"))                # doctest: +SKIP
     """
@@ -58,22 +56,22 @@ class Anthropic(ChatClient):
                 counts |= _counts(event.usage)
                 reason, matched = event.delta.stop_reason, event.delta.stop_sequence
         if reason == "refusal":
-            raise CallFailed("the model refused")
+            raise CallFailed("the model refused to answer")
         yield TurnEnd(_REASONS.get(str(reason), reason), _usage(counts), matched)
 
     def _body(self, request: TurnRequest) -> dict[str, Any]:
         params, messages = request.params, request.messages
-        num_system = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
-        if any(each["role"] == "system" for each in messages[num_system:]):
-            raise CallFailed(f"{self.name} takes system turns at the beginning only")
+        num_system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        if any(message["role"] == "system" for message in messages[num_system:]):
+            raise CallFailed(f"{self.name} accepts system turns at the beginning only")
         body: dict[str, Any] = {
             "model": self.model.model_path,
             "messages": messages[num_system:],
             "max_tokens": params.max_tokens,
         }
         if num_system:
-            body["system"] = "\n\n".join(each["content"] for each in messages[:num_system])
-        # not by name: the package takes out what newer models have no parameter for, servers of others do not
+            body["system"] = "\n\n".join(message["content"] for message in messages[:num_system])
+        # in extra_body, since the package drops arguments that newer models do not have; other servers do have them
         body["extra_body"] = changed_params(params, self.protocol)
         if params.stop:
             body["stop_sequences"] = list(params.stop)
@@ -85,7 +83,7 @@ class Anthropic(ChatClient):
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """Later events say some of them again, and then they are right."""
+    """Returns the token counts of an event. Later events repeat some counts; the last ones are correct."""
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
     return {name: value for name in names if (value := getattr(usage, name, None)) is not None}
 

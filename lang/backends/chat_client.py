@@ -1,7 +1,4 @@
-"""The base of every chat API: turns go out, one assistant turn comes back, constraints are structured output.
-
-Knows: what no chat API can do, and how its pieces become a call's text. Must not know: HTTP, or any one API.
-"""
+"""`ChatClient`: base of the backends for chat APIs. A call sends the turns so far and receives one assistant turn."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _HANDLED = ("timeout_s", "complete", "if_it_fits", "top_logprobs")
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One assistant turn that is wanted. `output_format`: the structured output that it has to be."""
+    """A request for one assistant turn. `output_format`: the structured output that it must be."""
 
     messages: list[dict[str, str]]
     params: SamplingParams
@@ -37,7 +34,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """How a turn ended: "stop", "length", or in the service's own words where it is neither."""
+    """The end of a turn. `reason`: "stop", "length", or the service's own word for anything else."""
 
     reason: str | None
     usage: Usage = field(default_factory=Usage)
@@ -60,8 +57,8 @@ def changed_params(params: SamplingParams, protocol: str) -> dict[str, Any]:
 class ChatClient(RemoteClient):
     """A service that generates whole assistant turns.
 
-    Text inside a turn before or between gens is refused, since no such service goes on with it reliably. `select`
-    becomes structured output, since no choice can be scored: `get_meta_info` says so under `method`.
+    Text before or between gens inside an assistant turn is refused, because chat APIs do not continue it reliably.
+    `select` becomes structured output, because choices cannot be scored; `get_meta_info` shows this under `method`.
     """
 
     protocol: str
@@ -69,7 +66,7 @@ class ChatClient(RemoteClient):
 
     @abstractmethod
     def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
-        """The pieces of the turn's text as they come, and one End. It may stop early once `call.done()`."""
+        """Yields the text of the turn in pieces, then one TurnEnd. May stop early once `call.done()`."""
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
         to_structured_output(constraint, self.name)
@@ -80,7 +77,7 @@ class ChatClient(RemoteClient):
 
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None:
         if method != "token_length_normalized":
-            raise InputError(f"a chat API scores nothing, so it has no {method}; leave choices_method out")
+            raise InputError(f"a chat API cannot score choices, so it has no {method}; leave choices_method out")
 
     def generate(
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
@@ -95,9 +92,9 @@ class ChatClient(RemoteClient):
         method: SelectMethod,
         timeout_s: float | None,
     ) -> None:
-        params = SamplingParams(max_tokens=max(len(each.encode()) for each in choices) + 32, temperature=0.0)
-        said = {"choices": list(choices), "choice_scores": None, "method": "structured output"}
-        self._answer(call, parts, params, Choices(tuple(choices)), said, timeout_s)
+        params = SamplingParams(max_tokens=max(len(choice.encode()) for choice in choices) + 32, temperature=0.0)
+        extra_meta = {"choices": list(choices), "choice_scores": None, "method": "structured output"}
+        self._answer(call, parts, params, Choices(tuple(choices)), extra_meta, timeout_s)
 
     def _answer(
         self,
@@ -105,7 +102,7 @@ class ChatClient(RemoteClient):
         parts: Sequence[Part],
         params: SamplingParams,
         constraint: Spec | None,
-        said: dict[str, Any] | None,
+        extra_meta: dict[str, Any] | None,
         timeout_s: float | None,
     ) -> None:
         output_format = to_structured_output(constraint, self.name)
@@ -123,18 +120,18 @@ class ChatClient(RemoteClient):
         if call.done():
             return
         if end.reason not in ("stop", "length"):
-            raise CallFailed(f"{self.name} ended the call: {end.reason or 'the stream broke off'}")
+            raise CallFailed(f"{self.name} ended the call: {end.reason or 'the stream ended early'}")
         if output_format is not None:
             if end.reason == "length":
-                raise ConstraintFailed(f"max_tokens={params.max_tokens} ended the value; a chat API cannot complete it")
+                raise ConstraintFailed(
+                    f"max_tokens={params.max_tokens} cut the value off, and a chat API cannot complete it"
+                )
             call.on_text(_read(output_format, text), end.usage.completion_tokens)
-        call.on_result(end.reason, end.usage, end.matched, said)
+        call.on_result(end.reason, end.usage, end.matched, extra_meta)
 
 
 def _read(output_format: StructuredOutput, text: str) -> str:
     try:
         return str(output_format.read(text))
     except (ValueError, KeyError, TypeError):
-        raise ConstraintFailed(
-            f"the model answered {text[:80]!r}, which is not of the form that was asked for"
-        ) from None
+        raise ConstraintFailed(f"the model answered {text[:80]!r}, which does not have the requested format") from None

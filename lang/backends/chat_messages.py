@@ -1,9 +1,7 @@
-"""Conversations for chat APIs: turns read back from a state's text, and constraints as structured output.
+"""Messages and structured output for chat APIs: parses turns from the text of a session, and converts constraints.
 
-A state writes turns through a chat template. The one given here marks them with characters that only a template's
-own text can hold, so that a session can tell turns from what users typed.
-
-Knows: marks, messages, JSON schemas. Must not know: HTTP, any one API.
+A state writes turns through a chat template. The template here marks them with control characters, which count only in
+text of the template, so that a session can tell turns from what users typed.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _BEGIN, _MIDDLE, _END = "\x02", "\x03", "\x04"
 _CALL = (
     "{% for c in m.tool_calls %}{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}{% endfor %}"
 )
-TURN_MARK_TEMPLATE = ChatTemplate(  # a call of a tool is a turn of its JSON alone, so that structured output can hold it
+TURN_MARK_TEMPLATE = ChatTemplate(  # a tool call is a turn of its JSON alone, so that structured output can express it
     "{% for m in messages %}\x02{{ m.role }}\x03"
     "{% if m.tool_calls %}" + _CALL + "{% else %}{{ m.content }}{% endif %}\x04{% endfor %}"
     "{% if add_generation_prompt %}\x02assistant\x03{% endif %}",
@@ -32,13 +30,13 @@ TURN_MARK_TEMPLATE = ChatTemplate(  # a call of a tool is a turn of its JSON alo
 
 
 def parse_messages(parts: Sequence[Part], name: str) -> list[dict[str, str]]:
-    """The finished turns. Raises CallFailed unless the text ends with an assistant turn that was just opened."""
+    """Returns the finished turns. Raises CallFailed unless the text ends with an empty open assistant turn."""
     messages: list[dict[str, str]] = []
     role, content = None, ""
     for text, is_template_text in parts:
         if not is_template_text:
             if role is None:
-                raise CallFailed(f"{name} takes turns only: write text inside system(...), user(...), assistant(...)")
+                raise CallFailed(f"{name} needs turns: write text inside system(...), user(...) or assistant(...)")
             content += text
             continue
         for piece in _turn_marks(text):
@@ -50,29 +48,26 @@ def parse_messages(parts: Sequence[Part], name: str) -> list[dict[str, str]]:
     if role != "assistant":
         raise CallFailed(f"{name} generates assistant turns only: write assistant(gen(...))")
     if content:
-        raise CallFailed(f"{name} cannot go on with an assistant turn that has begun with {content[:40]!r}")
+        raise CallFailed(f"{name} cannot continue an assistant turn that begins with {content[:40]!r}")
     return messages
 
 
 def _turn_marks(text: str) -> list[str]:
-    """The roles that begin and the turns that end in a template's text."""
-    found: list[str] = []
-    for piece in text.replace(_END, f"{_BEGIN}{_END}{_MIDDLE}").split(_BEGIN):
-        if piece:
-            found.append(piece.removesuffix(_MIDDLE))
-    return found
+    """Returns the marks in a template's text: a role where a turn begins, _END where one ends."""
+    pieces = text.replace(_END, f"{_BEGIN}{_END}{_MIDDLE}").split(_BEGIN)
+    return [piece.removesuffix(_MIDDLE) for piece in pieces if piece]
 
 
 @dataclass(frozen=True)
 class StructuredOutput:
-    """A JSON schema whose root is an object, and how the text is read out of what fits it."""
+    """A JSON schema whose root is an object. `read` extracts the text of the value from a valid answer."""
 
     schema: dict[str, Any]
     read: Callable[[str], str]
 
 
 def to_structured_output(spec: Spec | None, name: str) -> StructuredOutput | None:
-    """The constraint as structured output; InputError for one that has no such form."""
+    """Returns the constraint as structured output. Raises InputError if that is not possible."""
     match spec:
         case None:
             return None
@@ -86,7 +81,7 @@ def to_structured_output(spec: Spec | None, name: str) -> StructuredOutput | Non
             schema = json.loads(spec.text)
             is_object = isinstance(schema, dict) and schema.get("type") == "object" and "anyOf" not in schema
             return StructuredOutput(schema, _spaced) if is_object else _wrapped(schema, is_text=False)
-    raise InputError(f"{name} has no structured output for the constraint {type(spec).__name__}")
+    raise InputError(f"{name} cannot express the constraint {type(spec).__name__} as structured output")
 
 
 def _wrapped(schema: Any, is_text: bool) -> StructuredOutput:

@@ -1,7 +1,4 @@
-"""How choices are scored from their tokens' logprobs: SGLang's three methods.
-
-Knows: numbers. Must not know: where they come from.
-"""
+"""Scores the choices of a select from the logprobs of their tokens, by SGLang's three methods."""
 
 from __future__ import annotations
 
@@ -16,28 +13,28 @@ def score_choices(
     logprobs: Sequence[Sequence[float]],
     unconditional: Sequence[Sequence[float]] | None,
 ) -> tuple[list[float], int]:
-    """(a score for each choice, the best one). `unconditional`: logprobs without the prompt.
+    """Returns (one score per choice, index of the best). `unconditional`: the logprobs without the prompt.
 
     >>> score_choices("token_length_normalized", [[1], [2, 3]], [[-1.0], [-0.5, -0.5]], None)
     ([-1.0, -0.5], 1)
     """
-    means = [sum(each) / len(each) for each in logprobs]
+    means = [sum(choice_logprobs) / len(choice_logprobs) for choice_logprobs in logprobs]
     if method == "unconditional_likelihood_normalized":
         assert unconditional is not None
         means = [mean - sum(alone) / len(alone) for mean, alone in zip(means, unconditional, strict=True)]
     if method != "greedy_token_selection":
         return means, max(range(len(means)), key=means.__getitem__)
-    left = _greedy_choice(tokens, logprobs, means)
-    return [float(index == left) for index in range(len(means))], left
+    winner = _greedy_choice(tokens, logprobs, means)
+    return [float(index == winner) for index in range(len(means))], winner
 
 
 def _greedy_choice(tokens: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], means: Sequence[float]) -> int:
-    """Token by token the choices whose next token is not the likeliest drop out; one that has ended takes part
-    with its mean."""
-    left, at = list(range(len(tokens))), 0
-    while len(left) > 1 and at < max(len(tokens[i]) for i in left):
-        said = {i: logprobs[i][at] if at < len(logprobs[i]) else means[i] for i in left}
-        top = max(said.values())
-        left = [i for i in left if said[i] == top]
-        at += 1
-    return max(left, key=lambda i: (means[i], -i))
+    """Eliminates choices token by token: those whose next token is not the most likely one drop out. A choice that has
+    ended takes part with the mean of its logprobs."""
+    remaining, position = list(range(len(tokens))), 0
+    while len(remaining) > 1 and position < max(len(tokens[i]) for i in remaining):
+        scores = {i: logprobs[i][position] if position < len(logprobs[i]) else means[i] for i in remaining}
+        best_score = max(scores.values())
+        remaining = [i for i in remaining if scores[i] == best_score]
+        position += 1
+    return max(remaining, key=lambda i: (means[i], -i))

@@ -1,7 +1,4 @@
-"""Client packages that are imported when they are first used, and what their errors mean.
-
-Knows: names of packages, statuses of HTTP. Must not know: what a package does.
-"""
+"""Imports client packages of services on first use, and converts their exceptions."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError, Plait
 
 
 def client_package(module: str, needed_by: str) -> Any:
-    """The package, imported now. InputError, which names what to install, where it is not there."""
+    """Imports and returns a package. Raises InputError, which names what to install, if it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -28,8 +25,8 @@ def client_package(module: str, needed_by: str) -> Any:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """What a client package raises inside, as the runtime's own error with the service's words. Packages have errors of
-    their own, of the packages under them, and of the shapes they did not expect."""
+    """Converts exceptions raised inside to CallFailed, with the message of the service. Every exception type counts:
+    packages raise their own, those of the packages below them, and plain ones for unexpected answers."""
     try:
         yield
     except PlaitError:
@@ -39,12 +36,12 @@ def translate_errors(name: str) -> Iterator[None]:
 
 
 def _failure(name: str, error: Exception) -> CallFailed:
-    said = str(getattr(error, "message", "") or error)
+    message = str(getattr(error, "message", "") or error)
     kind, status = type(error).__name__, getattr(error, "status_code", None)
     if "Timeout" in kind:
-        return DeadlineExceeded(f"{name} did not answer in the call's time")
+        return DeadlineExceeded(f"{name} did not answer within the timeout of the call")
     if "Connection" in kind:
-        return RuntimeGone(f"{name} cannot be reached: {said:.300}")
+        return RuntimeGone(f"{name} cannot be reached: {message:.300}")
     if isinstance(status, int):
-        return status_error(name, status, said)
-    return CallFailed(f"{name}: {kind}: {said:.300}")
+        return status_error(name, status, message)
+    return CallFailed(f"{name}: {kind}: {message:.300}")

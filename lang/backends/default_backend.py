@@ -1,7 +1,4 @@
-"""Which runtime a program talks to: the one given, the default one, or the embedded one, started if need be.
-
-Knows: runtimes by their client. Must not know: programs, sessions; imports no runtime until one is needed.
-"""
+"""Selects the backend of a program: the given one, the default one, or the embedded model, started on first use."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HasClient(Protocol):
-    """A Runtime or an Engine, as programs see it."""
+    """A Runtime, an Engine or another object with a client."""
 
     @property
     def client(self) -> Client: ...
@@ -34,9 +31,9 @@ _embedded_settings: dict[str, Any] = {}
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """The runtime for programs that are run without `backend=`: a Runtime, an Engine or a Client.
+    """Sets the backend for programs that run without `backend=`: a Runtime, an Engine or a Client.
 
-    None: the embedded model again, started when a program first needs it and ended when Python exits.
+    None: the embedded model, which starts when a program first needs it and ends when Python exits.
 
     >>> set_default_backend(Runtime("path/to/model"))                   # doctest: +SKIP
     """
@@ -45,27 +42,28 @@ def set_default_backend(backend: Backend | None) -> None:
 
 
 def default_backend() -> Client | None:
-    """What `set_default_backend` was given, as a client."""
+    """Returns the client of the backend set by `set_default_backend`, or None."""
     return _default
 
 
 def flush_cache(backend: Backend | None = None) -> None:
-    """Drops every cached prefix that no running call needs."""
+    """Drops every cached prefix that no running call uses."""
     resolve_client(backend).flush_cache()
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, Any]:
-    """Counts of the runtime now (pages, calls, hits) and what model it serves, as a dict."""
+    """Returns the current counters of the runtime (pages, calls, cache hits) and its model, as a dict."""
     client = resolve_client(backend)
-    said = getattr(client, "server_info", None)  # a backend elsewhere asks its server
-    if said is not None:
-        return dict(said())
+    server_info = getattr(client, "server_info", None)  # remote backends ask their server
+    if server_info is not None:
+        return dict(server_info())
     info = msgspec.structs.asdict(client.model) | msgspec.structs.asdict(client.status())
     return {name: value for name, value in info.items() if name not in ("call", "protocol")}
 
 
 def resolve_client(backend: Backend | None = None) -> Client:
-    """The client to use; starts the embedded model if there is no other, or raises ModelNotFound."""
+    """Returns the client to use. Starts the embedded model if no other backend is set; raises ModelNotFound if that is
+    missing."""
     global _explicit_backend_used
     if backend is None and _default is None:
         return _start_embedded()
@@ -74,21 +72,21 @@ def resolve_client(backend: Backend | None = None) -> Client:
 
 
 def embedded_settings_ignored() -> bool:
-    """Whether programs ran since `configure_embedded`, and all of them on backends of their own."""
+    """Whether programs ran since `configure_embedded`, and none of them on the embedded model."""
     return _explicit_backend_used and _embedded is None
 
 
 def as_client(backend: Any) -> Client:
-    """The client of a Runtime, an Engine or a Client; InputError for anything else."""
+    """Returns the client of a Runtime, an Engine or a Client. Raises InputError for anything else."""
     client = getattr(backend, "client", backend)
     if isinstance(backend, type) or not callable(getattr(client, "open_session", None)):
-        raise InputError(f"a backend is a Runtime, an Engine or a Client, not {backend!r:.80}")
-    found: Client = client
-    return found
+        raise InputError(f"a backend must be a Runtime, an Engine or a Client, not {backend!r:.80}")
+    checked_client: Client = client
+    return checked_client
 
 
 def configure_embedded(**settings: Any) -> None:
-    """Settings of the default `Runtime(...)`, when it is started: the command line's --model and --device."""
+    """Sets keyword arguments of the embedded `Runtime(...)`; used for --model and --device of the command line."""
     global _explicit_backend_used
     _explicit_backend_used = False
     _embedded_settings.update({name: value for name, value in settings.items() if value is not None})
@@ -96,8 +94,8 @@ def configure_embedded(**settings: Any) -> None:
 
 def _start_embedded() -> Client:
     global _embedded
-    with _lock:  # two threads that need it start one
-        if _embedded is None or _embedded.is_closed:  # its process may have died: then another
+    with _lock:  # threads that need it at the same time start one only
+        if _embedded is None or _embedded.is_closed:  # a new one is started if its process has died
             from plait.runtime.process.runtime import Runtime
 
             runtime = Runtime(**_embedded_settings)

@@ -1,7 +1,4 @@
-"""JSON over HTTP: one request, or a stream of server-sent events; errors as the runtime's own.
-
-Knows: urllib, status codes, retries. Must not know: what the bodies mean.
-"""
+"""`JsonHttp`: JSON requests over HTTP, with retries, server-sent events, and errors as CallFailed."""
 
 from __future__ import annotations
 
@@ -21,59 +18,62 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class JsonHttp:
-    """Requests to one base URL. Busy answers (429, 502, 503, 529) are tried again, three times."""
+    """Requests to one base URL. Statuses 429, 502, 503 and 529 are retried up to three times."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
-            raise InputError(f"a URL begins with http:// or https://, not {base_url!r:.80}")
+            raise InputError(f"a URL must begin with http:// or https://, not {base_url!r:.80}")
         self.base_url = base_url.rstrip("/")
         self._headers = {"content-type": "application/json", **headers}
 
     def get(self, path: str, timeout_s: float = 30.0) -> Any:
-        """The JSON at `path`. Raises a CallFailed."""
+        """Returns the JSON at `path`. Raises CallFailed."""
         return self._json(self._open("GET", path, None, timeout_s))
 
     def post(self, path: str, body: Any, timeout_s: float | None = None) -> Any:
-        """The JSON that answers `body`. Raises a CallFailed."""
+        """Posts `body` and returns the JSON answer, None if there is none. Raises CallFailed."""
         return self._json(self._open("POST", path, body, timeout_s))
 
     def events(
         self, path: str, body: Any, timeout_s: float | None, is_over: Callable[[], bool] = lambda: False
     ) -> Generator[Any, None, None]:
-        """The events that answer `body`, as JSON. Ends, and closes the connection, once `is_over()`."""
-        until = time.monotonic() + (timeout_s or DEFAULT_TIMEOUT_S)
+        """Posts `body` and yields the server-sent events as JSON. Closes the connection once `is_over()`.
+
+        Raises CallFailed; `timeout_s` covers the whole stream.
+        """
+        deadline = time.monotonic() + (timeout_s or DEFAULT_TIMEOUT_S)
         with self._open("POST", path, body, timeout_s) as answer:
             try:
                 for line in answer:
                     if is_over():
                         return
-                    if time.monotonic() > until:
-                        raise DeadlineExceeded(f"{self.base_url} did not finish in the call's time")
+                    if time.monotonic() > deadline:
+                        raise DeadlineExceeded(f"{self.base_url} did not finish within the timeout of the call")
                     data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
                     if data and data != b"[DONE]":
                         yield self._parsed(data)
             except TimeoutError as error:
-                raise DeadlineExceeded(f"{self.base_url} sent nothing in the call's time") from error
+                raise DeadlineExceeded(f"{self.base_url} sent nothing within the timeout of the call") from error
             except OSError as error:
                 raise RuntimeGone(f"the connection to {self.base_url} broke: {error}") from error
 
     def _open(self, method: str, path: str, body: Any, timeout_s: float | None) -> Any:
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        until = time.monotonic() + (timeout_s or DEFAULT_TIMEOUT_S)
+        deadline = time.monotonic() + (timeout_s or DEFAULT_TIMEOUT_S)
         for attempt in range(RETRIES + 1):
             request = urllib.request.Request(self.base_url + path, data, self._headers, method=method)
             try:
-                return urllib.request.urlopen(request, timeout=max(0.01, until - time.monotonic()))
+                return urllib.request.urlopen(request, timeout=max(0.01, deadline - time.monotonic()))
             except urllib.error.HTTPError as error:
                 pause = _pause(error, attempt)
-                if error.code not in BUSY or attempt == RETRIES or time.monotonic() + pause > until:
+                if error.code not in BUSY or attempt == RETRIES or time.monotonic() + pause > deadline:
                     raise _failure(self.base_url, error) from None
                 time.sleep(pause)
             except TimeoutError:
-                raise DeadlineExceeded(f"{self.base_url} did not answer in the call's time") from None
+                raise DeadlineExceeded(f"{self.base_url} did not answer within the timeout of the call") from None
             except OSError as error:
                 if isinstance(getattr(error, "reason", None), TimeoutError):
-                    raise DeadlineExceeded(f"{self.base_url} did not answer in the call's time") from None
+                    raise DeadlineExceeded(f"{self.base_url} did not answer within the timeout of the call") from None
                 raise RuntimeGone(f"{self.base_url} cannot be reached: {getattr(error, 'reason', error)}") from None
         raise AssertionError("every attempt returns or raises")
 
@@ -86,38 +86,40 @@ class JsonHttp:
         try:
             return json.loads(data)
         except ValueError:
-            raise CallFailed(f"{self.base_url} answered what is no JSON: {data[:80]!r}") from None
+            raise CallFailed(f"{self.base_url} sent an answer that is not JSON: {data[:80]!r}") from None
 
 
 def _pause(error: urllib.error.HTTPError, attempt: int) -> float:
-    asked = error.headers.get("retry-after", "") if error.headers else ""
-    return min(MAX_PAUSE_S, float(asked) if asked.replace(".", "", 1).isdigit() else FIRST_PAUSE_S * 2**attempt)
+    """Returns the seconds to wait before the next attempt: the Retry-After header, or exponential backoff."""
+    retry_after = error.headers.get("retry-after", "") if error.headers else ""
+    is_number = retry_after.replace(".", "", 1).isdigit()
+    return min(MAX_PAUSE_S, float(retry_after) if is_number else FIRST_PAUSE_S * 2**attempt)
 
 
 def _failure(base_url: str, error: urllib.error.HTTPError) -> CallFailed:
-    """What a status says, with the server's own words."""
+    """Returns the error for an HTTP status, with the message of the server."""
     body = error.read(1 << 16).decode(errors="replace")
     try:
-        said = parse_error(json.loads(body))[1]
+        message = parse_error(json.loads(body))[1]
     except ValueError:
-        said = body
-    return status_error(base_url, error.code, said)
+        message = body
+    return status_error(base_url, error.code, message)
 
 
 def parse_error(body: Any) -> tuple[int, str]:
-    """The status that an error's body names (500 where it names none), and its words: {"error": {"message", "code"}},
-    {"error": "..."}, {"message"} or {"detail"}."""
-    said = body.get("error", body) if isinstance(body, dict) else body
-    if not isinstance(said, dict):
-        return 500, str(said)
-    code = said.get("code")
-    words = next((said[key] for key in ("message", "detail") if said.get(key)), said)
-    return code if isinstance(code, int) and not isinstance(code, bool) else 500, str(words)
+    """Returns (status, message) of an error body, with status 500 if it has none. Accepts {"error": {"message",
+    "code"}}, {"error": "..."}, {"message"} and {"detail"}."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(error, dict):
+        return 500, str(error)
+    code = error.get("code")
+    message = next((error[key] for key in ("message", "detail") if error.get(key)), error)
+    return code if isinstance(code, int) and not isinstance(code, bool) else 500, str(message)
 
 
-def status_error(name: str, status: int, said: str) -> CallFailed:
-    """What a status means: Overloaded, CallRejected, or CallFailed."""
-    text = f"{name} answered {status}: {said[:MAX_ERROR_CHARS]}"
+def status_error(name: str, status: int, message: str) -> CallFailed:
+    """Returns the error for an HTTP status: Overloaded, CallRejected (4xx) or CallFailed."""
+    text = f"{name} answered {status}: {message[:MAX_ERROR_CHARS]}"
     if status in BUSY:
         return Overloaded(text)
     return CallRejected(text) if 400 <= status < 500 else CallFailed(text)

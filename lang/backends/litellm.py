@@ -1,8 +1,6 @@
-"""`LiteLLM(model)`: programs on any of the services that the package `litellm` reaches.
+"""`LiteLLM(model)`: a backend for the services that the package `litellm` supports.
 
 Source: https://docs.litellm.ai/docs/completion/input.
-
-Knows: `litellm.completion`. Must not know: states, HTTP, any one service.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class LiteLLM(ChatClient):
-    """A model by litellm's name for it: "anthropic/...", "vertex_ai/...", "bedrock/...", "openai/..." with `base_url`.
-    Needs the package `litellm`, which reads each service's own keys from the environment.
+    """A model by its litellm name: "anthropic/...", "vertex_ai/...", "bedrock/...", "openai/..." with `base_url`.
+    Needs the package `litellm`, which reads the keys of each service from the environment.
 
-    As with any chat API whole assistant turns are generated, constraints become structured output, and so does
-    `select`: `get_meta_info` says so under `method`. What a service has no parameter for litellm itself refuses.
-    `timeout` is in seconds, for calls that have none of their own.
+    As with every chat API, each gen is a whole assistant turn. Constraints and `select` become structured output;
+    `get_meta_info` shows this under `method`. litellm itself refuses parameters that a service lacks. `timeout`: in
+    seconds, for calls without a timeout of their own.
 
     >>> plait.set_default_backend(LiteLLM("vertex_ai/gemini-2.5-flash"))         # doctest: +SKIP
     """
@@ -49,17 +47,17 @@ class LiteLLM(ChatClient):
     ) -> None:
         checked_model("LiteLLM", model_name)
         if chat_template is not None:
-            raise InputError("LiteLLM: chat_template is not supported: a chat API renders its own")
+            raise InputError("LiteLLM: chat_template is not supported: a chat API uses its own")
         self._package = client_package("litellm", "LiteLLM")
         self._timeout_s = timeout
-        given = {
+        arguments = {
             "api_key": api_key,
             "organization": organization,
             "base_url": base_url,
             "max_retries": max_retries,
             "extra_headers": dict(default_headers) if default_headers else None,
         }
-        self._arguments = {name: value for name, value in given.items() if value is not None}
+        self._arguments = {name: value for name, value in arguments.items() if value is not None}
         self.name = f"{model_name} (by litellm)"
         super().__init__(RemoteModel(model_name), TURN_MARK_TEMPLATE, max_concurrency)
 

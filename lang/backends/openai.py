@@ -1,7 +1,4 @@
-"""`OpenAI(model)`: programs on OpenAI's chat API, or on any server that speaks it.
-
-Knows: `/chat/completions` and its headers. Must not know: states, threads.
-"""
+"""`OpenAI(model)`: a backend for OpenAI's chat API and for servers that are compatible with it."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from plait.lang.backends.remote_session import RemoteCall
 from plait.runtime.errors import InputError
 
 _UNSUPPORTED_ARGUMENTS = {
-    "is_chat_model": "it speaks the chat API only; for plain text use RuntimeEndpoint or Runtime",
-    "chat_template": "a chat API renders its own template",
+    "is_chat_model": "it uses the chat API only; for plain text use RuntimeEndpoint or Runtime",
+    "chat_template": "a chat API uses its own template",
     "is_azure": "give base_url= of the resource's OpenAI-compatible address instead",
 }
 
 
 class OpenAI(ChatClient):
-    """A model behind OpenAI's chat API (`base_url` for others: vLLM, Ollama, LiteLLM's proxy, plait's own server).
+    """A model of OpenAI's chat API, or with `base_url` of a compatible server: vLLM, Ollama, LiteLLM's proxy, plait.
 
-    A chat API generates whole assistant turns: text inside one before or between gens is refused. Constraints become
-    structured output; `select` does too, since no choice can be scored: `get_meta_info` says so under `method`.
+    Each gen is a whole assistant turn: text before or between gens inside a turn is refused. Constraints become
+    structured output. So does `select`, because choices cannot be scored; `get_meta_info` shows this under `method`.
     Needs no package. `organization` and `default_headers` are sent as headers.
 
     >>> plait.set_default_backend(OpenAI("gpt-4o-mini"))             # doctest: +SKIP
@@ -51,7 +48,7 @@ class OpenAI(ChatClient):
         _check_others(others)
         key = api_key if api_key is not None else os.environ.get("OPENAI_API_KEY")
         if key is None and "api.openai.com" in base_url:
-            raise InputError("OpenAI needs a key: api_key=..., or OPENAI_API_KEY in the environment")
+            raise InputError("OpenAI needs a key: api_key=... or the environment variable OPENAI_API_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if organization is not None:
             headers["openai-organization"] = organization
@@ -66,7 +63,7 @@ class OpenAI(ChatClient):
 
 
 def _check_others(others: Mapping[str, Any]) -> None:
-    """SGLang's other arguments: those that ask for nothing else are taken."""
+    """Checks SGLang's other arguments. Values that change nothing are accepted."""
     for name, value in others.items():
         if name not in _UNSUPPORTED_ARGUMENTS:
             raise InputError(f"OpenAI has no argument {name!r}")

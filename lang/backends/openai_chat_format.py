@@ -1,8 +1,6 @@
-"""OpenAI's chat completions as JSON: the request's body, and its stream of chunks read back.
+"""The JSON of OpenAI's chat completions: builds the request body and parses the stream of chunks.
 
-Source: https://platform.openai.com/docs/api-reference/chat. Others send the same shapes.
-
-Knows: names of fields. Must not know: HTTP, threads, who sends it.
+Source: https://platform.openai.com/docs/api-reference/chat. Compatible servers use the same format.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ PROTOCOL = "openai_client"
 
 
 def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> dict[str, Any]:
-    """The body of a streamed request. `limit`: what this service calls the most tokens of an answer."""
+    """Returns the body of a streaming request. `limit`: this service's name for max_tokens."""
     params = request.params
     body: dict[str, Any] = {
         "model": model,
@@ -39,22 +37,22 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
 
 
 def parse_turn(chunks: Iterable[dict[str, Any]]) -> Iterator[str | TurnEnd]:
-    """The text of the first choice, piece by piece, and how it ended. Raises CallFailed for a refusal."""
+    """Yields the text of the turn in pieces, then its TurnEnd. Raises CallFailed for a refusal."""
     reason, usage = None, Usage()
     for chunk in chunks:
         usage = _usage(chunk.get("usage")) or usage
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             if delta.get("refusal"):
-                raise CallFailed(f"the model refused: {delta['refusal'][:200]}")
+                raise CallFailed(f"the model refused to answer: {delta['refusal'][:200]}")
             reason = choice.get("finish_reason") or reason
             yield delta.get("content") or ""
     yield TurnEnd(reason, usage)
 
 
-def _usage(said: dict[str, Any] | None) -> Usage | None:
-    if not said:
+def _usage(counts: dict[str, Any] | None) -> Usage | None:
+    if not counts:
         return None
-    prompt = int(said.get("prompt_tokens") or 0)
-    cached = int((said.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-    return Usage(prompt, cached, prompt - cached, 0, int(said.get("completion_tokens") or 0))
+    prompt = int(counts.get("prompt_tokens") or 0)
+    cached = int((counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    return Usage(prompt, cached, prompt - cached, 0, int(counts.get("completion_tokens") or 0))

@@ -1,7 +1,4 @@
-"""The base of every backend elsewhere: what a program asks of a client, over any service.
-
-Knows: names, ids, threads. Must not know: HTTP, or what a service can do.
-"""
+"""`RemoteClient`: base of the backends for other services. Offers programs the methods of a runtime's client."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class _EmptyVocabulary:
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """What is known of the model behind a service."""
+    """The model of a service, as far as it is known."""
 
     model_path: str
     vocab_size: int = 1 << 31
@@ -37,7 +34,7 @@ class RemoteModel:
 
 
 class RemoteTokenizer:
-    """Programs ask a tokenizer for its chat template; the rest is the service's own."""
+    """Holds the chat template. The service itself tokenizes."""
 
     def __init__(self, chat_template: ChatTemplate | None) -> None:
         self.chat_template = chat_template
@@ -49,13 +46,13 @@ class RemoteTokenizer:
 
 
 def checked_model(backend: str, name: object) -> None:
-    """InputError unless `name` can be a model's."""
+    """Raises InputError unless `name` is non-empty text."""
     if not isinstance(name, str) or not name:
         raise InputError(f"{backend} needs the name of a model, not {name!r:.80}")
 
 
 class RemoteClient(ABC):
-    """A client of a service. `pool` runs its requests, `max_concurrency` at a time."""
+    """A client of a service. `pool` runs its requests, at most `max_concurrency` at a time."""
 
     name = "this service"
 
@@ -75,24 +72,24 @@ class RemoteClient(ABC):
         return next(self._ids)
 
     def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.tokenizer.vocabulary)  # type: ignore[arg-type]  # it is never given a token
+        return Detokenizer(self.tokenizer.vocabulary)  # type: ignore[arg-type]  # it never gets a token
 
     def close(self) -> None:
-        """Ends the threads once their requests are done. Idempotent."""
+        """Ends the threads after their current requests. Idempotent."""
         self.is_closed = True
         self.pool.shutdown(wait=False)
 
     shutdown = close
 
     def flush_cache(self) -> Any:
-        raise InputError(f"{self.name} has no cache that a client may flush")
+        raise InputError(f"{self.name} has no cache that can be flushed")
 
     def server_info(self) -> dict[str, Any]:
         return {"model_path": self.model.model_path}
 
     @abstractmethod
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        """Raises InputError for what this service cannot do, before anything is sent."""
+        """Raises InputError for what this service does not support, before anything is sent."""
 
     @abstractmethod
     def check_select(self, choices: Sequence[str], method: SelectMethod) -> None: ...
@@ -101,7 +98,7 @@ class RemoteClient(ABC):
     def generate(
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
     ) -> None:
-        """Does the request and gives its text and result to `call`. Raises CallFailed."""
+        """Sends the request, and passes its text and result to `call`. Raises CallFailed."""
 
     @abstractmethod
     def select(

@@ -1,8 +1,6 @@
-"""A session with a service elsewhere: the client keeps the text, and each call is a request of its own.
+"""`RemoteSession`: a session with another service. It stores the text itself; each call is a request of its own.
 
-Instructions of a session run in order, each session beside all others, on threads of the client's pool.
-
-Knows: order, forks, calls. Must not know: HTTP, or what a service can do.
+The instructions of one session run in order, on threads of the client's pool; sessions run in parallel.
 """
 
 from __future__ import annotations
@@ -15,27 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, DeadlineExceeded, InputError, PlaitError
-from plait.runtime.messages import MAX_FORK_CHILDREN, SelectMethod, Usage
+from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from plait.lang.backends.remote_client import RemoteClient
 
-Part = tuple[str, bool]  # text, and whether it is the chat template's own
+Part = tuple[str, bool]  # (text, whether it comes from the chat template)
 UNKNOWN_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class RemoteResult(CallResult):
-    """A result with what the service said of it, for `get_meta_info`."""
+    """A call's result with additional meta info from the service."""
 
     extra_meta: dict[str, Any] | None = None
 
 
 class RemoteCall(Call):
-    """A call whose text comes in pieces of text. Token ids are -1 where the service does not say them."""
+    """A call whose text arrives as pieces of text. Its token ids are -1 (unknown)."""
 
     def __init__(self, call_id: int, timeout_s: float | None, detokenizer: Detokenizer) -> None:
         super().__init__(call_id, detokenizer, self._end, timeout_s)
@@ -61,14 +60,14 @@ class RemoteCall(Call):
 
 
 class RemoteSession:
-    """What a program needs of a session, without a scheduler behind it."""
+    """The methods of a session that programs use. `waits`: the instructions wait until the parent runs its fork."""
 
     def __init__(self, client: RemoteClient, parts: Sequence[Part] = (), *, waits: bool = False) -> None:
         self._client = client
         self._parts: list[Part] = list(parts)
         self._queue: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
-        self._is_busy = waits  # a child waits until its parent's fork is reached
+        self._is_busy = waits
         self._calls: list[RemoteCall] = []
         self._failed: CallFailed | None = None
         self._closed = False
@@ -106,23 +105,22 @@ class RemoteSession:
         return self._begin(timeout_s, run_call)
 
     def fork(self, size: int) -> list[RemoteSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._require_open()
         children = [RemoteSession(self._client, waits=True) for _ in range(size)]
         for child in children:
             child._has_text = self._has_text
 
-        def reached() -> None:
+        def start_children() -> None:
             for child in children:
                 child._parts, child._failed = list(self._parts), self._failed
-                child._resume()
+                child._start()
 
-        self._enqueue(reached)
+        self._enqueue(start_children)
         return children
 
     def abort(self) -> None:
-        """Ends the session and its calls at once."""
+        """Aborts the session and its calls."""
         self._closed = True
         for call in self._calls:
             call.abort()
@@ -138,7 +136,7 @@ class RemoteSession:
 
         def run() -> None:
             if self._failed is not None:
-                call.on_failed(CallFailed(f"the session cannot go on: {self._failed}", self._failed.kind))
+                call.on_failed(CallFailed(f"the session cannot continue: {self._failed}", self._failed.kind))
                 return
             try:
                 if not call.done():
@@ -150,16 +148,16 @@ class RemoteSession:
             except PlaitError as error:
                 self._failed = CallFailed(str(error))
                 call.on_failed(self._failed)
-            except Exception as error:  # an answer that is not of the protocol's shape
-                self._failed = CallFailed(f"{self._client.name} answered in a way that is not known: {error!r:.200}")
+            except Exception as error:  # an answer that does not follow the protocol
+                self._failed = CallFailed(f"{self._client.name} sent an answer of an unknown form: {error!r:.200}")
                 call.on_failed(self._failed)
 
         self._enqueue(run)
         return call
 
-    def _enqueue(self, work: Callable[[], None]) -> None:
+    def _enqueue(self, instruction: Callable[[], None]) -> None:
         with self._lock:
-            self._queue.append(work)
+            self._queue.append(instruction)
             if self._is_busy:
                 return
             self._is_busy = True
@@ -171,11 +169,11 @@ class RemoteSession:
                 if not self._queue:
                     self._is_busy = False
                     return
-                work = self._queue.popleft()
-            work()
+                instruction = self._queue.popleft()
+            instruction()
 
-    def _resume(self) -> None:
-        """The parent's fork was reached: go on."""
+    def _start(self) -> None:
+        """Runs the waiting instructions; called when the parent runs its fork."""
         self._client.pool.submit(self._run_queue)
 
     def _require_open(self) -> None:

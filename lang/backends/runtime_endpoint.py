@@ -1,8 +1,4 @@
-"""`RuntimeEndpoint(url)`: a server that speaks SGLang's protocol, SGLang's own or plait's.
-
-Knows: `/generate`, `/get_model_info`, `/server_info`, `/flush_cache`, and other versions' names of them. Must not know:
-states, threads.
-"""
+"""`RuntimeEndpoint(url)`: a backend for a server with SGLang's protocol, such as SGLang itself or plait."""
 
 from __future__ import annotations
 
@@ -32,12 +28,12 @@ _SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if fie
 
 
 class RuntimeEndpoint(RemoteClient):
-    """Programs on a server elsewhere. Each call posts the whole text so far; the server's prefix cache finds it again.
+    """A server with SGLang's protocol. Each call posts the whole text so far; the server's prefix cache recognizes it.
 
-    `tokenizer`: a model's folder or GGUF file on this machine; by default the server's own `model_path` where that is
-    a path here too. With it texts are tokenized here, turns are the model's own, and no text of a user can become a
-    control token. Without it plain text is sent, which the server tokenizes, and turns need `chat_template`, Jinja's
-    source with the model's own marks in it.
+    `tokenizer`: a model folder or GGUF file on this machine; by default the server's `model_path`, if it exists here
+    too. With a tokenizer, text is tokenized here, turns use the model's chat template, and text of a user cannot become
+    a control token. Without one, plain text is sent and tokenized by the server, and turns need `chat_template`, a
+    Jinja template with the model's own control tokens.
 
     >>> plait.set_default_backend(RuntimeEndpoint("http://localhost:30000"))        # doctest: +SKIP
     """
@@ -55,17 +51,15 @@ class RuntimeEndpoint(RemoteClient):
     ) -> None:
         if verify is not None:
             raise InputError(
-                "RuntimeEndpoint: verify is not supported; the system's certificates are used (SSL_CERT_FILE)"
+                "RuntimeEndpoint: verify is not supported; it uses the certificates of the system (SSL_CERT_FILE)"
             )
         if chat_template_name is not None:
-            raise InputError(
-                "RuntimeEndpoint: plait has no table of templates; give tokenizer=... or chat_template=..."
-            )
+            raise InputError("RuntimeEndpoint: plait has no named templates; give tokenizer=... or chat_template=...")
         self._http = JsonHttp(base_url, {"authorization": f"Bearer {api_key}"} if api_key else {})
         self.name = f"the server at {self._http.base_url}"
         info = self._get_first("/get_model_info", "/model_info")
         if not isinstance(info, dict) or not isinstance(info.get("model_path"), str):
-            raise InputError(f"{self.name} does not speak SGLang's protocol: /get_model_info has no model_path")
+            raise InputError(f"{self.name} does not have SGLang's protocol: /get_model_info has no model_path")
         self._local_tokenizer = _tokenizer(info["model_path"], tokenizer)
         model = RemoteModel(info["model_path"], context_length=int(info.get("context_length") or 0))
         template = self._local_tokenizer.chat_template if self._local_tokenizer is not None else None
@@ -75,20 +69,20 @@ class RuntimeEndpoint(RemoteClient):
         self._sends_deltas = self._is_incremental()
 
     def _get_first(self, *paths: str) -> Any:
-        """The JSON at the first of some paths that this server's version has."""
+        """Returns the JSON at the first of these paths that exists; versions of SGLang use different ones."""
         for path in paths[:-1]:
             with contextlib.suppress(CallRejected):
                 return self._http.get(path)
         return self._http.get(paths[-1])
 
     def _is_incremental(self) -> bool:
-        """Whether a stream's events hold what is new, not the text so far: SGLang's --incremental-streaming-output,
-        which was --stream-output. A server that keeps its settings to itself is taken to have the default."""
+        """Whether the events of a stream contain only new text and not the whole text so far: SGLang's option
+        --incremental-streaming-output, formerly --stream-output. False, the default, if the server does not tell."""
         try:
-            told = self.server_info()
+            settings = self.server_info()
         except CallFailed:
             return False
-        return any(told.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
+        return any(settings.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
 
     def flush_cache(self) -> Any:
         return self._http.post("/flush_cache", None)
@@ -112,37 +106,41 @@ class RuntimeEndpoint(RemoteClient):
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
         logprobs = logprob_fields(params)
-        stream = not (self._sends_deltas and logprobs)  # are they what is new, too? The whole answer leaves no doubt
+        # with incremental streaming it is not defined whether logprobs are incremental too: then do not stream
+        stream = not (self._sends_deltas and logprobs)
         body = {**self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
-        meta, cut = self._stream(call, body, params)
+        meta, stop_pattern = self._stream(call, body, params)
         if call.done():
             return
-        reason = {"type": "stop", "matched": cut} if cut is not None else meta.get("finish_reason") or {}
+        is_cut = stop_pattern is not None
+        reason = {"type": "stop", "matched": stop_pattern} if is_cut else meta.get("finish_reason") or {}
         if reason.get("type") not in ("stop", "length"):
             raise CallFailed(f"{self.name} ended the call: {reason.get('message') or reason or 'without a reason'}")
         if reason["type"] == "length" and params.complete:
-            raise ConstraintFailed(f"max_tokens={params.max_tokens} ended the value, which {self.name} cannot complete")
+            raise ConstraintFailed(
+                f"max_tokens={params.max_tokens} cut the value off, and {self.name} cannot complete it"
+            )
         call.on_result(reason["type"], _usage(meta), reason.get("matched"), parse_logprobs(params, meta))
 
     def _stream(self, call: RemoteCall, body: dict[str, Any], params: SamplingParams) -> tuple[dict[str, Any], Any]:
-        """Gives the text to `call` as it comes: the last meta info, and the pattern that cut the text here. SGLang's
-        own server leaves the match of a stop_regex in the text."""
-        given, num_tokens, text = StreamedText(params.stop_regex), 0, ""
+        """Passes the text to `call` as it arrives. Returns the last meta info, and the stop_regex that ended the text
+        here, if any: SGLang's own server leaves the match of a stop_regex in the text."""
+        streamed, num_tokens, text = StreamedText(params.stop_regex), 0, ""
         meta: dict[str, Any] = {}
         with closing(self._events(call, body, params.timeout_s)) as events:
             for event in events:
                 if "error" in event:
                     raise status_error(self.name, *parse_error(event))
                 meta = event.get("meta_info") or {}
-                fresh = max(0, int(meta.get("completion_tokens", 0)) - num_tokens)
-                num_tokens += fresh
+                num_new = max(0, int(meta.get("completion_tokens", 0)) - num_tokens)
+                num_tokens += num_new
                 text = text + event["text"] if self._sends_deltas else event["text"]
-                piece = given.push(text, is_end=meta.get("finish_reason") is not None)
-                if piece or fresh:
-                    call.on_text(piece, fresh)
-                if given.matched is not None:
+                piece = streamed.push(text, is_end=meta.get("finish_reason") is not None)
+                if piece or num_new:
+                    call.on_text(piece, num_new)
+                if streamed.matched is not None:
                     break
-        return meta, given.matched
+        return meta, streamed.matched
 
     def _events(self, call: RemoteCall, body: dict[str, Any], timeout_s: float | None) -> Generator[Any, None, None]:
         if body["stream"]:
@@ -159,22 +157,26 @@ class RuntimeEndpoint(RemoteClient):
         timeout_s: float | None,
     ) -> None:
         before, answers, entries = self._score(parts, choices, timeout_s)
-        logprobs = [[float(logprob) for logprob, *_ in each] for each in entries]
-        tokens = [[int(token) for _, token, *_ in each] for each in entries]
-        is_against = method == "unconditional_likelihood_normalized"
-        alone = self._unconditional_logprobs(parts, tokens, choices, timeout_s) if is_against else None
-        scores, best = score_choices(method, tokens, logprobs, alone)
+        logprobs = [[float(logprob) for logprob, *_ in choice_entries] for choice_entries in entries]
+        tokens = [[int(token) for _, token, *_ in choice_entries] for choice_entries in entries]
+        unconditional: list[list[float]] | None = None
+        if method == "unconditional_likelihood_normalized":
+            unconditional = self._unconditional_logprobs(parts, tokens, choices, timeout_s)
+        scores, best = score_choices(method, tokens, logprobs, unconditional)
         call.on_text(choices[best], 0)
-        means = [sum(each) / len(each) for each in logprobs]
-        said = {"choices": list(choices), "choice_scores": scores, "normalized_prompt_logprobs": means}
-        said["input_token_logprobs"] = [[parse_logprob_entry(entry) for entry in each] for each in entries]
-        if alone is not None:
-            said["normalized_unconditional_prompt_logprobs"] = [sum(each) / len(each) for each in alone]
-            said["unconditional_token_logprobs"] = alone
+        extra_meta = {
+            "choices": list(choices),
+            "choice_scores": scores,
+            "normalized_prompt_logprobs": [_mean(values) for values in logprobs],
+            "input_token_logprobs": [[parse_logprob_entry(entry) for entry in own] for own in entries],
+        }
+        if unconditional is not None:
+            extra_meta["normalized_unconditional_prompt_logprobs"] = [_mean(values) for values in unconditional]
+            extra_meta["unconditional_token_logprobs"] = unconditional
         meta = answers[best].get("meta_info") or {}
         cached = min(before, int(meta.get("cached_tokens") or 0))
         usage = _usage(meta | {"completion_tokens": 0, "prompt_tokens": before, "cached_tokens": cached})
-        call.on_result("stop", usage, None, said)
+        call.on_result("stop", usage, None, extra_meta)
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -195,58 +197,64 @@ class RuntimeEndpoint(RemoteClient):
     def _score(
         self, parts: Sequence[Part], choices: Sequence[str], timeout_s: float | None
     ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
-        """How many tokens the text so far has; for each choice the server's answer, and the (logprob, token, ...) of
-        the choice's tokens."""
+        """Returns (number of tokens of the text so far, the server's answer for each choice, for each choice the
+        (logprob, token, ...) entries of its tokens)."""
         if self._local_tokenizer is None:
             return self._score_text("".join(text for text, _ in parts), choices, timeout_s)
-        ids, num_replaced, behind = heal_choices(self._local_tokenizer, parts, choices)
+        ids, num_replaced, choice_ids = heal_choices(self._local_tokenizer, parts, choices)
         ids = self._with_bos(ids[: len(ids) - num_replaced])
-        answers = self._logprobs({"input_ids": [[*ids, *each] for each in behind]}, len(ids) - 1, timeout_s)
-        each = zip(answers, behind, choices, strict=True)
-        return len(ids), answers, [_choice_logprobs(answer, len(own), choice) for answer, own, choice in each]
+        answers = self._logprobs({"input_ids": [[*ids, *own_ids] for own_ids in choice_ids]}, len(ids) - 1, timeout_s)
+        entries = [
+            _choice_logprobs(answer, len(own_ids), choice)
+            for answer, own_ids, choice in zip(answers, choice_ids, choices, strict=True)
+        ]
+        return len(ids), answers, entries
 
     def _score_text(
         self, text: str, choices: Sequence[str], timeout_s: float | None
     ) -> tuple[int, list[dict[str, Any]], list[list[Any]]]:
-        """Text and choice may meet in one token ("a: " and "yes" in " yes"): all choices are scored from the first
-        token on in which any of them differs from the text alone."""
+        """`_score` without a local tokenizer. The end of the text and the start of a choice may share a token ("a: "
+        and "yes" share " yes"). So all choices are scored from the first token in which any differs from the text
+        alone."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         meta = self._http.post("/generate", {"text": text, "sampling_params": sampling}, timeout_s)["meta_info"]
         before = int(meta["prompt_tokens"])
         prompts = [text, *(text + choice for choice in choices)]
-        alone, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_HEALED_TOKENS, timeout_s)
-        known, *told = [answer["meta_info"]["input_token_logprobs"] for answer in (alone, *answers)]
-        tokens = [[entry[1] for entry in each] for each in (known, *told)]
-        num_common = min(common_prefix_length(tokens[0], each) for each in tokens[1:])
-        entries = [[entry for entry in each[num_common:] if entry[0] is not None] for each in told]
-        for choice, each in zip(choices, entries, strict=True):
-            _require_logprobs(each, choice)
+        text_answer, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_HEALED_TOKENS, timeout_s)
+        text_entries, *choice_entries = [
+            answer["meta_info"]["input_token_logprobs"] for answer in (text_answer, *answers)
+        ]
+        text_tokens, *choice_tokens = [[entry[1] for entry in own] for own in (text_entries, *choice_entries)]
+        num_common = min(common_prefix_length(text_tokens, own) for own in choice_tokens)
+        entries = [[entry for entry in own[num_common:] if entry[0] is not None] for own in choice_entries]
+        for choice, own in zip(choices, entries, strict=True):
+            _require_logprobs(own, choice)
         return before, answers, entries
 
     def _unconditional_logprobs(
         self, parts: Sequence[Part], tokens: list[list[int]], choices: Sequence[str], timeout_s: float | None
     ) -> list[list[float]]:
-        """The logprobs of the choices' tokens with nothing before them but the text's very first token."""
+        """Returns the logprobs of the choices' tokens after only the first token of the text."""
         if self._local_tokenizer is not None:
             first = self._token_ids(parts)[0]
         else:
             (answer,) = self._logprobs({"text": ["".join(text for text, _ in parts)]}, 0, timeout_s)
             first = int(answer["meta_info"]["input_token_logprobs"][0][1])
-        answers = self._logprobs({"input_ids": [[first, *each] for each in tokens]}, 0, timeout_s)
-        each = zip(answers, tokens, choices, strict=True)
+        answers = self._logprobs({"input_ids": [[first, *ids] for ids in tokens]}, 0, timeout_s)
         return [
             [float(logprob) for logprob, *_ in _choice_logprobs(answer, len(ids), choice)]
-            for answer, ids, choice in each
+            for answer, ids, choice in zip(answers, tokens, choices, strict=True)
         ]
 
     def _logprobs(self, prompts: dict[str, list[Any]], start: int, timeout_s: float | None) -> list[dict[str, Any]]:
-        """One request that samples nothing, answered for each prompt."""
+        """Posts a batch of prompts in one request, without sampling. Returns one answer per prompt, with logprobs from
+        token `start` on."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
-        wanted = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
-        answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **wanted}, timeout_s)
-        (given,) = prompts.values()
-        if not isinstance(answers, list) or len(answers) != len(given):
-            raise CallFailed(f"{self.name} did not answer each of {len(given)} prompts")
+        fields = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
+        answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **fields}, timeout_s)
+        (batch,) = prompts.values()
+        if not isinstance(answers, list) or len(answers) != len(batch):
+            raise CallFailed(f"{self.name} did not answer each of {len(batch)} prompts")
         return answers
 
 
@@ -264,18 +272,18 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
             return {"regex": "|".join(map(re.escape, choices))}
         case Ebnf(grammar):
             return {"ebnf": grammar}
-    raise InputError(f"RuntimeEndpoint: SGLang's protocol has no form for the constraint {type(spec).__name__}")
+    raise InputError(f"RuntimeEndpoint: SGLang's protocol cannot express the constraint {type(spec).__name__}")
 
 
 def _choice_logprobs(answer: Any, num_tokens: int, choice: str) -> list[Any]:
-    """The (logprob, token, ...) of a choice's tokens: the last `num_tokens` of the prompt's."""
+    """Returns the (logprob, token, ...) entries of a choice: the last `num_tokens` of the prompt."""
     entries = (answer.get("meta_info") or {}).get("input_token_logprobs") or []
     return _require_logprobs([entry for entry in entries[-num_tokens:] if entry[0] is not None], choice)
 
 
 def _require_logprobs(entries: list[Any], choice: str) -> list[Any]:
     if not entries:
-        raise CallFailed(f"the server gave no logprobs of the choice {choice!r:.40}, so it cannot be scored")
+        raise CallFailed(f"the server sent no logprobs for the choice {choice!r:.40}, so it cannot be scored")
     return entries
 
 
@@ -285,8 +293,12 @@ def _usage(meta: dict[str, Any]) -> Usage:
     return Usage(prompt, cached, prompt - cached, 0, completion, wall_s=float(meta.get("e2e_latency") or 0.0))
 
 
-def _tokenizer(model_path: str, given: str | Path | None) -> Tokenizer | None:
-    path = Path(given if given is not None else model_path)
-    if given is None and not path.exists():
+def _tokenizer(model_path: str, tokenizer_path: str | Path | None) -> Tokenizer | None:
+    path = Path(tokenizer_path if tokenizer_path is not None else model_path)
+    if tokenizer_path is None and not path.exists():
         return None
     return load_tokenizer(path)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,10 +1,8 @@
-"""`run_batch(..., resume="file.jsonl")`: each item that is done is a line of a file, and is not run again.
+"""`run_batch(..., resume="file.jsonl")`: each finished item is saved as a line of a file and is not run again.
 
-A line is {"key": ..., "text": ..., "messages": ..., "variables": ..., "ret_value": ...}. Its key is a digest of the
-program's source, the item's arguments, the sampling keywords and the model's name: what was changed runs anew. Items
-that failed have no line.
-
-Knows: files, digests, what JSON keeps. Must not know: sessions, calls, threads beyond a lock.
+A line is {"key": ..., "text": ..., "messages": ..., "variables": ..., "ret_value": ...}. The key is a digest of the
+program's source, the item's arguments, the sampling keywords and the model's name, so changed items run again. Failed
+items have no line.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BatchCheckpoint:
-    """The file of one batch. `keys` has one for each item, in order."""
+    """The checkpoint file of one batch. `keys`: one key per item, in order. Raises InputError for an invalid file."""
 
     def __init__(
         self,
@@ -50,12 +48,12 @@ class BatchCheckpoint:
         self._done = _read(self._path)
 
     def state(self, index: int) -> ProgramState | None:
-        """The state of an item that was done before, to be read like any other; None where it was not."""
+        """Returns the saved state of an item, or None if the item was not finished before."""
         line = self._done.get(self.keys[index])
         return None if line is None else _restore_state(self._program, self._client, line)
 
     def record(self, index: int, state: ProgramState) -> None:
-        """Writes the line of an item that is done. One that failed has none; one that JSON cannot keep fails."""
+        """Saves a finished item. A failed item is not saved. An item that JSON cannot represent fails."""
         run = state._run
         if run.error is not None or state.error() is not None:
             return
@@ -64,10 +62,10 @@ class BatchCheckpoint:
                 "ret_value": state.ret_value}  # fmt: skip
         for name, value in [*variables.items(), ("the return value", state.ret_value)]:
             if not _is_plain(value):
-                why = (
-                    f"resume keeps what JSON can: {name} is a {type(value).__name__}; keep its text with s.text_of(...)"
+                message = (
+                    f"resume saves JSON values only: {name} is a {type(value).__name__}; use its text, s.text_of(...)"
                 )
-                run.fail(program_error(self._program, None, InputError(why)))
+                run.fail(program_error(self._program, None, InputError(message)))
                 return
         with self._lock, self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -76,40 +74,40 @@ class BatchCheckpoint:
 def _source(body: Callable[..., Any]) -> str:
     try:
         return inspect.getsource(body)
-    except (OSError, TypeError):  # typed into a prompt
+    except (OSError, TypeError):  # a function typed into an interactive session has no source file
         code = getattr(body, "__code__", None)
         return "" if code is None else repr(code.co_code) + repr(code.co_consts)
 
 
-def _keys(of_all: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    said = [*of_all, sorted(options.fields.items(), key=lambda each: each[0]), options.n]
+def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
+    shared = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
     seen: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):
         if not _is_plain(dict(item)):
-            raise InputError(f"item {index} of run_batch has arguments that JSON cannot keep, as resume needs")
-        digest = hashlib.sha256(json.dumps([said, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
-        keys.append(f"{digest}-{seen[digest]}")  # equal items are told apart by their order
+            raise InputError(f"item {index} of run_batch has arguments that are not JSON values, as resume requires")
+        digest = hashlib.sha256(json.dumps([shared, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
+        keys.append(f"{digest}-{seen[digest]}")  # equal items are distinguished by their order
         seen[digest] += 1
     return keys
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    """The lines by key. A last line that was cut off, by a kill or a full disk, is taken out of the file."""
+    """Returns the lines by key. Removes an incomplete last line, left by a kill or a full disk, from the file."""
     with path.open("ab"):
-        pass  # a path that cannot be written is an error now, not after the first item
+        pass  # reports an unwritable path now and not after the first item
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
+    complete_lines = data[: data.rfind(b"\n") + 1]
     done: dict[str, dict[str, Any]] = {}
-    for number, text in enumerate(whole.splitlines(), 1):
+    for number, text in enumerate(complete_lines.splitlines(), 1):
         try:
             line = json.loads(text)
             done[line["key"]] = line
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}, line {number}, is not a line that run_batch(resume=...) wrote") from None
-    if len(whole) < len(data):
+    if len(complete_lines) < len(data):
         with path.open("rb+") as file:
-            file.truncate(len(whole))
+            file.truncate(len(complete_lines))
     return done
 
 
@@ -125,7 +123,7 @@ def _restore_state(program: str, client: Client, line: Mapping[str, Any]) -> Pro
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON gives it back as it is: no tuples, no objects, no NaN."""
+    """Whether a value survives JSON unchanged: no tuples, no objects, no NaN or infinity."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, list):

@@ -1,7 +1,4 @@
-"""Patterns over forks, written in the language itself: best_of, vote, map. Copy one where it does not fit.
-
-Knows: states and groups as any program does. Must not know: calls, sessions.
-"""
+"""`best_of`, `vote` and `map`: patterns over forks, written in the language itself, so that they can be adapted."""
 
 from __future__ import annotations
 
@@ -12,34 +9,34 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from plait.lang.core.expressions import Expr
-from plait.lang.core.fork_group import ProgramStateGroup
-from plait.lang.core.state import ProgramState
+from plait.lang.core.state import ProgramState, ProgramStateGroup
 from plait.runtime.errors import InputError
 
 Item = TypeVar("Item")
 
 
 def best_of(s: ProgramState, n: int, expr: str | Expr, by: Callable[[ProgramState], float]) -> list[float]:
-    """Goes on with the best of `n` branches that append `expr`; gives the scores of all.
+    """Appends `expr` in `n` branches and continues with the best one. Returns the scores of all branches.
 
-    `by` scores a branch, the highest wins. It gets a branch of its own: a judge that it appends leaves no trace. All
-    judges are asked before any is read, if `by` only appends and gives a function that reads.
+    `by(branch)` returns a number; the highest wins. It gets a fork of the branch, so a judge that it appends leaves no
+    trace in the text. To run all judges in parallel, let `by` only append and return a function that reads the score.
 
     >>> best_of(s, 4, gen("proof"), by=lambda b: len(b["proof"]))       # doctest: +SKIP
     """
     _check_function("best_of", "by", by)
     branches = _sampled("best_of", s, n, expr)
     judges = [branch.fork(1)[0] for branch in branches]
-    asked: list[Any] = [by(judge) for judge in judges]
-    scores = [_score(each() if callable(each) else each) for each in asked]
+    results: list[Any] = [by(judge) for judge in judges]
+    scores = [_score(result() if callable(result) else result) for result in results]
     branches.adopt(max(range(n), key=scores.__getitem__))
     return scores
 
 
 def vote(s: ProgramState, n: int, expr: str | Expr, name: str) -> Any:
-    """Goes on with the first of `n` branches whose variable `name` has the value that most of them have; that value.
+    """Appends `expr` in `n` branches and continues with one whose variable `name` has the most frequent value. Returns
+    that value.
 
-    Self-consistency (Wang et al. 2022, arXiv:2203.11171).
+    This is self-consistency (Wang et al. 2022, arXiv:2203.11171).
 
     >>> vote(s, 5, "Think: " + gen("why") + " Answer: " + gen("answer", type=int), "answer")     # doctest: +SKIP
     42
@@ -52,20 +49,20 @@ def vote(s: ProgramState, n: int, expr: str | Expr, name: str) -> Any:
 
 
 def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, Item], object]) -> ProgramStateGroup:
-    """One branch for each item, written by `write(branch, item)` and joined; the branches, to be read.
+    """Forks one branch per item, calls `write(branch, item)` for each and joins them. Returns the branches.
 
-    New variables of the branches are lists in `s`, in the order of the items.
+    New variables of the branches become lists in `s`, in the order of the items.
 
     >>> plait.map(s, chapters, lambda b, text: b.user(text) or b.assistant(gen("summary")))      # doctest: +SKIP
     """
     _check_function("map", "write", write)
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise InputError(f"map takes a list of items, one for each branch, not {items!r:.80}")
-    given: Sequence[Item] = list(items)
-    if not given:
-        raise InputError("map has no items to make branches of: ask whether there are any before it")
-    branches = s.fork(len(given))
-    for branch, item in zip(branches, given, strict=True):
+        raise InputError(f"map takes a list of items, one per branch, not {items!r:.80}")
+    item_list: Sequence[Item] = list(items)
+    if not item_list:
+        raise InputError("map got no items; check for an empty list before the call")
+    branches = s.fork(len(item_list))
+    for branch, item in zip(branches, item_list, strict=True):
         write(branch, item)
     branches.join()
     return branches
@@ -73,7 +70,7 @@ def map(s: ProgramState, items: Iterable[Item], write: Callable[[ProgramState, I
 
 def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramStateGroup:
     if not isinstance(s, ProgramState):
-        raise InputError(f"{where} takes the state of a plain program, not {type(s).__name__}; write it with fork")
+        raise InputError(f"{where} takes the state of a plain program, not {type(s).__name__}; use fork instead")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InputError(f"{where}: the number of branches must be at least 1, not {n!r:.40}")
     branches = s.fork(n)
@@ -81,13 +78,13 @@ def _sampled(where: str, s: ProgramState, n: int, expr: str | Expr) -> ProgramSt
     return branches
 
 
-def _check_function(where: str, name: str, given: object) -> None:
-    if not callable(given):
-        raise InputError(f"{where}: {name} must be a function, not {given!r:.80}")
+def _check_function(where: str, name: str, value: object) -> None:
+    if not callable(value):
+        raise InputError(f"{where}: {name} must be a function, not {value!r:.80}")
 
 
-def _score(given: Any) -> float:
+def _score(value: Any) -> float:
     with contextlib.suppress(TypeError):
-        if not isinstance(given, str | bytes | bytearray) and not math.isnan(score := float(given)):
-            return score  # NaN is above and below nothing: the first branch would win, whatever the others have
-    raise InputError(f"best_of: by must give a number for each branch, not {given!r:.80}; of text int(...) makes one")
+        if not isinstance(value, str | bytes | bytearray) and not math.isnan(score := float(value)):
+            return score  # NaN is refused: no comparison with it is true, so the first branch would always win
+    raise InputError(f"best_of: by must return a number for each branch, not {value!r:.80}; convert text with int(...)")

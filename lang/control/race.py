@@ -1,7 +1,4 @@
-"""`race(forks)`: the branches that are done first win, the others end at once and free their pages.
-
-Knows: branches, their calls, waiting for any of them. Must not know: nodes, sockets, text.
-"""
+"""`race(forks)`: the first branches to finish win; the others are aborted at once and free their cache pages."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from plait.lang.aio.group import AsyncStateGroup
-from plait.lang.control.ending import cancel_branch
-from plait.lang.core.fork_group import ForkGroup, ProgramStateGroup
+from plait.lang.aio.state import AsyncStateGroup
+from plait.lang.core.fork_group import ForkGroup
+from plait.lang.core.state import ProgramStateGroup
 from plait.runtime.errors import InputError
 from plait.runtime.transport.notifier import LoopNotifier, wait_for_event
 
@@ -29,11 +26,11 @@ def race(forks: AsyncStateGroup, first: int = 1) -> Coroutine[Any, Any, AsyncSta
 def race(
     forks: ProgramStateGroup | AsyncStateGroup, first: int = 1
 ) -> ProgramStateGroup | Coroutine[Any, Any, AsyncStateGroup]:
-    """Waits until `first` of the branches have all their answers, ends the rest, and gives the winners as a group,
-    in the order in which they were done.
+    """Waits until all calls of `first` branches have ended, and ends the other branches. Returns the winners as a
+    group, in the order in which they finished.
 
-    A branch whose call failed cannot win. Raises its ProgramError where too few can. In an async program:
-    `await race(forks)`.
+    A branch with a failed call cannot win. Raises the ProgramError of such a branch if too few are left. In an async
+    program: `await race(forks)`.
 
     >>> forks = s.fork(4)                                               # doctest: +SKIP
     >>> forks += gen("proof")                                           # doctest: +SKIP
@@ -66,7 +63,7 @@ async def _race_async(forks: AsyncStateGroup, race_state: _RaceState) -> AsyncSt
 
 
 class _RaceState:
-    """The branches of one race: who is done, and in which order."""
+    """The branches of one race, and which of them have finished or failed, in order."""
 
     def __init__(self, forks: ForkGroup[Any], first: int) -> None:
         self._forks = forks
@@ -76,7 +73,7 @@ class _RaceState:
         self._failed: list[int] = []
 
     def wait(self) -> None:
-        """Until enough have won, or too few can."""
+        """Waits until enough branches have won, or too few are left."""
         changed = threading.Event()
         with self._listening(changed.set):
             while not self._is_over():
@@ -85,6 +82,7 @@ class _RaceState:
                 changed.clear()
 
     async def wait_async(self) -> None:
+        """`wait` for an event loop."""
         changed, notifier = asyncio.Event(), LoopNotifier.for_running_loop()
         with self._listening(lambda: notifier.notify(changed)):
             while not self._is_over():
@@ -93,12 +91,12 @@ class _RaceState:
                 changed.clear()
 
     def end_losers(self) -> list[int] | None:
-        """Ends all but the winners; their numbers, or None where too few were left."""
+        """Ends all branches but the winners. Returns the indices of the winners, or None if there are too few."""
         enough = len(self._won) >= self._first
         winners = self._won[: self._first] if enough else []
         for index, state in enumerate(self._forks.states):
             if index not in winners and (enough or index not in self._failed[:1]):
-                cancel_branch(state._branch, "this branch lost its race")
+                state._branch.cancel("this branch lost its race")
         return winners if enough else None
 
     def first_failed_branch(self) -> Any:
@@ -106,8 +104,9 @@ class _RaceState:
 
     def _is_over(self) -> bool:
         for index, call_segments in self._call_segments.items():
-            if index not in self._won and index not in self._failed and all(each.call.done() for each in call_segments):
-                (self._failed if any(each.failure() for each in call_segments) else self._won).append(index)
+            if index in self._won or index in self._failed or not all(part.call.done() for part in call_segments):
+                continue
+            (self._failed if any(part.failure() for part in call_segments) else self._won).append(index)
         pending = len(self._call_segments) - len(self._won) - len(self._failed)
         return len(self._won) >= self._first or len(self._won) + pending < self._first
 
@@ -124,15 +123,15 @@ class _RaceState:
 
     def _open_calls(self) -> list[Call]:
         return [
-            each.call
+            part.call
             for call_segments in self._call_segments.values()
-            for each in call_segments
-            if not each.call.done()
+            for part in call_segments
+            if not part.call.done()
         ]
 
     def _seconds_to_deadline(self) -> float | None:
-        limits = [call.deadline for call in self._open_calls() if call.deadline is not None]
-        return max(0.0, min(limits) - time.monotonic()) if limits else None
+        deadlines = [call.deadline for call in self._open_calls() if call.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _expire_overdue(self) -> None:
         for call in self._open_calls():

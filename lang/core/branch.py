@@ -1,8 +1,6 @@
-"""One growing text of a program: its segments, turns and variables, and the session that mirrors it.
+"""`Branch`: one growing text of a program, with its segments, turns and variables, and the session that mirrors it.
 
-A fork copies the three lists (not the text) and continues a forked session.
-
-Knows: segments, turns, the session. Must not know: expressions, handles, who reads.
+A fork copies the three collections (not the text) and continues on a forked session.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Turn(NamedTuple):
-    """A turn whose content is segments[start:stop]."""
+    """A finished turn; its content is `segments[start:stop]`."""
 
     role: Role
     start: int
@@ -30,7 +28,7 @@ class Turn(NamedTuple):
 
 
 class Branch:
-    """The text of one state. The session is opened when the first text comes."""
+    """The text of one state. Its session is opened when the first text is written."""
 
     def __init__(self, run: Run, session: Session | None = None, parent: Branch | None = None) -> None:
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
@@ -40,29 +38,34 @@ class Branch:
         self.turns: list[Turn] = []
         self._open_turn: tuple[Role, int] | None = None
         self._session = session
-        self.restored_messages: list[dict[str, str]] | None = None  # of a state that was read from a file
+        self.restored_messages: list[dict[str, str]] | None = None  # set for a state read from a batch checkpoint
         self._close_reason: str | None = None
         self._num_inherited_segments = 0  # segments before this are the parent's
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
 
     def own_call_segments(self) -> Sequence[CallSegment]:
-        """The calls that began in this strand and in its branches, not before the fork."""
+        """Returns the calls made on this branch and on the forks of it, without those inherited from the parent."""
         own = _call_segments_in(self.segments[self._num_inherited_segments :])
         return [*own, *(call_segment for child in list(self._children) for call_segment in child.own_call_segments())]
 
+    def cancel(self, reason: str) -> None:
+        """Ends this branch and its forks at once. Their missing values do not fail the program."""
+        self.run.detach(self.own_call_segments())
+        self.abort(reason)
+
     def abort(self, reason: str) -> None:
-        """Ends the session and the calls that began in this strand, and those of its branches, at once."""
+        """Ends the session and the calls of this branch and of its forks at once."""
         for child in list(self._children):
             child.abort(reason)
         for call_segment in _call_segments_in(self.segments[self._num_inherited_segments :]):
-            for each in call_segment.siblings:
-                each.abort()
+            for sample in call_segment.siblings:
+                sample.abort()
         if self._session is not None and self._close_reason is None:
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
     def session(self) -> Session:
-        """The session, to add to. Raises InputError once the state was joined or the program has ended."""
+        """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
             raise InputError(f"{self._close_reason or 'the program has ended'}; its state can be read, not extended")
         if self._session is None:
@@ -70,17 +73,18 @@ class Branch:
         return self._session
 
     def write(self, text: str, *, control: bool = False) -> None:
-        """Adds known text."""
+        """Appends known text. `control`: the text is the chat template's own, so control tokens in it count."""
         self.session().append(text, control=control)
         self._add_segment(TextSegment(text, control))
 
     def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
-        """Adds the text that a call will give, as variable `name`."""
+        """Appends the text that a call will give, and sets variable `name` to it."""
         if name is not None:
             self.variables[name] = call_segment
         self._add_segment(call_segment)
 
     def set(self, name: str, value: Segment) -> None:
+        """Sets variable `name`. The text does not change."""
         self.variables[name] = value
         self.run.notify()
 
@@ -91,14 +95,17 @@ class Branch:
     # -- turns ------------------------------------------------------------------------------------
 
     def begin_turn(self, role: Role) -> None:
+        """Writes the template's text before a turn. Raises InputError inside an open turn, or without a template."""
         if self._open_turn is not None:
             raise InputError(
-                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn; end that one first"
+                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn; "
+                "end that one first"
             )
         self.write(self._template().turn_prefix(self._roles(), role), control=True)
         self._open_turn = (role, len(self.segments))
 
     def end_turn(self, role: Role) -> None:
+        """Writes the template's text after a turn. Raises InputError unless the open turn has this role."""
         if self._open_turn is None or self._open_turn[0] != role:
             open_now = f"the open turn is {self._open_turn[0]}" if self._open_turn else "no turn is open"
             raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
@@ -109,7 +116,7 @@ class Branch:
         self.turns.append(turn)
 
     def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
-        """A whole turn whose template text is not what `begin_turn` would write."""
+        """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
         if self._open_turn is not None:
             raise InputError(
                 f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn"
@@ -127,7 +134,7 @@ class Branch:
         return self._open_turn is not None
 
     def messages(self) -> list[tuple[Role, SegmentRange]]:
-        """The turns and their contents; the last one may still be open."""
+        """Returns (role, content) of each turn. The last turn may still be open."""
         turns = list(self.turns)
         if self._open_turn is not None:
             turns.append(Turn(*self._open_turn, len(self.segments)))
@@ -148,7 +155,7 @@ class Branch:
     # -- forks ------------------------------------------------------------------------------------
 
     def fork(self, size: int) -> list[Branch]:
-        """`size` strands that begin with this one's text, turns and variables."""
+        """Returns `size` branches that begin with this branch's text, turns and variables."""
         children = []
         for session in self.session().fork(size):
             child = type(self)(self.run, self.run.register_session(session), self)
@@ -162,7 +169,7 @@ class Branch:
         return children
 
     def append_from_child(self, child: Branch, start: int, num_turns: int) -> None:
-        """Adds what `child` has after segment `start` and turn `num_turns`, once it is known."""
+        """Appends what `child` has after segment `start` and turn `num_turns`. The calls in it must have ended."""
         shift = len(self.segments) - start
         if child._open_turn != self._open_turn:
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
@@ -174,14 +181,14 @@ class Branch:
         self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
 
     def close(self, reason: str) -> None:
-        """Lets the session go once its calls are done; the text stays readable. Idempotent."""
+        """Releases the session once its calls are done. The text stays readable. Idempotent."""
         if self._close_reason is None:
             self._close_reason = reason
             if self._session is not None:
                 self.run.close(self._session)
 
     def call_segments(self) -> Sequence[CallSegment]:
-        """The calls whose text stands in this strand."""
+        """Returns the calls whose text is part of this branch's text."""
         return _call_segments_in(self.segments)
 
     def __del__(self) -> None:
@@ -190,13 +197,13 @@ class Branch:
 
 
 def _call_segments_in(segments: Sequence[Segment]) -> list[CallSegment]:
-    found: list[CallSegment] = []
+    call_segments: list[CallSegment] = []
     for segment in segments:
         if isinstance(segment, CallSegment):
-            found.append(segment)
+            call_segments.append(segment)
         elif isinstance(segment, Samples):
-            found.extend(segment.call_segments)
-    return found
+            call_segments.extend(segment.call_segments)
+    return call_segments
 
 
 def _indefinite_article(role: Role) -> str:

@@ -1,9 +1,7 @@
-"""Runs one program's body once: in the caller's thread, in a thread of its own, or as an item of a batch.
+"""Runs a program's body once: in the caller's thread, in a thread of its own, or as an item of a batch.
 
-Whatever the body raises is kept in the run and raised where the result is read; only what ends a process
-(KeyboardInterrupt, SystemExit) passes through, after the runtime was told to stop.
-
-Knows: the body's start and end. Must not know: arguments' rules, nodes, how values are read.
+An exception of the body is stored in the run and raised where the result is read. KeyboardInterrupt and SystemExit
+pass through, after the calls of the program were aborted.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Execution:
-    """One run of `body(s, *args, **kwargs)`. `state` is what the caller reads."""
+    """One run of `body(s, *args, **kwargs)`. `state` is the handle that the caller reads."""
 
     def __init__(
         self,
@@ -44,27 +42,27 @@ class Execution:
         self.body = body
         self.args = args
         self.kwargs = kwargs
-        self.on_done: Callable[[ProgramState], None] | None = None  # of a batch's item
+        self.on_done: Callable[[ProgramState], None] | None = None  # called at the end of a batch item
         self.is_async = inspect.iscoroutinefunction(body)
 
     def run_to_completion(self) -> ProgramState:
-        """Runs the body here and waits for all calls. Raises ProgramError when it or one of them failed."""
+        """Runs the body in this thread and waits for all calls. Raises ProgramError if the body or a call failed."""
         self._run_to_end()
         self.run.raise_if_failed()
         return self.state
 
     def run_batch_item(self) -> ProgramState:
-        """`run_to_completion` for a batch: the error stays in the state."""
+        """Like `run_to_completion`, for a batch item: an error is stored in the state and not raised."""
         try:
             self._run_to_end()
             if self.on_done is not None:
                 self.on_done(self.state)
-        except BaseException as error:  # a worker thread ends no process: the item has this error
+        except BaseException as error:  # in a worker thread SystemExit and the like belong to the item
             self.fail(error)
         return self.state
 
     def run_batch_item_any(self) -> ProgramState:
-        """`run_batch_item` in a thread that has no event loop, whatever the body is."""
+        """`run_batch_item` for plain and async bodies, in a thread without an event loop."""
         if self.is_async:
             import asyncio
 
@@ -74,13 +72,13 @@ class Execution:
         return self.run_batch_item()
 
     def start(self) -> ProgramState:
-        """Runs the body in a thread of its own and returns at once."""
+        """Runs the body in a thread of its own. Returns at once."""
         name = f"plait program {self.run.program}"
         threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
         return self.state
 
     def abort(self) -> None:
-        """Ends the program's calls, from any thread."""
+        """Aborts the program's calls. May be called from any thread."""
         self.run.abort()
 
     def _run_in_thread(self) -> None:
@@ -92,7 +90,7 @@ class Execution:
             self.run.end()
 
     def _run_to_end(self) -> None:
-        """The body, then all its calls."""
+        """Runs the body and waits for all its calls. An Exception is stored in the run."""
         try:
             try:
                 self.run_body()
@@ -106,11 +104,11 @@ class Execution:
             raise
 
     def run_body(self) -> None:
-        """A plain body, in this thread."""
+        """Calls a plain (not async) body in this thread."""
         self.run.ret_value = self.body(ProgramState(self.branch), *self.args, **self.kwargs)
 
     def fail(self, error: BaseException) -> None:
-        """Keeps `error` as the program's."""
+        """Stores `error` as the error of the program."""
         if not isinstance(error, ProgramError) or error.program != self.run.program:
             error = program_error(self.run.program, None, error, error_location(error))
         self.run.fail(error)

@@ -1,7 +1,4 @@
-"""What a program can append, as frozen values: nothing here runs until a state executes it.
-
-Knows: the nodes and how they are put together. Must not know: sessions, states, who executes them.
-"""
+"""The expressions that a program can append, as frozen dataclasses. They run when `interpreter.execute` gets them."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Expr:
-    """Anything that `s += ...` takes. Expressions and strings are joined with `+`."""
+    """Base of all that `s += ...` takes. Expressions and strings are concatenated with `+`."""
 
     def __add__(self, other: str | Expr) -> Expr:
         return Concat((*_parts(self), *_parts(as_expr(other))))
@@ -36,13 +33,14 @@ class Expr:
 
     def __format__(self, spec: str) -> str:
         raise InputError(
-            f"{_describe(self)} stands inside an f-string or format(), where it would never run; "
+            f"{_describe(self)} is used inside an f-string or format(), where it would never run; "
             "write 'text' + gen(...) + 'text'"
         )
 
     def __str__(self) -> str:
         raise InputError(
-            f"{_describe(self)} is made text by str() or '%s', where it would never run; write 'text' + gen(...) + 'text'"
+            f"{_describe(self)} is converted to text by str() or '%s', where it would never run; "
+            "write 'text' + gen(...) + 'text'"
         )
 
     def __bool__(self) -> bool:
@@ -54,21 +52,21 @@ class Expr:
 
 @dataclass(frozen=True)
 class Text(Expr):
-    """Plain text: it never becomes a control token."""
+    """Plain text. It is never tokenized into a control token."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Concat(Expr):
-    """Several expressions, one after the other."""
+    """Several expressions in a row."""
 
     parts: tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
 class Gen(Expr):
-    """Sampled text, optionally held to a constraint."""
+    """Sampled text, optionally constrained."""
 
     name: str | None
     options: Options = field(default_factory=Options)
@@ -78,7 +76,7 @@ class Gen(Expr):
 
 @dataclass(frozen=True)
 class Typed(Gen, Generic[T]):
-    """`gen(name, type=T)`, whose value is read as a T. It is a handle too: `s[p]` is that T, to type checkers as well.
+    """`gen(name, type=T)`, whose value is parsed as a T. It is also a typed handle: type checkers see `s[p]` as a T.
 
     >>> age = gen("age", type=int)                                  # doctest: +SKIP
     >>> s += "I am " + age; s[age] + 1                              # doctest: +SKIP
@@ -87,7 +85,7 @@ class Typed(Gen, Generic[T]):
 
 @dataclass(frozen=True)
 class Select(Expr):
-    """The best of several texts. `timeout_s` overrides the program's own."""
+    """The best-scored of several texts. `timeout_s` overrides the program's default."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -97,7 +95,7 @@ class Select(Expr):
 
 @dataclass(frozen=True)
 class GenToolCall(Expr):
-    """A call of one of several tools, worded as the model words calls."""
+    """A call of one of several tools, in the model's own tool-call syntax."""
 
     name: str | None
     options: Options
@@ -114,7 +112,7 @@ class RoleBegin(Expr):
 
 @dataclass(frozen=True)
 class SystemWithTools(Expr):
-    """A system turn that also lists tools, in the model's own form where its template has one."""
+    """A system turn that also lists tools, in the chat template's own format if it has one."""
 
     content: Expr
     tools: tuple[Tool, ...]
@@ -128,13 +126,13 @@ class RoleEnd(Expr):
 
 
 def as_expr(value: object) -> Expr:
-    """`value` as an expression; InputError says what to write instead of a wrong one."""
+    """Returns `value` as an expression. Raises InputError, which says what to write instead, for any other value."""
     if isinstance(value, Expr):
         return value
     if isinstance(value, str):
         return Text(value)
     if value is None:
-        raise InputError("None cannot be appended; does a helper function lack its return?")
+        raise InputError("None cannot be appended; is a return missing in a helper function?")
     if hasattr(value, "run_batch"):
         raise InputError("a program cannot be appended; to run it on this state, call it: program(s, ...)")
     if hasattr(value, "var_scope"):
@@ -144,16 +142,16 @@ def as_expr(value: object) -> Expr:
         )
     if isinstance(value, Awaitable):
         if isinstance(value, Coroutine):
-            value.close()  # nobody will await it
-        raise InputError("a value that is still to be awaited cannot be appended: write s += await s['name']")
+            value.close()  # nothing will await it
+        raise InputError("a value must be awaited before it is appended: write s += await s['name']")
     if isinstance(value, AbstractContextManager):
         raise InputError("a copy is used in a with block: with s.copy() as c: c += ...")
     if isinstance(value, list | tuple):
         raise InputError(
-            f"a {type(value).__name__} cannot be appended to one text: append its parts one by one, or join them with +"
+            f"a {type(value).__name__} cannot be appended: append its items one by one, or concatenate them with +"
         )
     if isinstance(value, dict):
-        raise InputError("a dict cannot be appended; a message is a turn: s += user(...), s += assistant(...)")
+        raise InputError("a dict cannot be appended; write a message as a turn: s += user(...), s += assistant(...)")
     if isinstance(value, bytes):
         raise InputError("bytes cannot be appended; write data.decode()")
     if callable(value):
@@ -163,7 +161,7 @@ def as_expr(value: object) -> Expr:
 
 
 def _describe(expr: Expr) -> str:
-    """An expression as its program wrote it, in short."""
+    """Returns a short form of an expression, as the program wrote it."""
     match expr:
         case Gen() | GenToolCall():
             return "gen()" if expr.name is None else f"gen({expr.name!r})"
@@ -177,7 +175,7 @@ def _describe(expr: Expr) -> str:
 
 
 def role_turn(role: Role, expr: str | Expr) -> Expr:
-    """A whole turn of `role`."""
+    """Returns a whole turn of `role`."""
     return Concat((RoleBegin(role), *_parts(as_expr(expr)), RoleEnd(role)))
 
 

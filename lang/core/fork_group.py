@@ -1,17 +1,12 @@
-"""The branches of a fork, written together and joined again.
-
-Knows: states and their order. Must not know: sessions, calls.
-"""
+"""`ForkGroup`: the branches of a fork, which are written together and joined again. For plain and async programs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from plait.lang.control.ending import cancel_branch
 from plait.lang.core.expressions import Expr, as_expr
 from plait.lang.core.results import AssignedValue
-from plait.lang.core.state import ProgramState
 from plait.lang.core.state_writer import StateWriter
 from plait.runtime.errors import InputError
 
@@ -23,10 +18,11 @@ G = TypeVar("G", bound="ForkGroup[Any]")
 
 
 class ForkGroup(Generic[S]):
-    """n states in order, which can be written one by one or all at once."""
+    """The n states of a fork, in order. They are written one by one (`forks[i] += ...`) or together (`forks +=
+    ...`)."""
 
     def __init__(self, states: Sequence[S], source: S, raced_group: ForkGroup[S] | None = None) -> None:
-        """`raced_group`: the group that these states are some of; it is not joined any more, this one is."""
+        """`raced_group`: for the winners of a race, the group they were part of. That group can no longer be joined."""
         self.states = list(states)
         self.src_state = source
         self._names_before_fork: frozenset[str] = (
@@ -40,10 +36,11 @@ class ForkGroup(Generic[S]):
         )
         self._closed_reason: str | None = None
         if raced_group is not None:
-            raced_group._closed_reason = "these branches ran a race: join the group that race(...) gave"
+            raced_group._closed_reason = "these branches ran a race: join the group that race(...) returned"
 
     def _traced_race(self, first: int) -> Any:
-        """What `race` gives where no branch computes anything; None: they do, let them race."""
+        """Returns the winners while the program is being compiled, where no branch computes anything; otherwise
+        None."""
         return None
 
     def _begin_join(self, mode: JoinMode) -> None:
@@ -53,10 +50,10 @@ class ForkGroup(Generic[S]):
             raise InputError(self._closed_reason)
         self._closed_reason = "these branches were joined already"
         for state in self.states:
-            state._branch.close("this branch was joined")  # after its calls; it computes nothing more
+            state._branch.close("this branch was joined")  # takes effect after its calls
 
     def _finish_join(self, mode: JoinMode) -> None:
-        """Once all answers of the branches are there."""
+        """Brings the results to the source state. All calls of the branches must have ended."""
         if mode == "gather_variable":
             self._gather()
         else:
@@ -73,9 +70,9 @@ class ForkGroup(Generic[S]):
             self.src_state._branch.set(name, AssignedValue(values))
 
     def __iadd__(self: G, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> G:
-        """Appends to every branch: the same text or expression, one of a list for each, or `other(i)`."""
-        for state, each in zip(self.states, self._item_per_branch(other), strict=True):
-            state._append(as_expr(each))
+        """Appends to every branch: the same text or expression, the items of a list (one per branch), or `other(i)`."""
+        for state, item in zip(self.states, self._item_per_branch(other), strict=True):
+            state._append(as_expr(item))
         return self
 
     def _item_per_branch(self, other: Any) -> Sequence[Any]:
@@ -83,13 +80,13 @@ class ForkGroup(Generic[S]):
             return [other] * len(self.states)
         if isinstance(other, (list, tuple)):
             if len(other) != len(self.states):
-                raise InputError(f"{len(other)} items cannot be appended to {len(self.states)} branches one by one")
+                raise InputError(f"{len(other)} items cannot be appended to {len(self.states)} branches: give one each")
             return other
         if callable(other) and not hasattr(other, "run_batch"):
             return [other(i) for i in range(len(self.states))]
         raise InputError(
-            "to a group one can append text, an expression, a list with one for each branch, or a function "
-            f"of the branch's number; not {type(other).__name__}"
+            "a group takes text, an expression, a list with one item per branch, or a function of the branch's "
+            f"index, not {type(other).__name__}"
         )
 
     @overload
@@ -102,7 +99,7 @@ class ForkGroup(Generic[S]):
         return self.states[index]
 
     def __setitem__(self, index: int, state: S) -> None:
-        """For `forks[i] += ...` only: a branch cannot be replaced by another state."""
+        """Exists for `forks[i] += ...` only. A branch cannot be replaced by another state."""
         if self.states[index] is not state:
             raise InputError("a branch cannot be replaced; append to it with forks[i] += ...")
 
@@ -111,37 +108,3 @@ class ForkGroup(Generic[S]):
 
     def __len__(self) -> int:
         return len(self.states)
-
-
-class ProgramStateGroup(ForkGroup[ProgramState]):
-    """What `s.fork(n)` gives.
-
-    >>> forks = s.fork(2)                                                   # doctest: +SKIP
-    >>> forks += lambda i: gen("draft", temperature=0.2 + i)                # doctest: +SKIP
-    >>> forks.join()                                                        # doctest: +SKIP
-    """
-
-    def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Waits for the branches and brings what they have to the state they came from.
-
-        "gather_variable": each variable new in a branch becomes a list of the branches' values, in order.
-        "concate_and_append": the text that each branch added is appended, in order.
-        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
-        """
-        self._begin_join(mode)
-        for state in self.states:
-            state.sync()
-        self._finish_join(mode)
-
-    def adopt(self, index: int) -> None:
-        """Goes on as branch `index`: its text is appended to the state they came from, its variables are that state's.
-        The other branches end."""
-        winner = self.states[index]
-        self._begin_join("concate_and_append")
-        for state in self.states:
-            if state is not winner:
-                cancel_branch(state._branch, "another branch was adopted")
-        winner.sync()
-        source = self.src_state._branch
-        source.append_from_child(winner._branch, self._fork_position, self._num_turns_at_fork)
-        source.variables.update(winner._branch.variables)

@@ -1,13 +1,8 @@
-"""Executes an expression on a strand: each node becomes instructions to the session, and nothing here waits.
-
-Knows: every node, and the session's methods. Must not know: threads, streaming, how values are read.
-"""
+"""`execute(expr, branch)`: turns an expression into instructions to the branch's session. Nothing here waits."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from plait.lang.core.branch import Branch
 from plait.lang.core.expressions import (
@@ -23,15 +18,9 @@ from plait.lang.core.expressions import (
 )
 from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
+from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
-from plait.lang.tools.call_format import stop_after_call, tool_call_format
-from plait.lang.tools.call_syntax import (
-    DEFAULT_CALL_SYNTAX,
-    default_tool_listing,
-    detect_call_syntax,
-    template_system_turn,
-)
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -41,7 +30,7 @@ if TYPE_CHECKING:
 def execute(expr: Expr, branch: Branch) -> None:
     """Appends `expr` to `branch`.
 
-    Raises ProgramError, naming the variable, where a call could not even begin.
+    Raises ProgramError, which names the variable, if a call is refused before it starts.
     """
     match expr:
         case Text():
@@ -53,17 +42,17 @@ def execute(expr: Expr, branch: Branch) -> None:
             _begin_call(branch, expr)
         case SeparateReasoning(gen, tags):
             execute(gen, branch)
-            whole = branch.variables[str(gen.name)]
-            branch.set(str(gen.name), ReasoningPart(whole, tags, 1))
-            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(whole, tags, 0))
+            output = branch.variables[str(gen.name)]
+            branch.set(str(gen.name), ReasoningPart(output, tags, 1))
+            branch.set(f"{gen.name}{REASONING_SUFFIX}", ReasoningPart(output, tags, 0))
         case SystemWithTools():
-            _system_with_tools(branch, expr)
+            write_system_turn(branch, expr.tools, lambda: execute(expr.content, branch))
         case RoleBegin():
             branch.begin_turn(expr.role)
         case RoleEnd():
             branch.end_turn(expr.role)
         case _:
-            raise InputError(f"{type(expr).__name__} is no expression that plait can run")
+            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
 
 def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
@@ -74,16 +63,21 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
             case Select():
                 _select(branch, expr)
             case GenToolCall():
-                _generate_call(branch, expr)
+                before, gen, after, from_template = tool_call_gen(branch, expr)
+                if before:
+                    branch.write(before, control=from_template)
+                _generate(branch, gen)
+                if after:
+                    branch.write(after, control=from_template)
     except PlaitError as error:
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
 
 def _announce_call(session: Session, name: str | None) -> None:
-    """Tells a session that wants to know which variable its next call is for; a scheduler need not."""
-    told = getattr(session, "set_next_call_name", None)
-    if told is not None:
-        told(name)
+    """Tells the session the variable of its next call, if it takes names. Only the sessions of plait.testing do."""
+    set_next_call_name = getattr(session, "set_next_call_name", None)
+    if set_next_call_name is not None:
+        set_next_call_name(name)
 
 
 def _generate(branch: Branch, expr: Gen) -> None:
@@ -91,46 +85,20 @@ def _generate(branch: Branch, expr: Gen) -> None:
     params, n = expr.options.merged_over(run.defaults)
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
-    others = session.fork(n - 1) if n > 1 else []
-    gen_results: list[GenResult] = []
-    for index, each in enumerate((session, *others)):
-        _announce_call(each, expr.name)
-        call = each.generate(params.for_sample(index), expr.constraint)
-        gen_results.append(GenResult(run, expr.name, call, expr.value_format))
-        gen_results[-1].lane = branch.lane if index == 0 else run.new_lane(branch.lane)
-        run.add(gen_results[-1])
-    for each in others:
-        each.close()
-    for call_segment in gen_results:
-        call_segment.siblings = tuple(gen_results)
-    branch.add(expr.name, gen_results[0] if n == 1 else Samples(gen_results))
-
-
-def _generate_call(branch: Branch, expr: GenToolCall) -> None:
-    """The model's words around a call are not sampled, where a call must be made."""
-    syntax = detect_call_syntax(branch.run.client.tokenizer.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
-    value_format = tool_call_format(expr.tools, expr.choice, syntax)
-    options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
-    must = expr.choice == "required"
-    if must and value_format.syntax.begin:
-        branch.write(value_format.syntax.begin, control=value_format.syntax.from_template)
-    _generate(branch, Gen(expr.name, options, value_format.spec, value_format))
-    if must and value_format.syntax.end:
-        branch.write(value_format.syntax.end, control=value_format.syntax.from_template)
-
-
-def _system_with_tools(branch: Branch, expr: SystemWithTools) -> None:
-    tokenizer = branch.run.client.tokenizer
-    template, listing = tokenizer.chat_template, [tool.as_json() for tool in expr.tools]
-    own = None if template is None or branch.turns or branch.segments else template_system_turn(template, expr.tools)
-    spelled = tokenizer.encode([(msgspec.json.encode(listing).decode(), True)], at_start=False)
-    if own is not None and not tokenizer.control_ids.intersection(spelled):  # a description must not end the turn
-        branch.write_templated_turn("system", *own, lambda: execute(expr.content, branch))
-        return
-    branch.begin_turn("system")
-    execute(expr.content, branch)
-    branch.write("\n\n" + default_tool_listing(expr.tools, detect_call_syntax(template)))
-    branch.end_turn("system")
+    sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
+    samples: list[GenResult] = []
+    for index, sample_session in enumerate((session, *sample_sessions)):
+        _announce_call(sample_session, expr.name)
+        call = sample_session.generate(params.for_sample(index), expr.constraint)
+        sample = GenResult(run, expr.name, call, expr.value_format)
+        sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
+        run.add(sample)
+        samples.append(sample)
+    for sample_session in sample_sessions:
+        sample_session.close()
+    for sample in samples:
+        sample.siblings = tuple(samples)
+    branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
 
 
 def _select(branch: Branch, expr: Select) -> None:

@@ -1,7 +1,4 @@
-"""The functions a program is written with: gen and select. Each checks its arguments and gives a node.
-
-Knows: names and rules of arguments. Must not know: states, sessions, how a node runs.
-"""
+"""`gen` and `select`, with their variants. Each checks its arguments and returns an expression."""
 
 from __future__ import annotations
 
@@ -26,11 +23,11 @@ from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
 REGEX_STRING = r'"[\w\d\s]*"'
-MAX_SELECT_CHOICES = 1024  # every choice of a select is a row of its own; as a mask, Choices takes more
+MAX_SELECT_CHOICES = 1024  # each choice is scored as a sequence of its own; a mask (sampled choices) takes more
 
 Stop = str | Collection[str]
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
-_SpecialForm: TypeAlias = object  # Literal[...], X | Y: types that a checker does not know as `type[T]`
+_SpecialForm: TypeAlias = object  # Literal[...], X | Y: not a `type[T]` to type checkers
 _GEN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
     *("choices", "choices_method", "type", "dtype", "tools", "tool_choice"),
@@ -131,33 +128,33 @@ def gen(
     tool_choice: str | Callable[..., Any] | None = None,
     **unknown: object,
 ) -> Expr:
-    """Text sampled by the model, kept as variable `name`. What is None is taken from `run(...)`.
+    """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
 
-    - `timeout`: seconds. `seed`: the same seed gives the same text in any batch.
-    - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: a pattern or several (Python's
-      syntax, no anchors or lookaround); the text ends where the match that is complete first begins.
-    - `n` > 1: the variable is a list of n texts, sampled side by side with seeds seed, seed+1, ...; the text
-      goes on with the first, and `get_meta_info` gives one dict for each.
-    - `regex`: the text matches it from end to end (Python's syntax). `json_schema` (JSON text, a dict or a Pydantic
-      model): the text is JSON that fits it, one space behind each comma and colon. `ebnf` (GBNF) and `lark`: the text
-      is of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject() or
-      JsonSchema(schema, lenient=True). One of them at a time; a value that `max_tokens` cuts off is not complete
-      (finish_reason "length").
-    - `complete`: the constrained value is whole whatever `max_tokens` is: when room gets short, only what leads to
-      its end is allowed. The call fails where no whole value fits.
-    - `choices`: as `select`, scored; with a `temperature` above 0 and no `choices_method` one of them is
-      sampled instead, under a mask that admits nothing else.
-    - `type`: the value is of that Python type, and the text is held to it: a Pydantic model, dataclass, TypedDict,
-      Enum, Literal, int, float, bool, date, list[...], X | None and what is made of them. `s[name]` is the object,
-      `s.text_of(name)` the text; the expression itself is a typed handle, `s[p]`. It is complete unless
-      `complete=False`; a value that max_tokens cut off then raises UnreadableValue when it is read.
-    - `tools`: typed functions. The text is a call of one of them that parses and fits its signature, worded as the
-      model words calls; `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the
-      default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
-    - `dtype`: SGLang's name of `type`, for int, float, bool, and str, which is a quoted string as `gen_string` gives.
-    - `logprob_start_len`: the prompt's tokens from this position on have logprobs too (-1: none).
-    - `return_logprob`, `top_logprobs_num`: natural logarithms, in `get_meta_info(name)`; token texts always
-      come with them.
+    - `timeout`: in seconds. `seed`: the same seed gives the same text, whatever else is in the batch.
+    - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: one or several patterns (Python
+      syntax, no anchors or lookaround). The text ends where the first completed match begins.
+    - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
+      state continues with the first one. `get_meta_info` returns a list with one dict per sample.
+    - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the
+      text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
+      the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
+      or JsonSchema(schema, lenient=True). Only one of them may be given. If `max_tokens` is reached first, the value
+      is incomplete (finish_reason "length").
+    - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
+      that lead to the end of the value are allowed. The call fails if no complete value fits.
+    - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of
+      them is sampled instead, under a mask that allows nothing else.
+    - `type`: the value has this Python type, and the text is constrained to it: a Pydantic model, dataclass,
+      TypedDict, Enum, Literal, int, float, bool, date, list[...], X | None and combinations of them. `s[name]` is the
+      object and `s.text_of(name)` its text. The expression itself is a typed handle: `s[p]`. The value is complete
+      unless `complete=False`; then reading a value that max_tokens cut off raises UnreadableValue.
+    - `tools`: typed functions. The text is a valid call of one of them, in the model's own tool-call syntax.
+      `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the default), one of the tools,
+      "auto" (the model may answer in text instead; then the value is None) or "none".
+    - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
+    - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
+    - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the
+      text of each token.
 
     Raises InputError for an unknown keyword or a value out of range, before anything runs.
 
@@ -173,13 +170,13 @@ def gen(
     check_text_in_logprobs(where, return_text_in_logprobs)
     if dtype is not None:
         if type is not None or regex is not None:
-            raise InputError(f"{where}: dtype, type and regex each say what the value is; give one of them")
-        named = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-        if named not in _DTYPES.values():
+            raise InputError(f"{where}: dtype, type and regex exclude each other; give one of them")
+        value_type = _DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+        if value_type not in _DTYPES.values():
             raise InputError(
                 f"{where}: dtype must be int, float, bool or str, not {dtype!r:.80}; type=... takes any type"
             )
-        type, regex = (None, REGEX_STRING) if named is str else (named, None)
+        type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if tools is not None:
         if (
@@ -189,16 +186,14 @@ def gen(
             or choices_method is not None
             or n not in (None, 1)
         ):
-            raise InputError(f"{where}: tools say what the value is; leave out type, regex, choices, n and the like")
+            raise InputError(f"{where}: tools cannot be combined with type, regex, choices, n and the like")
         checked, choice = checked_tools(where, tools, tool_choice)
         return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
     if tool_choice is not None:
         raise InputError(f"{where}: tool_choice needs tools")
     if type is not None:
         if spec is not None or choices is not None or choices_method is not None:
-            raise InputError(
-                f"{where}: type says what the value is; leave out regex, json_schema, choices and the like"
-            )
+            raise InputError(f"{where}: type cannot be combined with regex, json_schema, choices and the like")
         return _gen_typed(where, name, type, n, sampling)
     if choices is not None:
         return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
@@ -210,17 +205,17 @@ def gen(
 
 
 def gen_int(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
-    """`gen` held to an integer with an optional sign. The variable is the text; `int(s[name])` always works.
+    """`gen` constrained to an integer with an optional sign. The variable is the text; `int(s[name])` always works.
 
-    Takes the keywords of `gen` but regex and choices.
+    Takes the keywords of `gen` except regex and choices.
     """
     return _gen_with_regex("gen_int", REGEX_INT, name, args, keywords)
 
 
 def gen_string(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
-    """`gen` held to a double-quoted string of letters, digits and white space, its quotes included.
+    """`gen` constrained to a double-quoted string of letters, digits and white space. The quotes are part of the text.
 
-    Takes the keywords of `gen` but regex and choices.
+    Takes the keywords of `gen` except regex and choices.
     """
     return _gen_with_regex("gen_string", REGEX_STRING, name, args, keywords)
 
@@ -234,11 +229,11 @@ def select(
     timeout: float | None = None,
     **unknown: object,
 ) -> Expr:
-    """The one of `choices` that the model finds likeliest, kept as variable `name` and added to the text.
+    """The most likely one of `choices`, stored as variable `name` and appended to the text.
 
-    Nothing is sampled: `choices_method` scores every choice and the best one wins. `timeout` in seconds.
-    Text and choices are scored as they are written together: whether the space between stands at the text's end or
-    before each choice makes no difference, unless a fork or another call stands between.
+    Nothing is sampled: `choices_method` scores every choice, and the best one is taken. `timeout` is in seconds.
+    A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
+    start of each choice with the same result, unless a fork or another call comes between the two.
     Raises InputError for an empty list, equal choices, or a temperature above 0.
 
     >>> s += "The capital of France is " + select("city", ["Paris", "Rome"])          # doctest: +SKIP
@@ -251,7 +246,7 @@ def select(
     checked = make_options(where, temperature=temperature, timeout=timeout)
     if checked.fields.get("temperature"):
         raise InputError(
-            f"{where}: select takes the best choice and samples nothing; to sample one, write "
+            f"{where}: select scores its choices and does not sample; to sample one, write "
             f"gen({name!r}, choices=[...], temperature={temperature!r})"
         )
     texts = checked_choices(where, choices, MAX_SELECT_CHOICES).choices
@@ -259,12 +254,12 @@ def select(
 
 
 def image(path: object, *_: object, **__: object) -> Expr:
-    """Known from SGLang; raises InputError, since every model that plait runs reads text only."""
+    """Exists in SGLang. Always raises InputError, since the models that plait runs read text only."""
     raise InputError("image(...) is not supported: the models that plait runs read text only")
 
 
 def video(path: object, *_: object, **__: object) -> Expr:
-    """Known from SGLang; raises InputError, as `image` does."""
+    """Exists in SGLang. Always raises InputError, like `image`."""
     raise InputError("video(...) is not supported: the models that plait runs read text only")
 
 
@@ -280,15 +275,15 @@ def _gen_choices(
     if constraint is not None:
         raise InputError(f"{where}: give regex (or json_schema, ebnf, lark, constraint) or choices, not both")
     checked = make_options(where, n=n, **sampling)
-    given = {keyword for keyword, value in sampling.items() if value is not None}
+    given_keywords = {keyword for keyword, value in sampling.items() if value is not None}
     if checked.fields.get("temperature") and method is None:
         return _sampled_choice(where, name, checked_choices(where, choices), n, sampling)
-    meaningless = sorted(given - {"temperature", "timeout", "return_logprob"})
+    without_effect = sorted(given_keywords - {"temperature", "timeout", "return_logprob"})
     if n not in (None, 1):
-        meaningless.insert(0, "n")
-    if meaningless:
+        without_effect.insert(0, "n")
+    if without_effect:
         raise InputError(
-            f"{where}: {meaningless[0]} has no effect where choices are scored; leave it out, or give a "
+            f"{where}: {without_effect[0]} has no effect when choices are scored; leave it out, or give a "
             "temperature above 0 and no choices_method to sample one of the choices"
         )
     try:
@@ -299,35 +294,35 @@ def _gen_choices(
 
 
 def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling: dict[str, Any]) -> Typed[Any]:
-    """A value of `type_`: complete unless the program says otherwise, and never cut by a default stop string."""
+    """Returns a gen of a `type_`: complete by default, and never cut by the stop strings of `run(...)`."""
     value_format = value_format_of(where, type_)
     if value_format.spec is None:
         if sampling["complete"]:
-            raise InputError(f"{where}: complete needs a constraint, and any text is a {value_format.type_name}")
+            raise InputError(f"{where}: complete needs a constraint, and type={value_format.type_name} has none")
         return Typed(name, make_options(where, n=n, **sampling), None, value_format)
     for keyword in NO_STOP:
         if sampling[keyword] is not None:
             raise InputError(
-                f"{where}: {keyword} has no effect with type={value_format.type_name}, whose values end themselves"
+                f"{where}: {keyword} has no effect with type={value_format.type_name}, which ends when it is complete"
             )
-    whole = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
-    if value_format.max_text_tokens is not None and whole["max_tokens"] is None:
-        whole |= {
+    options = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
+    if value_format.max_text_tokens is not None and options["max_tokens"] is None:
+        options |= {
             "max_tokens": value_format.max_text_tokens,
             "min_tokens": sampling["min_tokens"] or 0,
             "complete": False,
         }
-    return Typed(name, make_options(where, n=n, **whole), value_format.spec, value_format)
+    return Typed(name, make_options(where, n=n, **options), value_format.spec, value_format)
 
 
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:
-    """Sampling under the mask, with room for the longest choice: a token is at least one byte."""
+    """Returns a gen under a mask of `choices`. Its max_tokens fit the longest choice: a token is at least one byte."""
     for keyword in ("max_tokens", "min_tokens", *NO_STOP, "ignore_eos", "complete"):
         if sampling[keyword] is not None:
-            raise InputError(f"{where}: {keyword} has no effect with choices, which end themselves; leave it out")
+            raise InputError(f"{where}: {keyword} has no effect with choices; leave it out")
     longest = max(len(choice.encode()) for choice in choices.choices)
-    whole = sampling | NO_STOP | {"max_tokens": longest + 1, "min_tokens": 0}
-    return Gen(name, make_options(where, n=n, **whole), choices)
+    options = sampling | NO_STOP | {"max_tokens": longest + 1, "min_tokens": 0}
+    return Gen(name, make_options(where, n=n, **options), choices)
 
 
 def _gen_with_regex(
@@ -336,5 +331,5 @@ def _gen_with_regex(
     for keyword in ("regex", "choices", "choices_method"):
         if keyword in keywords:
             raise unknown_keyword(call_label(function, name), keyword, ("name", *_SAMPLING_KEYWORDS))
-    held: Expr = gen(name, *args, regex=regex, **keywords)
-    return held
+    expr: Expr = gen(name, *args, regex=regex, **keywords)
+    return expr

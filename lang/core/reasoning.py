@@ -1,7 +1,4 @@
-"""`separate_reasoning`: what a reasoning model thinks, apart from what it answers.
-
-Knows: the marks around reasoning, by family. Must not know: calls, sessions.
-"""
+"""`separate_reasoning`: splits the output of a reasoning model into its reasoning and its answer."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ REASONING_SUFFIX = "_reasoning_content"
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """`starts_inside`: the text begins inside the reasoning, its opening mark was in the prompt."""
+    """The tags around reasoning. `starts_inside`: the opening tag is in the prompt, so the output starts inside it."""
 
     begin: str
     end: str
     starts_inside: bool = False
 
     def split(self, text: str) -> tuple[str, str]:
-        """(reasoning, answer). Reasoning that was cut off before its end mark leaves no answer.
+        """Returns (reasoning, answer). If the text ends before the closing tag, the answer is empty.
 
-        >>> Marks("<think>", "</think>").split("<think>so</think>yes")
+        >>> ReasoningTags("<think>", "</think>").split("<think>so</think>yes")
         ('so', 'yes')
         """
         stripped = text.lstrip()
@@ -34,8 +31,8 @@ class ReasoningTags:
             stripped = stripped.removeprefix(self.begin)
         elif not self.starts_inside:
             return "", text
-        thought, _, answer = stripped.partition(self.end)
-        return thought.strip(), answer.strip()
+        reasoning, _, answer = stripped.partition(self.end)
+        return reasoning.strip(), answer.strip()
 
 
 _THINK = ReasoningTags("<think>", "</think>")
@@ -52,17 +49,17 @@ REASONING_TAGS = {
 
 @dataclass(frozen=True)
 class SeparateReasoning(Expr):
-    """A gen whose variable is the answer alone; its reasoning is a second variable."""
+    """A gen whose variable is the answer alone. The reasoning is a second variable."""
 
     gen: Gen
     tags: ReasoningTags
 
 
 def separate_reasoning(expr: str | Expr | None = None, model_type: str | None = None) -> Expr:
-    """`expr`, in which each named gen gives two variables: `name`, the answer, and `name_reasoning_content`.
+    """Returns `expr`, in which each named gen sets two variables: `name` (the answer) and `name_reasoning_content`.
 
-    The text of the state stays whole. `model_type`: one of deepseek-r1, deepseek-v3, glm45, kimi, qwen3,
-    qwen3-thinking, step3; it says how reasoning is marked.
+    The text of the state is not changed. `model_type` selects the tags around reasoning: deepseek-r1, deepseek-v3,
+    glm45, kimi, qwen3, qwen3-thinking or step3. Raises InputError for any other, and for a constrained or unnamed gen.
 
     >>> s += assistant(separate_reasoning(gen("answer"), model_type="qwen3"))       # doctest: +SKIP
     >>> s["answer_reasoning_content"]                                               # doctest: +SKIP
@@ -72,8 +69,8 @@ def separate_reasoning(expr: str | Expr | None = None, model_type: str | None = 
         raise InputError(
             f"separate_reasoning: model_type must be one of {', '.join(REASONING_TAGS)}, not {model_type!r:.80}"
         )
-    whole = as_expr(expr)
-    parts = whole.parts if isinstance(whole, Concat) else (whole,)
+    expression = as_expr(expr)
+    parts = expression.parts if isinstance(expression, Concat) else (expression,)
     return Concat(tuple(_separate_part(part, tags) for part in parts))
 
 
@@ -83,19 +80,19 @@ def _separate_part(part: Expr, tags: ReasoningTags) -> Expr:
     if part.name is None:
         raise InputError("separate_reasoning: a gen needs a name, for its answer and its reasoning")
     if part.constraint is not None or part.value_format is not None:
-        raise InputError(f"separate_reasoning: gen({part.name!r}) is constrained and cannot hold reasoning")
+        raise InputError(f"separate_reasoning: gen({part.name!r}) is constrained, so it cannot contain reasoning")
     return SeparateReasoning(part, tags)
 
 
 class ReasoningPart(Segment):
-    """One of the two parts of an answer."""
+    """The reasoning (`index` 0) or the answer (`index` 1) in the output of a gen."""
 
-    def __init__(self, whole: Segment, tags: ReasoningTags, index: int) -> None:
-        self._segment, self._tags, self._index = whole, tags, index
+    def __init__(self, output: Segment, tags: ReasoningTags, index: int) -> None:
+        self._segment, self._tags, self._index = output, tags, index
 
     def value(self) -> Any:
-        whole = self._segment.value()
-        return [self._part(text) for text in whole] if isinstance(whole, list) else self._part(whole)
+        output = self._segment.value()
+        return [self._part(text) for text in output] if isinstance(output, list) else self._part(output)
 
     def text(self) -> str:
         return self._part(self._segment.text())

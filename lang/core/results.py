@@ -1,8 +1,6 @@
-"""What stands in a state's text and behind its variables: known text, and answers still on their way.
+"""Segments: the parts of a state's text and the values of its variables; known text, or the result of a call.
 
-Each can be read as a value, streamed in pieces (in a thread or on an event loop) and asked for its meta info.
-
-Knows: calls and their results. Must not know: names of variables in a state, sessions, roles.
+Each can be read as a value, streamed in pieces (from a thread or on an event loop) and asked for its meta info.
 """
 
 from __future__ import annotations
@@ -24,24 +22,25 @@ if TYPE_CHECKING:
 
 
 class Segment:
-    """Something with a value. `text()` is what it adds to the text of the state."""
+    """Base class. `value()` is the value of a variable, `text()` its part of the state's text."""
 
     def value(self) -> Any:
-        """Waits for the value. Raises ProgramError when its call failed."""
+        """Waits for the value and returns it. Raises ProgramError if its call failed."""
         return self.text()
 
     def text(self) -> str:
+        """Waits for the text and returns it. Raises ProgramError if its call failed."""
         raise NotImplementedError
 
     def meta(self) -> Any:
-        """The meta info of the call behind the value."""
-        raise InputError("the program made this value itself: no call has meta info for it")
+        """Returns the meta info of the call. Raises InputError for a value without a call."""
+        raise InputError("the program set this value itself, so there is no meta info of a call")
 
     def abort(self) -> None:
-        """Ends the call behind the value, if there is one and it still goes on."""
+        """Ends the call, if there is one and it is still running."""
 
     def iter_text(self) -> Iterator[str]:
-        """The text as it comes."""
+        """Yields the text in pieces as it is generated."""
         yield self.text()
 
     async def aiter_text(self) -> AsyncIterator[str]:
@@ -49,11 +48,11 @@ class Segment:
         yield self.text()
 
     async def wait_ready(self) -> None:
-        """Waits on an event loop until `value()` and `meta()` would not wait; raises what they would."""
+        """Waits on an event loop until `value()` and `meta()` return at once. Raises the same errors as they do."""
 
 
 class TextSegment(Segment):
-    """Text that was there from the start. `control`: it is the chat template's own."""
+    """Known text. `control`: it comes from the chat template."""
 
     __slots__ = ("_text", "control")
 
@@ -66,7 +65,7 @@ class TextSegment(Segment):
 
 
 class AssignedValue(Segment):
-    """A variable that the program set itself, to any object."""
+    """A variable that the program itself set, to any object."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -79,7 +78,7 @@ class AssignedValue(Segment):
 
 
 class SegmentRange(Segment):
-    """A stretch of a state's text: a `var_scope`, or the content of a turn."""
+    """A range of a state's text: a `var_scope`, or the content of a turn."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = tuple(segments)
@@ -102,16 +101,16 @@ class SegmentRange(Segment):
 
 
 class CallSegment(Segment):
-    """The outcome of one call. Its failure names the program and the variable."""
+    """The result of one call. Its ProgramError names the program and the variable."""
 
     def __init__(self, run: Run, name: str | None, call: Call) -> None:
         self.call = call
-        self.siblings: tuple[CallSegment, ...] = (self,)  # the samples of one gen: the program reads them together
+        self.siblings: tuple[CallSegment, ...] = (self,)  # all samples of one gen: the program reads them together
         self.name = name
-        self.lane = 0  # which branch it is on, for those who look at a run
+        self.lane = 0  # the number of its branch in traces
         self.began_s = time.monotonic()
-        self.ended_s = 0.0  # both by this process's monotonic clock; 0: it goes on
-        self.place = caller_location()  # of the line that asked
+        self.ended_s = 0.0  # time.monotonic() like `began_s`; 0 while the call runs
+        self.place = caller_location()  # the line of the program that made the call
         self._run = run
         call.add_listener(self._record_end)
         self._record_end()
@@ -121,13 +120,14 @@ class CallSegment(Segment):
             self.ended_s = time.monotonic()
 
     def result(self) -> CallResult:
+        """Waits for the call and returns its result. Raises ProgramError if it failed."""
         try:
             return self.call.result()
         except CallFailed as error:
             self._raise(error)
 
     def failure(self) -> ProgramError | None:
-        """Waits for the call; the error it ended with, or None."""
+        """Waits for the call. Returns its error, or None."""
         try:
             self.call.result()
         except CallFailed as error:
@@ -135,7 +135,7 @@ class CallSegment(Segment):
         return None
 
     async def wait_finished(self) -> None:
-        """Waits on an event loop for the call's end, whatever it is."""
+        """Waits on an event loop until the call has ended, successfully or not."""
         with contextlib.suppress(CallFailed):
             await self.call.aresult()
 
@@ -169,7 +169,7 @@ class CallSegment(Segment):
         raise failed from failed.__cause__
 
     def _program_error(self, error: CallFailed) -> ProgramError:
-        if self._run.error is not None:  # calls of a failed program are aborted; that is not why it failed
+        if self._run.error is not None:  # a failed program aborts its calls; report the original error
             return self._run.error.copy_to_raise()
         budget_tracker = self._run.budget_tracker
         if budget_tracker is not None and isinstance(error, DeadlineExceeded) and budget_tracker.is_out_of_time():
@@ -181,7 +181,7 @@ _NOT_PARSED = object()
 
 
 class GenResult(CallSegment):
-    """Text that the model sampled; its value is the text, or what `value_format` reads in it, read once."""
+    """Sampled text. Its value is the text, or the object that `value_format` parses from it (once)."""
 
     def __init__(self, run: Run, name: str | None, call: Call, value_format: ValueFormat | None = None) -> None:
         super().__init__(run, name, call)
@@ -192,34 +192,37 @@ class GenResult(CallSegment):
         if self.value_format is None:
             return self.text()
         if self._value is _NOT_PARSED:
-            self._value = self._read(self.value_format)
+            self._value = self._parse(self.value_format)
         return self._value
 
-    def _read(self, value_format: ValueFormat) -> Any:
+    def _parse(self, value_format: ValueFormat) -> Any:
         result = self.result()
         program, text = self._run.program, result.text
         if result.finish_reason == "length" and value_format.spec is not None and not value_format.allows_truncation:
-            why = f"max_tokens ended the {value_format.type_name} after {text[-40:]!r}; raise max_tokens, or leave complete=True on"
-            raise unreadable_value(program, self.name, text, why, self.place)
+            reason = (
+                f"max_tokens cut the {value_format.type_name} off after {text[-40:]!r}; "
+                "raise max_tokens, or do not set complete=False"
+            )
+            raise unreadable_value(program, self.name, text, reason, self.place)
         try:
             return value_format.read(text)
         except (ValueError, TypeError, ArithmeticError, KeyError) as error:
-            why = f"{text!r:.80} cannot be read as {value_format.type_name}: {error}"
-            raise unreadable_value(program, self.name, text, why, self.place) from error
+            reason = f"{text!r:.80} cannot be read as {value_format.type_name}: {error}"
+            raise unreadable_value(program, self.name, text, reason, self.place) from error
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)
 
 
 class SelectResult(CallSegment):
-    """The choice that scored best."""
+    """The best-scored choice of a select."""
 
     def meta(self) -> dict[str, Any]:
         return choice_meta(self.result(), self.call.scored_choices, self._run.client.tokenizer)
 
 
 class Samples(Segment):
-    """n samples of one gen. The value is all their values; the text goes on with the first."""
+    """The n samples of one gen. The value is the list of their values; the text is that of the first sample."""
 
     def __init__(self, call_segments: Sequence[GenResult]) -> None:
         self.call_segments = tuple(call_segments)

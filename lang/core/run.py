@@ -1,8 +1,6 @@
-"""One execution of a program: what all its states share, from the first session to the last call.
+"""`Run`: what all states of one program run share: its sessions and calls, its error and its end.
 
-Every wait of a program is here or in a call, and every wait ends: when the body ends, or when its call does.
-
-Knows: sessions, calls, their order and their end. Must not know: expressions, roles, variables.
+A program waits only here or in a call, and every wait ends: with the end of the body, or of the call.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
-from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import Aborted
 
 if TYPE_CHECKING:
@@ -26,11 +23,11 @@ if TYPE_CHECKING:
 
 
 run_listeners: list[Callable[[Run], None]] = []
-"""Told of every run that begins: for those who watch all of them."""
+"""Called with every run that begins; used to collect traces."""
 
 
 class Run:
-    """The sessions, calls and outcome of one `program.run(...)`."""
+    """The sessions, calls and result of one `program.run(...)`."""
 
     def __init__(self, program: str, client: Client, defaults: Options, budget: Budget | None = None) -> None:
         self.program = program
@@ -48,7 +45,7 @@ class Run:
         self._handled_causes: list[BaseException] = []
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
-        self.lanes: list[int | None] = []  # for each branch, the one it was forked from
+        self.lanes: list[int | None] = []  # for each branch, the number of its parent branch
         self._aborted = False
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
         self._notify_run_listeners()
@@ -60,11 +57,14 @@ class Run:
     # -- sessions and calls -----------------------------------------------------------------------
 
     def open_session(self) -> Session:
-        """A session on this program's fairness account."""
+        """Opens a session. The scheduler's fairness counts all sessions of this run as one program."""
         return self.register_session(self.client.open_session(program=self._program_id))
 
     def register_session(self, session: Session) -> Session:
-        """Takes over the duty to close `session`; closes those whose states are gone."""
+        """Registers `session` to be closed at the end, and closes those whose states were garbage-collected.
+
+        Raises Aborted once the program was aborted.
+        """
         while self._unreferenced_sessions:
             self.close(self._unreferenced_sessions.popleft())
         if self._aborted:
@@ -74,33 +74,34 @@ class Run:
         return session
 
     def close(self, session: Session) -> None:
+        """Closes one session; its calls run to their end."""
         self._sessions.pop(id(session), None)
         session.close()
 
     def new_lane(self, parent: int | None) -> int:
-        """The number of one more branch."""
+        """Returns the number of a new branch whose parent is branch `parent`."""
         self.lanes.append(parent)
         return len(self.lanes) - 1
 
     def abort_session(self, session: Session) -> None:
-        """Ends one session and its calls at once."""
+        """Aborts one session and its calls."""
         self._sessions.pop(id(session), None)
         session.abort()
 
     def detach(self, call_segments: Sequence[CallSegment]) -> None:
-        """Nobody waits for these any more: that they fail does not fail the program."""
+        """Excludes these calls from the final wait. If they fail, the program does not."""
         self._detached.update(map(id, call_segments))
 
     def close_later(self, session: Session) -> None:
-        """Notes that nobody can reach `session` any more. Only notes: a garbage collector may be calling."""
+        """Marks `session` as unreachable. It is closed later, since the garbage collector may be the caller."""
         self._unreferenced_sessions.append(session)
 
     def add(self, call_segment: CallSegment) -> None:
-        """Counts one more call as this program's."""
+        """Registers a call of this program."""
         self._call_segments.append(call_segment)
         if self.budget_tracker is not None:
             self.budget_tracker.count_tokens(call_segment.call)
-        if self._aborted:  # by another thread, meanwhile
+        if self._aborted:  # meanwhile, by another thread
             call_segment.call.abort()
 
     def call_segments(self) -> list[CallSegment]:
@@ -109,19 +110,23 @@ class Run:
     # -- waiting ----------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Wakes whoever waits for new text, a new variable, or the end."""
+        """Wakes all waiters; called on new text, on a new variable and at the end."""
         with self._changed:
             self._changed.notify_all()
             for listener in self._listeners:
                 listener()
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Waits until `ready()` or the end of the body."""
+        """Waits until `ready()` is true or the body has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self.ended or ready())
 
+    def wait_for_end(self) -> None:
+        """Waits for the end of the body, however it ends."""
+        self.wait(lambda: False)
+
     async def wait_async(self, ready: Callable[[], bool]) -> None:
-        """`wait` for an event loop: holds no thread."""
+        """`wait` for an event loop; does not block a thread."""
         import asyncio
 
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -143,13 +148,17 @@ class Run:
             with self._changed:
                 self._listeners.remove(wake)
 
+    async def wait_for_end_async(self) -> None:
+        """`wait_for_end` for an event loop."""
+        await self.wait_async(lambda: False)
+
     def wait_and_raise(self) -> None:
-        """Waits for every call; raises the first failure that the body has not handled."""
+        """Waits for every call. Raises the first failure that the body has not handled."""
         for call_segment in self.call_segments():
             if id(call_segment) in self._detached:
                 continue
             failure = call_segment.failure()
-            if failure is not None and not any(self._is_handled(each) for each in call_segment.siblings):
+            if failure is not None and not any(self._is_handled(sample) for sample in call_segment.siblings):
                 raise failure
 
     async def wait_and_raise_async(self) -> None:
@@ -163,21 +172,17 @@ class Run:
         return failure is not None and any(failure.__cause__ is cause for cause in self._handled_causes)
 
     def mark_handled(self, error: ProgramError) -> None:
-        """The body was told of `error`; if it goes on, it has dealt with it."""
+        """Records that a read in the body raised `error`. If the body continues, it has handled it."""
         if error.__cause__ is not None:
             self._handled_causes.append(error.__cause__)
 
     def _on_budget_spent(self, error: BudgetExceeded) -> None:
         self.fail(program_error(self.program, None, error))
 
-    def usage(self) -> ProgramUsage:
-        """The cost of all calls, once they are done."""
-        return total(self.call_segments())
-
     # -- the end ----------------------------------------------------------------------------------
 
     def fail(self, error: ProgramError) -> None:
-        """Keeps `error` for every later read and ends what still runs."""
+        """Stores `error`, which every later read raises, and aborts what still runs. The first error wins."""
         if self.error is None:
             self.error = error
         self.abort()
@@ -188,14 +193,14 @@ class Run:
             raise self.error.copy_to_raise() from self.error.__cause__
 
     def end(self) -> None:
-        """The body is over: sessions go once their calls are done, and nobody waits for more text."""
+        """Marks the end of the body: sessions are released after their calls, and waits for new text end."""
         for session in list(self._sessions.values()):
             self.close(session)
         self.ended = True
         self.notify()
 
     def abort(self) -> None:
-        """Ends every call and session at once, from any thread. New ones are refused."""
+        """Aborts every call and session, and refuses new ones. May be called from any thread."""
         self._aborted = True
         for call_segment in self.call_segments():
             call_segment.call.abort()

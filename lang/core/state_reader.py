@@ -1,9 +1,7 @@
-"""Reading a state: its variables, its text, its turns, whole or as they come.
+"""Reading a state: its variables, its text and its turns, complete or as a stream.
 
-Inside the body a read sees what the body has written so far. Outside, a read first waits for what it needs:
-for the name to appear, or for the body to end; then it raises the program's error, if there is one.
-
-Knows: one strand, one run. Must not know: how nodes run, sockets, who writes.
+Inside the body a read sees what the body has written so far. Outside, a read first waits for what it needs: for the
+variable to exist, or for the body to end. Then it raises the program's error, if there is one.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from plait.lang.core.expressions import Expr, T, Typed
+from plait.lang.core.expressions import Expr, Typed
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import ProgramError, missing_variable
 from plait.lang.usage import ProgramUsage, total
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StateReader:
-    """The part of `ProgramState` that is about reading. `is_external`: this handle is not the body's own."""
+    """The methods that read a state. `is_external`: this handle is outside the body (the result of `run`)."""
 
     def __init__(self, branch: Branch, is_external: bool) -> None:
         self._branch = branch
@@ -32,24 +30,13 @@ class StateReader:
         self._is_external = is_external
 
     def get_var(self, name: str) -> Any:
-        """The value of variable `name`, once it is there. Raises ProgramError when its call or the program
-        failed, MissingVariable (also a KeyError) when there is none of that name."""
+        """Waits for the value of variable `name` and returns it. Raises ProgramError if its call or the program
+        failed, and MissingVariable (also a KeyError) if there is no such variable."""
         with self._marking_handled_errors():
             return self._variable(name).value()
 
-    @overload
-    def __getitem__(self, name: Typed[T]) -> T: ...
-    @overload
-    def __getitem__(self, name: str) -> Any: ...
-    def __getitem__(self, name: str | Typed[Any]) -> Any:
-        """`s["x"]` is `get_var("x")`. `s[p]`, of a typed gen `p` that was appended, is its value, typed."""
-        if not isinstance(name, Typed):
-            return self.get_var(name)
-        with self._marking_handled_errors():
-            return self._typed_variable(name).value()
-
     def text_of(self, name: str | Typed[Any]) -> str:
-        """The text of variable `name` as it stands in the state, whatever its value was read as."""
+        """Returns the text of variable `name` as it was generated, whatever type its value has."""
         with self._marking_handled_errors():
             return (self._typed_variable(name) if isinstance(name, Typed) else self._variable(name)).text()
 
@@ -57,22 +44,23 @@ class StateReader:
         raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
 
     def get_meta_info(self, name: str) -> Any:
-        """What is known of the call behind variable `name`: a dict (for n > 1 a list of them). Waits for it.
+        """Waits for the call of variable `name` and returns its meta info: a dict (for n > 1 a list of dicts).
 
-        Keys: finish_reason {"type", "matched"}, prompt_tokens, cached_tokens, computed_tokens,
-        completion_tokens, times in seconds; logprobs where asked for; for a select the scores of every choice.
+        Keys: finish_reason {"type", "matched"}, prompt_tokens, cached_tokens, computed_tokens, completion_tokens and
+        times in seconds; logprobs if they were requested; for a select the score of every choice.
         """
         with self._marking_handled_errors():
             return self._variable(name).meta()
 
     def text(self) -> str:
-        """The whole text, the chat template's own included. Waits for the answers in it."""
+        """Waits for all calls in the text and returns the whole text, chat template included."""
         self._wait_for_end()
         with self._marking_handled_errors():
             return "".join(segment.text() for segment in list(self._branch.segments))
 
     def messages(self) -> list[dict[str, str]]:
-        """The turns as [{"role": ..., "content": ...}], one still open included. Waits for the answers in them."""
+        """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
+        included."""
         self._wait_for_end()
         if self._branch.restored_messages is not None:
             return [dict(message) for message in self._branch.restored_messages]
@@ -80,7 +68,7 @@ class StateReader:
             return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
 
     def sync(self) -> None:
-        """Waits for every call so far (outside the body: for the whole program); raises the first failure."""
+        """Waits for every call so far (outside the body: for the whole program). Raises the first failure."""
         self._wait_for_end()
         if self._is_external:
             self._run.wait_and_raise()
@@ -90,7 +78,7 @@ class StateReader:
                 call_segment.result()
 
     def error(self) -> ProgramError | None:
-        """Waits like `sync`; gives the error instead of raising it, or None."""
+        """Waits like `sync`. Returns the error instead of raising it, or None."""
         try:
             self.sync()
         except ProgramError as error:
@@ -99,24 +87,24 @@ class StateReader:
 
     @property
     def usage(self) -> ProgramUsage:
-        """Tokens computed and found in the cache, over all calls of the program so far, forks included. Waits
-        for them, and outside the body for its end."""
+        """Token counts over all calls of the program so far, forks included. Waits for these calls, and outside the
+        body for its end."""
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
         return total(self._run.call_segments())
 
     @property
     def ret_value(self) -> Any:
-        """What the body returned. Waits for its end; None inside the body."""
+        """The return value of the body. Waits for its end. None inside the body."""
         self._wait_for_end()
         return self._run.ret_value
 
     # -- streaming --------------------------------------------------------------------------------
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text of a variable, or the whole text, in pieces as it comes.
+        """Yields the text of a variable, or the whole text, in pieces as it is generated.
 
-        With `run(..., stream=True)` the pieces come while the body runs. Raises ProgramError like a read.
+        With `run(..., stream=True)` the pieces arrive while the body runs. Raises ProgramError like any read.
         """
         with self._marking_handled_errors():
             yield from self._stream_text() if var_name is None else self._variable(var_name).iter_text()
@@ -143,10 +131,10 @@ class StateReader:
         self, var_name: str, return_meta_data: Literal[True]
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop; holds no thread.
+        """`text_iter` for an event loop; does not block a thread.
 
-        With `return_meta_data` (needs a name) each item is (piece, meta): {"finish_reason": None} while the
-        answer goes on, and at the end one empty piece with the whole meta info.
+        With `return_meta_data` (needs a name) each item is (piece, meta). `meta` is {"finish_reason": None} until the
+        call has ended; the last item is an empty piece with the complete meta info.
 
         >>> async for piece in state.text_async_iter("answer"): print(piece, end="")    # doctest: +SKIP
         """
@@ -191,24 +179,23 @@ class StateReader:
     # -- inside -----------------------------------------------------------------------------------
 
     def _wait_for_body(self) -> None:
-        """Outside: until the body is over, however it ended."""
+        """Outside the body: waits for its end, successful or not."""
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
 
     def _wait_for_end(self) -> None:
         if self._is_external:
-            self._run.wait(_never)
+            self._run.wait_for_end()
             self._run.raise_if_failed()
 
     def _typed_variable(self, handle: Typed[Any]) -> GenResult:
         if handle.name is None:
-            raise InputError(
-                f"a typed gen needs a name to be read by: gen('x', type={handle.value_format and handle.value_format.type_name})"
-            )
+            type_name = handle.value_format and handle.value_format.type_name
+            raise InputError(f"a typed gen without a name cannot be read: write gen('x', type={type_name})")
         variable = self._variable(handle.name)
         if not isinstance(variable, GenResult) or variable.value_format is not handle.value_format:
             raise InputError(
-                f"variable {handle.name!r} is not what this gen gave, but was set anew, joined or sampled n times; "
+                f"variable {handle.name!r} is not the value of this gen: it was set again, joined or sampled n times; "
                 f"read s[{handle.name!r}]"
             )
         return variable
@@ -225,7 +212,7 @@ class StateReader:
 
     def _get_variable(self, name: str) -> Segment:
         if isinstance(name, Expr):
-            raise InputError("a variable is read by its name, s['name'], or by a typed gen that was appended")
+            raise InputError("a variable is read by its name, s['name'], or by a typed gen that was appended, s[p]")
         if not isinstance(name, str):
             raise InputError(f"a variable is read by its name or its typed gen, not by {name!r:.80}")
         if self._is_external:
@@ -237,17 +224,13 @@ class StateReader:
 
     @contextmanager
     def _marking_handled_errors(self) -> Iterator[None]:
-        """A failure that the body itself gets to see is the body's to handle: `run` does not raise it again."""
+        """Marks a ProgramError raised inside the body as handled: if the body continues, `run` does not raise it."""
         try:
             yield
         except ProgramError as error:
             if not self._is_external:
                 self._run.mark_handled(error)
             raise
-
-
-def _never() -> bool:
-    return False
 
 
 def _is_longer(segments: list[Segment], length: int) -> bool:

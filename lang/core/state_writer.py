@@ -1,50 +1,41 @@
-"""What every state can write: text, expressions, turns, variables of its own.
-
-Knows: one strand. Must not know: who reads, and whether on a thread or an event loop.
-"""
+"""`StateWriter`: the writing methods that plain and async states share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from plait.lang.core.expressions import Expr, as_expr
+from plait.lang.core.expressions import Expr
 from plait.lang.core.interpreter import execute
 from plait.lang.core.results import AssignedValue, SegmentRange
-from plait.lang.core.role_methods import RoleMethods
+from plait.lang.core.roles import RoleMethods
 from plait.lang.errors import did_you_mean
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
 
-W = TypeVar("W", bound="StateWriter")
 _PRIMITIVE_NAMES = ("gen", "gen_int", "gen_string", "select", "separate_reasoning")
 
 
 class StateWriter(RoleMethods):
-    """The part of a state that is about writing."""
+    """Writes turns, variables and scopes, and explains attributes that do not exist."""
 
     _branch: Branch
-
-    def __iadd__(self: W, other: str | Expr) -> W:
-        """Appends text or an expression. Returns at once; calls go on in the runtime."""
-        execute(as_expr(other), self._branch)
-        return self
 
     def _append(self, expr: Expr) -> None:
         execute(expr, self._branch)
 
-    if not TYPE_CHECKING:  # a checker says so itself
+    if not TYPE_CHECKING:  # type checkers report these themselves
 
         def __add__(self, other: object) -> NoReturn:
-            raise InputError("a state grows in place: write s += ..., not s + ...")
+            raise InputError("a state is extended in place: write s += ..., not s + ...")
 
         __radd__ = __add__
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Only for names that are not there: what people write for something else says what to write."""
+            """Called for missing attributes only. The message says what to write instead."""
             if name in _PRIMITIVE_NAMES:
                 raise AttributeError(f"a state has no method {name!r}: write s += {name}(...)")
             branch = self.__dict__.get("_branch")
@@ -54,22 +45,23 @@ class StateWriter(RoleMethods):
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """`with s.var_scope("x"): s += ...`: the text appended inside is variable `name` once the scope ends."""
+        """`with s.var_scope("x"): s += ...`: variable `name` is the text appended inside, from the end of the scope
+        on."""
         start = len(self._branch.segments)
         yield
         self._branch.set(_checked_variable_name(name), SegmentRange(self._branch.segments[start:]))
 
     def set_var(self, name: str, value: Any) -> None:
-        """Sets variable `name` to any object. The text does not change. Raises InputError for a gen, which only runs
-        where it is appended."""
+        """Sets variable `name` to any object. The text does not change. Raises InputError for an expression such as a
+        gen, which runs only when it is appended."""
         if isinstance(value, Expr):
-            raise InputError(f"s[{name!r}] = ... keeps a value and runs nothing: append the expression, s += ...")
+            raise InputError(f"s[{name!r}] = ... stores a value and runs nothing: append the expression, s += ...")
         self._branch.set(_checked_variable_name(name), AssignedValue(value))
 
     __setitem__ = set_var
 
     def __contains__(self, name: object) -> bool:
-        """Whether variable `name` exists by now; its value may still be on its way."""
+        """Whether variable `name` exists; its call may still be running."""
         return name in self._branch.variables
 
     def __repr__(self) -> str:
@@ -79,15 +71,15 @@ class StateWriter(RoleMethods):
 
 
 def reject_position_ids_offset(position_ids_offset: object) -> None:
-    """SGLang's argument of fork and copy: positions that jump are of use to no model here; those that do not are as
-    they are."""
+    """Checks SGLang's argument of fork and copy. Only None and zeros are accepted: no model here needs position
+    gaps."""
     if position_ids_offset is None or _is_zeros(position_ids_offset):
         return
-    raise InputError("fork: position_ids_offset is not supported; every branch goes on where the text ends")
+    raise InputError("fork: position_ids_offset is not supported; every branch continues at the end of the text")
 
 
 def _is_zeros(offsets: object) -> bool:
-    return isinstance(offsets, list | tuple) and all(type(each) is int and each == 0 for each in offsets)
+    return isinstance(offsets, list | tuple) and all(type(offset) is int and offset == 0 for offset in offsets)
 
 
 def _public_names(state: object) -> list[str]:

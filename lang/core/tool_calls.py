@@ -1,21 +1,28 @@
-"""`s.call(name)`: runs the tool that the model called and gives it the result, an exception included.
-
-Knows: tools, strands, how a result is worded. Must not know: handles, sockets, schemas.
-"""
+"""Tools in a program: the gen of a tool call, the system turn that lists tools, and `s.call(name)`, which runs one."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from plait.lang.core.expressions import Gen, GenToolCall
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import UnreadableValue
-from plait.lang.tools.call_format import ToolCallFormat, called_tool_name
-from plait.lang.tools.call_syntax import has_tool_turns, result_text
-from plait.lang.tools.tool import ToolCall
+from plait.lang.tools.call_format import ToolCallFormat, called_tool_name, stop_after_call, tool_call_format
+from plait.lang.tools.call_syntax import (
+    DEFAULT_CALL_SYNTAX,
+    default_tool_listing,
+    detect_call_syntax,
+    has_tool_turns,
+    result_text,
+    template_system_turn,
+)
+from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool gave: `value`, or the `error` it raised; `text` is what the model was told. `call` is None where
-    the arguments were refused (by a validator of their types) before the tool could run."""
+    """The result of a tool: its `value`, or the `error` it raised. `text` is what the model reads. `call` is None if a
+    validator of the argument types rejected the arguments, so that the tool did not run."""
 
     name: str
     call: ToolCall | None
@@ -34,8 +41,43 @@ class ToolResult:
     text: str
 
 
+def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen, str, bool]:
+    """The constrained gen of one tool call, as (text before it, the gen, text after it, from_template).
+
+    Where a call is required, the model's own markers around it are written instead of sampled. `from_template`: those
+    markers come from the chat template, so they hold control tokens.
+    """
+    syntax = detect_call_syntax(branch.run.client.tokenizer.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
+    value_format = tool_call_format(expr.tools, expr.choice, syntax)
+    options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
+    gen, written = Gen(expr.name, options, value_format.spec, value_format), value_format.syntax
+    if expr.choice != "required":
+        return "", gen, "", False
+    return written.begin, gen, written.end, written.from_template
+
+
+def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Callable[[], None]) -> None:
+    """Writes a system turn that lists `tools`: as the chat template lists them in a first system turn, or as JSON lines
+    after the content. `write_content` appends the content of the turn."""
+    tokenizer = branch.run.client.tokenizer
+    template = tokenizer.chat_template
+    is_first = not branch.turns and not branch.segments
+    around_content = template_system_turn(template, tools) if template is not None and is_first else None
+    listing = msgspec.json.encode([tool.as_json() for tool in tools]).decode()
+    listing_tokens = tokenizer.encode([(listing, True)], at_start=False)
+    # the template writes descriptions as its own text: a control token in one could end the turn
+    if around_content is not None and not tokenizer.control_ids.intersection(listing_tokens):
+        branch.write_templated_turn("system", *around_content, write_content)
+        return
+    branch.begin_turn("system")
+    write_content()
+    branch.write("\n\n" + default_tool_listing(tools, detect_call_syntax(template)))
+    branch.end_turn("system")
+
+
 def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """Runs the call behind `variable` here and appends its result. None: the model called nothing."""
+    """Runs the tool call in `variable` in this thread and appends its result. Returns None if the model made no
+    call."""
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -52,8 +94,7 @@ def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None
 
 
 async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """`call_tool` for an event loop: an async tool is awaited, a plain one runs in a thread. Expects an answer
-    that has arrived."""
+    """`call_tool` for an event loop: awaits an async tool, runs a plain one in a thread. `variable` must be ready."""
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -73,22 +114,22 @@ async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolR
 
 
 def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:
-    """The call; or the result that its arguments were refused; or None."""
+    """Returns the call; or, if its arguments were rejected, the result that says so; or None for no call."""
     value_format = variable.value_format if isinstance(variable, GenResult) else None
     if not isinstance(variable, GenResult) or not isinstance(value_format, ToolCallFormat):
-        raise InputError(f"variable {name!r} is no call: it does not come from gen({name!r}, tools=[...])")
+        raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
     try:
         call: ToolCall | None = variable.value()
         return call
     except UnreadableValue as error:
-        if not isinstance(error.__cause__, Exception) or not _is_whole(error.text, value_format):
+        if not isinstance(error.__cause__, Exception) or not _is_complete(error.text, value_format):
             raise
-        refused = error.__cause__
+        rejection = error.__cause__
         tool = called_tool_name(error.text, value_format)
-        return ToolResult(tool, None, None, refused, f"Error: {type(refused).__name__}: {refused}")
+        return ToolResult(tool, None, None, rejection, f"Error: {type(rejection).__name__}: {rejection}")
 
 
-def _is_whole(text: str, value_format: ToolCallFormat) -> bool:
+def _is_complete(text: str, value_format: ToolCallFormat) -> bool:
     try:
         return bool(called_tool_name(text, value_format))
     except (ValueError, KeyError):
@@ -102,7 +143,7 @@ def _run_awaitable(name: str, value: Any) -> Any:
         return asyncio.run(_awaited(value))
     if inspect.iscoroutine(value):
         value.close()
-    raise InputError(f"the tool {name!r} is async and an event loop runs in this thread: make the program an async def")
+    raise InputError(f"the tool {name!r} is async, and this thread has a running event loop: use an async def program")
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -114,7 +155,7 @@ def _failed(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
-    """Appends the result as the model expects it: a turn of its own, or a line where a turn is open."""
+    """Appends the result as the model expects it: as a turn of its own, or as a line inside an open turn."""
     line = f"Result of {result.name}: {result.text}"
     template = branch.run.client.tokenizer.chat_template
     if template is None or branch.in_turn or not branch.turns:
@@ -129,7 +170,7 @@ def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
 
 
 def _try_tool_turn(branch: Branch, text: str) -> bool:
-    """Writes a tool's turn; False where the template does not take one here, as some do for a second in a row."""
+    """Writes a turn of role "tool". Returns False if the template refuses it here; some refuse two in a row."""
     try:
         branch.begin_turn("tool")
     except InputError:

@@ -1,4 +1,1 @@
-"""What a program did, and when: its calls as spans, as a page to look at and as a Perfetto trace.
-
-Knows: runs and their answers. Must not know: sessions, nodes, how anything is answered.
-"""
+"""Traces of program runs: calls as spans, an HTML page, a Perfetto file."""

@@ -1,7 +1,4 @@
-"""The calls of a run as spans of time on lanes, one lane for each branch.
-
-Knows: answers and their usage. Must not know: how spans are drawn.
-"""
+"""The calls of a run as spans of time, in one lane per branch."""
 
 from __future__ import annotations
 
@@ -14,14 +11,16 @@ from plait.lang.core.results import CallSegment, SelectResult
 from plait.lang.core.run import Run, run_listeners
 from plait.runtime.errors import PlaitError
 
-MAX_LANES = 100_000  # of one program in a Perfetto trace, so that no two programs share a thread's number
+MAX_LANES = 100_000  # per program in a Perfetto trace, so that no two programs share a thread number
 
 
 @dataclass(frozen=True)
 class Span:
-    """One call. Seconds are from the start of the run. `start_s`: when nothing ahead of it in its text was left to do.
-    `queue_s` and then `prefill_s` are parts of it from its start on; `compile_s` is the part of `queue_s` in which it
-    waited for its own constraint to be compiled."""
+    """One call. Times are in seconds from the start of the run.
+
+    `start_s`: when the calls before it in its text had ended. `queue_s`, then `prefill_s`: the first parts of the span.
+    `compile_s`: the part of `queue_s` in which the call waited for its constraint to be compiled.
+    """
 
     lane: int
     name: str
@@ -41,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Trace:
-    """`lanes[i]` is the lane that lane i was forked from, None for the first."""
+    """The spans of one run. `lanes[i]`: the parent lane of lane i, None for the first lane."""
 
     program: str
     lanes: tuple[int | None, ...]
@@ -50,23 +49,23 @@ class Trace:
     error: str | None
 
     def perfetto(self, process: int = 1) -> list[dict[str, Any]]:
-        """The events of Chrome's trace format, which Perfetto reads: complete events ("X"), times in microseconds.
+        """Returns the events in Chrome's trace format, which Perfetto reads: complete events ("X"), in microseconds.
 
-        Complete events of one thread only nest: Perfetto shows no others. So all times are whole microseconds. No two
-        threads of a file have one number, and none has 0, which Perfetto keeps for the idle thread.
+        Perfetto shows complete events of one thread only if they nest, so all times are whole microseconds. Thread
+        numbers are unique in a file, and none is 0, which Perfetto reserves for the idle thread.
 
         Source: the Trace Event Format document (Duncan and others), and Perfetto's FAQ on JSON traces.
         """
         first = process * MAX_LANES + 1
-        said = {"ph": "M", "pid": process}
+        metadata = {"ph": "M", "pid": process}
         events: list[dict[str, Any]] = [
-            {**said, "name": "process_name", "tid": first, "args": {"name": self.program}},
-            {**said, "name": "process_sort_index", "tid": first, "args": {"sort_index": process}},
+            {**metadata, "name": "process_name", "tid": first, "args": {"name": self.program}},
+            {**metadata, "name": "process_sort_index", "tid": first, "args": {"sort_index": process}},
         ]
         for lane in range(len(self.lanes)):
             name = {"name": lane_name(self, lane)}
-            events.append({**said, "name": "thread_name", "tid": first + lane, "args": name})
-            events.append({**said, "name": "thread_sort_index", "tid": first + lane, "args": {"sort_index": lane}})
+            events.append({**metadata, "name": "thread_name", "tid": first + lane, "args": name})
+            events.append({**metadata, "name": "thread_sort_index", "tid": first + lane, "args": {"sort_index": lane}})
         for span in self.spans:
             args = {key: value for key, value in asdict(span).items() if key not in ("lane", "start_s", "end_s")}
             where = {"ph": "X", "pid": process, "tid": first + span.lane, "cat": span.kind}
@@ -78,21 +77,22 @@ class Trace:
 
 
 def lane_name(trace: Trace, lane: int) -> str:
+    """Returns "main", or "branch 3 of 1" with the numbers of the lane and of its parent (omitted for main)."""
     parent = trace.lanes[lane]
     return "main" if parent is None else f"branch {lane}" + (f" of {parent}" if parent else "")
 
 
 def trace_of(run: Run) -> Trace:
-    """What the run did, once all its calls are done: waits for them."""
+    """Waits for all calls of the run and returns its trace."""
     call_segments = run.call_segments()
     spans = _spans(call_segments, run)
     error = None if run.error is None else str(run.error)
-    return Trace(run.program, tuple(run.lanes), spans, max((each.end_s for each in spans), default=0.0), error)
+    return Trace(run.program, tuple(run.lanes), spans, max((span.end_s for span in spans), default=0.0), error)
 
 
 @contextmanager
 def collect_runs() -> Iterator[list[Run]]:
-    """Collects every run of this process that begins inside, in the list given."""
+    """Yields a list that collects every run of this process that begins inside the block."""
     runs: list[Run] = []
     listener = runs.append
     run_listeners.append(listener)
@@ -103,7 +103,7 @@ def collect_runs() -> Iterator[list[Run]]:
 
 
 def _spans(call_segments: Sequence[CallSegment], run: Run) -> tuple[Span, ...]:
-    """A call is sent before the one ahead of it in the text is done: it begins when that has ended."""
+    """Returns the spans. A call is sent before the previous one in its text has ended; its span begins at that end."""
     spans: list[Span] = []
     ended: dict[int, float] = {}
     for call_segment in call_segments:
@@ -116,7 +116,7 @@ def _spans(call_segments: Sequence[CallSegment], run: Run) -> tuple[Span, ...]:
 
 
 def _served_s(call_segment: CallSegment, origin_s: float) -> float:
-    """When the runtime came to the call, as far as it says."""
+    """Returns when the runtime received the call, in seconds from `origin_s`; 0 if it does not tell."""
     usage = None if call_segment.failure() is not None else call_segment.call.result().usage
     return call_segment.ended_s - origin_s - usage.wall_s if usage is not None and usage.wall_s else 0.0
 
@@ -130,7 +130,7 @@ def _span(call_segment: CallSegment, start_s: float, origin_s: float) -> Span:
     if failure is not None:
         return Span(call_segment.lane, name, kind, start_s, end_s, 0.0, 0.0, "", str(failure))
     usage = call_segment.call.result().usage
-    waited_s = max(0.0, _served_s(call_segment, origin_s) - start_s)  # for a step under way to end, say
+    waited_s = max(0.0, _served_s(call_segment, origin_s) - start_s)  # such as for the end of a running step
     return Span(
         call_segment.lane,
         name,
@@ -157,6 +157,6 @@ def _text(call_segment: CallSegment) -> str:
 
 
 def _microseconds(start_s: float, end_s: float) -> dict[str, int]:
-    """Both ends rounded before their difference is taken: what follows a call does not begin within it."""
+    """Rounds both ends before taking the difference, so that the next call does not begin inside this one."""
     start, end = round(start_s * 1e6), round(end_s * 1e6)
     return {"ts": start, "dur": max(0, end - start)}

@@ -1,7 +1,4 @@
-"""Where traces go: a file that is a page or a Perfetto trace by its name, a notebook's cell.
-
-Knows: files, browsers, segments of a text. Must not know: how spans are found or drawn.
-"""
+"""Writes traces: as an HTML page or a Perfetto file, in a browser, and the text of a state for notebooks."""
 
 from __future__ import annotations
 
@@ -27,20 +24,20 @@ _TEMPLATE_STYLE = "color:#999"
 
 
 def checked_path(where: str, path: str | Path) -> Path:
-    """A path whose name says what to write."""
+    """Returns the path. Raises InputError unless its suffix is .html or .json."""
     if Path(path).suffix not in (".html", ".json"):
-        raise InputError(f"{where}: a trace is a page (.html) or a Perfetto trace (.json), not {str(path)!r:.80}")
+        raise InputError(f"{where}: the path must end in .html (page) or .json (Perfetto), not {str(path)!r:.80}")
     return Path(path)
 
 
 def write_traces(runs: Iterable[Run], path: Path) -> None:
-    """Writes what `runs` did, once they are done."""
+    """Waits for the runs and writes their traces to one file."""
     traces = [trace_of(run) for run in runs]
     path.write_text(render_page(traces) if path.suffix == ".html" else _perfetto(traces), encoding="utf-8")
 
 
 def show(run: Run, path: str | Path | None) -> Path:
-    """Writes the run's trace, and opens it in a browser where no path was given."""
+    """Writes the trace of a run and returns the path. Without a path, opens a temporary page in a browser."""
     if path is not None:
         target = checked_path("show", path)
         write_traces([run], target)
@@ -53,9 +50,9 @@ def show(run: Run, path: str | Path | None) -> Path:
 
 
 def as_html(branch: Branch) -> str:
-    """The text of a state for a notebook: what was generated is marked, the chat template's own is grey."""
+    """Returns the text of a state for notebooks: generated text is highlighted, the chat template is grey."""
     if not branch.run.ended:
-        return f"<pre>{escape(f'program {branch.run.program!r} still runs')}</pre>"
+        return f"<pre>{escape(f'program {branch.run.program!r} is still running')}</pre>"
     parts = []
     for segment in list(branch.segments):
         try:

@@ -1,7 +1,4 @@
-"""Traces as one page of HTML with nothing outside it: lanes, time across, details where the mouse rests.
-
-Knows: spans, SVG, colours. Must not know: runs, answers.
-"""
+"""Renders traces as one self-contained HTML page: lanes over time, with details on hover."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ margin-right: 5px; vertical-align: -1px; } .error { color: #a61c00; white-space:
 
 
 def render_page(traces: Iterable[Trace]) -> str:
-    """The page. Every text of a program is escaped."""
-    key = "".join(f'<span><i style="background:{c}"></i>{escape(said)}</span>' for c, said in _COLOURS.values())
+    """Returns the page. All text of programs is escaped."""
+    key = "".join(f'<span><i style="background:{c}"></i>{escape(label)}</span>' for c, label in _COLOURS.values())
     body = "".join(map(_section, traces)) or "<p>No program ran.</p>"
     head = f'<meta charset="utf-8"><title>plait: what ran</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body><div class="key">{key}</div>{body}</body></html>\n'
@@ -42,11 +39,13 @@ def render_page(traces: Iterable[Trace]) -> str:
 def _section(trace: Trace) -> str:
     cached = sum(span.cached_tokens for span in trace.spans)
     computed = sum(span.computed_tokens for span in trace.spans)
-    made = sum(span.sampled_tokens + span.forced_tokens for span in trace.spans)
-    said = f"{len(trace.spans)} calls in {trace.seconds:.3f} s; prompt tokens: {computed} computed, {cached} cached; "
-    said += f"{made} generated"
+    generated = sum(span.sampled_tokens + span.forced_tokens for span in trace.spans)
+    summary = (
+        f"{len(trace.spans)} calls in {trace.seconds:.3f} s; prompt tokens: {computed} computed, {cached} cached; "
+    )
+    summary += f"{generated} generated"
     error = f'<p class="error">{escape(trace.error)}</p>' if trace.error else ""
-    return f"<h2>{escape(trace.program)}</h2><p>{said}</p>{error}{_chart(trace)}"
+    return f"<h2>{escape(trace.program)}</h2><p>{summary}</p>{error}{_chart(trace)}"
 
 
 def _chart(trace: Trace) -> str:
@@ -54,8 +53,8 @@ def _chart(trace: Trace) -> str:
     height = _TOP + _ROW * len(trace.lanes) + 6
     parts = [f'<svg width="{_WIDTH}" height="{height}" role="img">', *_axis(trace.seconds, per_second, height)]
     for lane in range(len(trace.lanes)):
-        at = _TOP + lane * _ROW + _BAR * 0.7
-        parts.append(f'<text x="0" y="{at:.0f}">{escape(lane_name(trace, lane))}</text>')
+        y = _TOP + lane * _ROW + _BAR * 0.7
+        parts.append(f'<text x="0" y="{y:.0f}">{escape(lane_name(trace, lane))}</text>')
     parts += [_bar(span, per_second) for span in trace.spans]
     return "".join([*parts, "</svg>"])
 
@@ -84,16 +83,16 @@ def _bar(span: Span, per_second: float) -> str:
 
 
 def _shares(span: Span) -> list[tuple[str, float]]:
-    """Each colour's part of the bar: waiting, the prompt, and the answer by their times, those two split by tokens."""
+    """Returns each colour's share of the bar: queue, prompt and answer by time; the last two are split by tokens."""
     if span.error is not None:
         return [("failed", 1.0)]
-    whole = max(span.end_s - span.start_s, 1e-9)
-    queue = min(1.0, span.queue_s / whole)
-    prefill = min(1.0 - queue, span.prefill_s / whole) if span.prefill_s else 0.0
+    duration_s = max(span.end_s - span.start_s, 1e-9)
+    queue = min(1.0, span.queue_s / duration_s)
+    prefill = min(1.0 - queue, span.prefill_s / duration_s) if span.prefill_s else 0.0
     answer = 1.0 - queue - prefill
-    if not span.sampled_tokens + span.forced_tokens:  # as of a select: all is prompt
+    if not span.sampled_tokens + span.forced_tokens:  # such as a select, which only computes its prompt
         prefill, answer = prefill + answer, 0.0
-    compiling = min(queue, span.compile_s / whole)
+    compiling = min(queue, span.compile_s / duration_s)
     parts = [("compile", compiling), ("queue", queue - compiling)]
     parts += [*_split(prefill, cached=span.cached_tokens, computed=span.computed_tokens)]
     parts += _split(answer, sampled=span.sampled_tokens, forced=span.forced_tokens)
@@ -106,10 +105,10 @@ def _split(share: float, **tokens: int) -> list[tuple[str, float]]:
 
 
 def _details(span: Span) -> str:
-    times = f"{span.start_s:.3f} s to {span.end_s:.3f} s, {span.queue_s:.3f} s of it waiting"
+    times = f"{span.start_s:.3f} s to {span.end_s:.3f} s, {span.queue_s:.3f} s of it in the queue"
     times += f" ({span.compile_s:.3f} s for its constraint)" if span.compile_s else ""
     if span.error is not None:
         return f"{span.kind} {span.name}\n{times}\n{span.error}"
     tokens = f"prompt: {span.computed_tokens} computed, {span.cached_tokens} cached"
-    made = f"answer: {span.sampled_tokens} sampled, {span.forced_tokens} forced"
-    return f"{span.kind} {span.name}\n{times}\n{tokens}\n{made}\n\n{span.text}"
+    generated = f"answer: {span.sampled_tokens} sampled, {span.forced_tokens} forced"
+    return f"{span.kind} {span.name}\n{times}\n{tokens}\n{generated}\n\n{span.text}"

@@ -1,14 +1,12 @@
-"""The lines of a recording: what a call was asked, and what it gave, as JSON.
+"""The file format of a recording: JSON lines, one per call.
 
-The first line says of which model the recording is. Every other line is one call:
+The first line describes the model. Every other line is one call, with its request and its result:
 
     {"name": ..., "prompt": ..., "params": {...}, "constraint": ..., "choices": ..., "method": ...,
      "text": ..., "finish_reason": ..., "matched": ..., "usage": {...}, "num_tokens": ..., "meta": {...}}
 
-or, where it failed, "failed": {"kind": ..., "text": ...} in place of the second row. `params` are those that differ
-from the defaults. Deadlines are left out: what is left of a budget differs from run to run.
-
-Knows: JSON and the fields of calls. Must not know: files, sessions, who asks.
+If the call failed, "failed": {"kind": ..., "text": ...} replaces the second row. `params` are the sampling parameters
+that differ from the defaults. Timeouts are omitted, because the rest of a budget differs from run to run.
 """
 
 from __future__ import annotations
@@ -30,37 +28,38 @@ _CALL_FIELDS = ("name", "prompt", "params", "constraint", "choices", "method")
 
 
 def header(client: Any) -> dict[str, Any]:
-    """The first line: the model's name and all of it that a program can see."""
+    """Returns the first line: the model's name, context length, chat template and control texts."""
     template: ChatTemplate | None = client.tokenizer.chat_template
-    said = None if template is None else [template.source, template.bos_token, template.eos_token]
+    template_fields = None if template is None else [template.source, template.bos_token, template.eos_token]
     control = sorted(getattr(client.tokenizer, "control_texts", {}).values())
     name = str(client.model.model_path).rstrip("/").rpartition("/")[2]
     return {
         "plait_recording": VERSION,
         "model": name,
         "context_length": client.model.context_length,
-        "chat_template": said,
+        "chat_template": template_fields,
         "control_texts": control,
     }
 
 
 def call_record(asked: Asked) -> dict[str, Any]:
-    """What a call was asked; equal for calls that are asked the same."""
+    """Returns the request of a call. Equal requests have equal records."""
     params = msgspec.to_builtins(asked.params, str_keys=True)
     differing = {name: value for name, value in params.items() if value != _DEFAULTS[name] and name != "timeout_s"}
     constraint = None if asked.constraint is None else msgspec.to_builtins(asked.constraint)
     line = {"name": asked.name, "prompt": asked.prompt, "params": differing, "constraint": constraint,
             "choices": asked.choices, "method": asked.method}  # fmt: skip
-    normal: dict[str, Any] = json.loads(json.dumps(line))  # tuples are lists in a file
-    return normal
+    normalized: dict[str, Any] = json.loads(json.dumps(line))  # a file has lists in place of tuples
+    return normalized
 
 
 def record_key(line: dict[str, Any]) -> str:
-    """The same for a line that was read and for a call that asks what it was asked."""
+    """Returns a key that is equal for a recorded line and for a new call with the same request."""
     return json.dumps([line[name] for name in _CALL_FIELDS], sort_keys=True)
 
 
 def outcome_record(outcome: Outcome) -> dict[str, Any]:
+    """Returns the result of a call, the second row of its line."""
     return {
         "text": outcome.text,
         "finish_reason": outcome.finish_reason,
@@ -72,14 +71,15 @@ def outcome_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def failure_record(error: CallFailed) -> dict[str, Any]:
+    """Returns the error of a call, which replaces the second row of its line."""
     return {"failed": {"kind": error.kind, "text": str(error)}}
 
 
 def parse_outcome(line: dict[str, Any]) -> Outcome:
-    """What the call gave. Raises the CallFailed that it ended with."""
+    """Returns the result of a recorded call. Raises the recorded CallFailed if it failed."""
     if "failed" in line:
         raise call_failed(line["failed"]["kind"], line["failed"]["text"])
-    said = {
+    extra_meta = {
         name: _tuples(value) if name.endswith("logprobs") else value for name, value in (line["meta"] or {}).items()
     }
     return Outcome(
@@ -88,32 +88,32 @@ def parse_outcome(line: dict[str, Any]) -> Outcome:
         matched=line["matched"],
         usage=msgspec.convert(list(line["usage"].values()), Usage) if line["usage"] else None,
         token_ids=(-1,) * line["num_tokens"],
-        extra_meta=said,
+        extra_meta=extra_meta,
     )
 
 
 def differences(recorded: dict[str, Any], asked: dict[str, Any]) -> list[str]:
-    """What differs between a recorded call and one that is asked now, each in a few words."""
-    found = []
+    """Returns one phrase for each difference between a recorded request and a new one."""
+    phrases = []
     if recorded["name"] != asked["name"]:
-        found.append(f"the variable: recorded {recorded['name']!r}, now {asked['name']!r}")
+        phrases.append(f"the variable: recorded {recorded['name']!r}, now {asked['name']!r}")
     if recorded["prompt"] != asked["prompt"]:
-        at = common_prefix_length(recorded["prompt"], asked["prompt"])
-        before = asked["prompt"][max(0, at - 30) : at]
-        was, now = recorded["prompt"][at : at + 40], asked["prompt"][at : at + 40]
-        found.append(f"the prompt, from character {at} on, behind {before!r}: recorded {was!r}, now {now!r}")
+        start = common_prefix_length(recorded["prompt"], asked["prompt"])
+        before = asked["prompt"][max(0, start - 30) : start]
+        was, now = recorded["prompt"][start : start + 40], asked["prompt"][start : start + 40]
+        phrases.append(f"the prompt, from character {start} on, after {before!r}: recorded {was!r}, now {now!r}")
     for name in sorted(set(recorded["params"]) | set(asked["params"])):
-        was, now = (each["params"].get(name, _DEFAULTS.get(name)) for each in (recorded, asked))
+        was, now = (line["params"].get(name, _DEFAULTS.get(name)) for line in (recorded, asked))
         if was != now:
-            found.append(f"{name}: recorded {was!r}, now {now!r}")
+            phrases.append(f"{name}: recorded {was!r}, now {now!r}")
     for name in ("constraint", "choices", "method"):
         if recorded[name] != asked[name]:
-            found.append(f"{name}: recorded {recorded[name]!r:.200}, now {asked[name]!r:.200}")
-    return found
+            phrases.append(f"{name}: recorded {recorded[name]!r:.200}, now {asked[name]!r:.200}")
+    return phrases
 
 
 def common_prefix_length(first: str, second: str) -> int:
-    """How many characters both begin with."""
+    """Returns the length of the longest common prefix, by binary search."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -122,7 +122,7 @@ def common_prefix_length(first: str, second: str) -> int:
 
 
 def _tuples(value: Any) -> Any:
-    """Logprobs as `get_meta_info` gives them: a list of (logprob, token id, text), or of lists of them."""
+    """Converts logprobs to what `get_meta_info` returns: a list of (logprob, token id, text), or of lists of them."""
     if isinstance(value, list) and len(value) == 3 and isinstance(value[2], str):
         return tuple(value)
-    return [_tuples(each) for each in value] if isinstance(value, list) else value
+    return [_tuples(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,4 @@
-"""`Recording(path, backend)`: a backend that hands everything on to another one, and writes each call to a file.
-
-Knows: sessions and calls of any client, and one file. Must not know: nodes, how a recording is played again.
-"""
+"""`Recording(path, backend)`: a backend that forwards everything to another one and writes each call to a file."""
 
 from __future__ import annotations
 
@@ -23,15 +20,16 @@ from plait.runtime.errors import CallFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 
-_USAGE = Usage.__struct_fields__  # beside them in the meta information
-_Part = str | Call  # text, or the call whose text stands here
+_USAGE = Usage.__struct_fields__  # the meta info contains these fields too; a recording stores them separately
+_Part = str | Call  # known text, or a call that adds its text
 
 
 class Recording:
-    """A backend whose calls go to `backend` (by default the default one) and, with what they gave, to the file `path`.
+    """A backend that forwards its calls to `backend` (None: the default backend) and writes them, with their results,
+    to the file `path`.
 
-    In a `with` block it is the default backend. The file is there when the block ends without an exception; until then
-    it is `path` with ".part" behind it. `Replay(path)` gives the same values, meta information and usage again.
+    Inside a `with` block it is the default backend. The file is complete when the block ends without an exception;
+    until then its name is `path` with ".part" appended. `Replay(path)` returns the same values, meta info and usage.
 
     >>> with Recording("tests/ask.jsonl"):                               # doctest: +SKIP
     ...     ask.run("Why is the sky blue?")
@@ -55,37 +53,37 @@ class Recording:
         return RecordedSession(self, self._inner.open_session(program=program))
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the recorded backend's own: its model, tokenizer, ids, status."""
+        """Forwards everything else (model, tokenizer, ids, status) to the recorded backend."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
     def close(self) -> None:
-        """Waits for the calls that still go on, and gives the file its name. The recorded backend goes on."""
+        """Waits for running calls and renames the file to its final name. The recorded backend stays open."""
         for call in list(self._calls):
             with contextlib.suppress(CallFailed):
                 call.result()
         self._end(keep=True)
 
     def record_call(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
-        """Writes the call's line once it is over."""
+        """Writes the line of `call` when it has ended. `before`: the parts of its prompt."""
         written = threading.Event()
 
-        def note() -> None:
+        def write_when_done() -> None:
             if call.done() and not written.is_set():
                 written.set()
-                self._note(call, asked, before)
+                self._write_call(call, asked, before)
 
         with self._lock:
             self._calls.append(call)
-        call.add_listener(note)
-        note()
+        call.add_listener(write_when_done)
+        write_when_done()
 
-    def _note(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
+    def _write_call(self, call: Call, asked: Asked, before: Sequence[_Part]) -> None:
         try:
             prompt = "".join(part if isinstance(part, str) else part.result().text for part in before)
         except CallFailed:
-            return  # there never was a text before this call
+            return  # an earlier call failed, so this one never had a prompt
         line = call_record(Asked(asked.name, prompt, asked.params, asked.constraint, asked.choices, asked.method))
         try:
             outcome = self._outcome(call, asked)
@@ -130,7 +128,7 @@ class Recording:
 
 
 class RecordedSession:
-    """A session of the recorded backend, and the text that it holds."""
+    """A session of the recorded backend, together with its text."""
 
     def __init__(self, recording: Recording, inner: Any, parts: Sequence[_Part] = ()) -> None:
         self._recording = recording
@@ -139,28 +137,28 @@ class RecordedSession:
         self._name: str | None = None
 
     def set_next_call_name(self, name: str | None) -> None:
-        """The variable of the next call."""
+        """Sets the variable of the next call."""
         self._name = name
-        told = getattr(self._inner, "set_next_call_name", None)
-        if told is not None:
-            told(name)
+        set_next_call_name = getattr(self._inner, "set_next_call_name", None)
+        if set_next_call_name is not None:
+            set_next_call_name(name)
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._inner.append(text, control=control)
         self._parts.append(text)
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
-        raise InputError("a recording knows texts: tokens as they are cannot be recorded")
+        raise InputError("a recording stores text, so token ids cannot be appended")
 
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         call: Call = self._inner.generate(params, constraint)
-        return self._watched(call, Asked(self._name, "", params, constraint))
+        return self._record(call, Asked(self._name, "", params, constraint))
 
     def select(
         self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None
     ) -> Call:
         call: Call = self._inner.select(choices, method, timeout_s)
-        return self._watched(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
+        return self._record(call, Asked(self._name, "", sampling_params(), None, tuple(choices), method))
 
     def fork(self, size: int) -> list[RecordedSession]:
         return [RecordedSession(self._recording, child, self._parts) for child in self._inner.fork(size)]
@@ -171,7 +169,7 @@ class RecordedSession:
     def close(self) -> None:
         self._inner.close()
 
-    def _watched(self, call: Call, asked: Asked) -> Call:
+    def _record(self, call: Call, asked: Asked) -> Call:
         self._name = None
         self._recording.record_call(call, asked, tuple(self._parts))
         self._parts.append(call)

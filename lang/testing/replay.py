@@ -1,7 +1,4 @@
-"""`Replay(path)`: a backend that answers each call with what was recorded of it, and says what differs where it cannot.
-
-Knows: one recording. Must not know: how it was made, nodes.
-"""
+"""`Replay(path)`: a backend that answers each call from a recording, and reports how an unrecorded call differs."""
 
 from __future__ import annotations
 
@@ -29,15 +26,16 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
 class ReplayMismatch(ScriptError):
-    """A call was not recorded; the message says what differs from the nearest one that was."""
+    """A call was not recorded. The message says how it differs from the most similar recorded call."""
 
 
 class Replay(TextClient):
-    """A backend that plays the recording at `path`: every call must have been asked the same, prompt and parameters,
-    and gets its values, meta information and usage again. Equal calls are answered in the order they were recorded.
+    """A backend that answers from the recording at `path`. Each call must have a recorded prompt and recorded
+    parameters; it gets the recorded value, meta info and usage. Equal calls are answered in the order in which they
+    were recorded.
 
-    In a `with` block it is the default backend, and calls that were recorded but not asked are a ScriptError at its
-    end (not with `all_used=False`).
+    Inside a `with` block it is the default backend. At the end of the block, recorded calls that were not made raise a
+    ScriptError (unless `all_used=False`).
 
     >>> with Replay("tests/ask.jsonl"):                                  # doctest: +SKIP
     ...     assert ask.run("Why is the sky blue?", temperature=0)["kind"] == "a fact"
@@ -62,8 +60,8 @@ class Replay(TextClient):
     def answer(self, asked: Asked) -> Outcome:
         line = call_record(asked)
         with self._lock:
-            left = self._remaining.get(record_key(line))
-            index = left.popleft() if left else None
+            indices = self._remaining.get(record_key(line))
+            index = indices.popleft() if indices else None
         if index is None:
             error = ReplayMismatch(self._mismatch_message(asked, line))
             self._errors.append(error)
@@ -71,13 +69,14 @@ class Replay(TextClient):
         return parse_outcome(self._lines[index])
 
     def check(self) -> None:
-        """Raises ScriptError for the first call that was not recorded, else for recorded calls that nobody asked."""
+        """Raises ScriptError for the first call that was not recorded, otherwise for recorded calls that were not
+        made."""
         if self._errors:
             raise type(self._errors[0])(str(self._errors[0]))
-        left = sorted(index for indices in self._remaining.values() for index in indices)
-        if left and self._all_used:
-            names = ", ".join(f"{self._lines[index]['name']!r} (line {index + 2})" for index in left[:5])
-            raise ScriptError(f"{self._path}: {len(left)} recorded calls were not asked: {names}")
+        unused = sorted(index for indices in self._remaining.values() for index in indices)
+        if unused and self._all_used:
+            names = ", ".join(f"{self._lines[index]['name']!r} (line {index + 2})" for index in unused[:5])
+            raise ScriptError(f"{self._path}: {len(unused)} recorded calls were not made: {names}")
 
     def __enter__(self) -> Replay:
         self._previous_backend = default_backend()
@@ -90,29 +89,33 @@ class Replay(TextClient):
             self.check()
 
     def _mismatch_message(self, asked: Asked, line: dict[str, Any]) -> str:
-        """Why this call has no answer: what differs from the nearest recorded one."""
+        """Returns why this call has no answer: its differences from the most similar recorded call."""
         if record_key(line) in self._remaining:
-            return f"{self._path}: {describe_call(asked)} is asked the same more often than it was recorded"
-        same_kind = [i for i, each in enumerate(self._lines) if (each["choices"] is None) == (line["choices"] is None)]
+            return f"{self._path}: {describe_call(asked)} is made more often than it was recorded"
+        same_kind = [
+            index
+            for index, recorded_line in enumerate(self._lines)
+            if (recorded_line["choices"] is None) == (line["choices"] is None)
+        ]
         if not same_kind:
-            return f"{self._path}: nothing of {describe_call(asked)} was recorded"
+            return f"{self._path}: no call like {describe_call(asked)} was recorded"
 
-        def nearness(index: int) -> tuple[bool, bool, int]:
-            each = self._lines[index]
+        def similarity(index: int) -> tuple[bool, bool, int]:
+            recorded_line = self._lines[index]
             return (
-                each["name"] == line["name"],
-                each["prompt"] == line["prompt"],
-                common_prefix_length(each["prompt"], line["prompt"]),
+                recorded_line["name"] == line["name"],
+                recorded_line["prompt"] == line["prompt"],
+                common_prefix_length(recorded_line["prompt"], line["prompt"]),
             )
 
-        nearest = max(same_kind, key=nearness)
-        told = "; ".join(differences(self._lines[nearest], line))
+        nearest = max(same_kind, key=similarity)
+        phrases = "; ".join(differences(self._lines[nearest], line))
         where = f"{self._path}, line {nearest + 2}"
-        return f"{describe_call(asked)} was not recorded. From the nearest call ({where}) differs {told}"
+        return f"{describe_call(asked)} was not recorded. It differs from the most similar call ({where}) in {phrases}"
 
 
 def recorded(path: str | Path, backend: Backend | None = None) -> Recording | Replay:
-    """Replays the recording at `path` where there is one, and otherwise makes it. To record anew, delete the file.
+    """Returns a Replay of `path` if the file exists, otherwise a Recording to it. Delete the file to record again.
 
     >>> with recorded("tests/ask.jsonl"):                                # doctest: +SKIP
     ...     assert "blue" in ask.run("Why is the sky blue?", temperature=0)["answer"]
@@ -127,7 +130,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             line = json.loads(text)
             if number == 1:
                 if line["plait_recording"] != VERSION:
-                    raise InputError(f"{path} is a recording of another version; delete it and record anew")
+                    raise InputError(f"{path} was recorded by another version of plait; delete it and record again")
             else:
                 record_key(line)
         except (ValueError, KeyError, TypeError) as error:
@@ -136,5 +139,5 @@ def _read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise InputError(f"{path}, line {number}, is not a line of a recording") from None
         lines.append(line)
     if not lines:
-        raise InputError(f"{path} is empty: it is no recording")
+        raise InputError(f"{path} is empty, so it is not a recording")
     return lines[0], lines[1:]

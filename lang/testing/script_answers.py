@@ -1,7 +1,4 @@
-"""Answers of a script, and the texts they are: held to what the gen or select asks for, as a model's would be.
-
-Knows: constraints and Python values. Must not know: sessions, which answer is for which call.
-"""
+"""The answers of a script: converts them to text and checks that the gen or select could have produced it."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from plait.runtime.client.constraint_check import constraint_mismatch
 from plait.runtime.errors import CallFailed, ConstraintFailed, PlaitError
 from plait.runtime.messages import FinishReason, Usage
 
-NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices where the script says none
+NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices if the script gives none
 
 
 class ScriptError(PlaitError, AssertionError):
-    """A script, or a recording, and the program under test do not go together."""
+    """The script or recording does not match the program under test."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of which more is said than its value: why it ended, and the tokens it has (else: its words).
+    """An answer with more than a value: its finish reason, and its number of tokens (default: its number of words).
 
-    `value` is text, or an object of a typed gen. `finish_reason="length"` means that max_tokens cut it off.
+    `value` is text, or an object for a typed gen. `finish_reason="length"` means that max_tokens cut it off.
 
     >>> Answer("one two", finish_reason="length").finish_reason
     'length'
@@ -45,14 +42,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """A call of a tool, as `call(...)` writes it."""
+    """A tool call, made by `call(...)`."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 def call(tool: str, /, **arguments: Any) -> ToolAnswer:
-    """The answer of `gen(name, tools=[...])` that calls the tool of that name.
+    """Returns the answer of `gen(name, tools=[...])` that calls this tool with these arguments.
 
     >>> call("weather", town="Ulm")
     ToolAnswer(name='weather', arguments={'town': 'Ulm'})
@@ -60,16 +57,16 @@ def call(tool: str, /, **arguments: Any) -> ToolAnswer:
     return ToolAnswer(tool, arguments)
 
 
-def make_outcome(asked: Asked, given: Any) -> Outcome:
-    """What the call gives for the answer `given`. Raises ScriptError where no model could have given that, and the
-    CallFailed that is given as an answer."""
-    if isinstance(given, CallFailed):
-        raise given
-    answer = given if isinstance(given, Answer) else Answer(given)
+def make_outcome(asked: Asked, scripted: Any) -> Outcome:
+    """Returns the result of a call for its scripted answer. Raises ScriptError if the call cannot produce that answer.
+    If the answer is a CallFailed, raises it."""
+    if isinstance(scripted, CallFailed):
+        raise scripted
+    answer = scripted if isinstance(scripted, Answer) else Answer(scripted)
     if asked.choices is not None:
-        return _chosen(asked, answer.value)
+        return _select_outcome(asked, answer.value)
     text, matched = _text(asked, answer), answer.matched
-    if isinstance(answer.value, ToolAnswer):  # under "auto" a stop string ends the text behind the call
+    if isinstance(answer.value, ToolAnswer):  # with tool_choice="auto" a stop string ends the text after the call
         matched = next((stop for stop in asked.params.stop if text.endswith(stop)), None)
         text = text.removesuffix(matched or "")
     _check_limits(asked, answer, text)
@@ -81,15 +78,15 @@ def make_outcome(asked: Asked, given: Any) -> Outcome:
     return Outcome(text, answer.finish_reason, matched, usage, lenient_constraint=lenient_constraint)
 
 
-def _chosen(asked: Asked, value: Any) -> Outcome:
+def _select_outcome(asked: Asked, value: Any) -> Outcome:
     choices = asked.choices or ()
     scores = value if isinstance(value, Mapping) else {c: CHOSEN if c == value else NOT_CHOSEN for c in choices}
     if not isinstance(value, Mapping | str) or (isinstance(value, Mapping) and set(value) != set(choices)):
         raise ScriptError(
-            f"{describe_call(asked)} is answered by one of {list(choices)}, or a score for each; not {value!r:.200}"
+            f"{describe_call(asked)} takes one of {list(choices)} or a score for each as its answer, not {value!r:.200}"
         )
     if isinstance(value, str) and value not in choices:
-        raise ScriptError(f"{describe_call(asked)} cannot give {value!r}: the choices are {list(choices)}")
+        raise ScriptError(f"{describe_call(asked)} cannot return {value!r}: the choices are {list(choices)}")
     best = max(choices, key=lambda choice: scores[choice])
     in_order = [float(scores[choice]) for choice in choices]
     meta = {"choices": list(choices), "choice_scores": in_order, "normalized_prompt_logprobs": in_order}
@@ -97,7 +94,7 @@ def _chosen(asked: Asked, value: Any) -> Outcome:
 
 
 def _text(asked: Asked, answer: Answer) -> str:
-    candidates, why = _candidates(asked.constraint, answer.value), ""
+    candidates, first_reason = _candidates(asked.constraint, answer.value), ""
     require_complete = answer.finish_reason == "stop"
     for text in candidates:
         try:
@@ -106,12 +103,12 @@ def _text(asked: Asked, answer: Answer) -> str:
                 if asked.constraint is None
                 else constraint_mismatch(asked.constraint, text, require_complete=require_complete)
             )
-        except GrammarError as error:  # as on a runtime: the call fails
+        except GrammarError as error:  # on a runtime the call fails as well
             raise ConstraintFailed(str(error)) from None
         if reason is None:
             return text
-        why = why or reason
-    raise ScriptError(f"{describe_call(asked)} cannot give {candidates[0]!r:.200}: {why}")
+        first_reason = first_reason or reason
+    raise ScriptError(f"{describe_call(asked)} cannot return {candidates[0]!r:.200}: {first_reason}")
 
 
 def _check_limits(asked: Asked, answer: Answer, text: str) -> None:
@@ -119,23 +116,23 @@ def _check_limits(asked: Asked, answer: Answer, text: str) -> None:
     for stop in asked.params.stop:
         if stop in text:
             raise ScriptError(
-                f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop string {stop!r}"
+                f"{describe_call(asked)} cannot return {text!r:.200}: it would end at its stop string {stop!r}"
             )
     for pattern in asked.params.stop_regex:
         if re.search(pattern, text):
             raise ScriptError(
-                f"{describe_call(asked)} cannot give {text!r:.200}: it would end at its stop_regex {pattern!r}"
+                f"{describe_call(asked)} cannot return {text!r:.200}: it would end at its stop_regex {pattern!r}"
             )
     if asked.constraint is None and len(words(text)) > limit:
-        raise ScriptError(f"{describe_call(asked)} cannot give {len(words(text))} words: max_tokens is {limit}")
+        raise ScriptError(f"{describe_call(asked)} cannot return {len(words(text))} words: max_tokens is {limit}")
     if answer.tokens is not None and answer.tokens > limit:
-        raise ScriptError(f"{describe_call(asked)} cannot give {answer.tokens} tokens: max_tokens is {limit}")
+        raise ScriptError(f"{describe_call(asked)} cannot return {answer.tokens} tokens: max_tokens is {limit}")
     if answer.finish_reason == "length" and asked.params.complete:
-        raise ScriptError(f"{describe_call(asked)} is complete=True: max_tokens cannot cut its value off")
+        raise ScriptError(f"{describe_call(asked)} has complete=True, so max_tokens cannot cut its value off")
 
 
 def _candidates(constraint: Spec | None, value: Any) -> list[str]:
-    """The texts that `value` may stand for, the likeliest first."""
+    """Returns the texts that `value` may be written as, the most likely first."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, ToolAnswer):
@@ -147,26 +144,27 @@ def _candidates(constraint: Spec | None, value: Any) -> list[str]:
         as_json = msgspec.json.encode(value).decode()
     except (TypeError, ValueError):
         as_json = result_text(value)
-    named = getattr(value, "name", None)  # an enum's member whose value is no text
-    bare = json.loads(as_json) if as_json.startswith('"') else None
-    return [as_json, *([bare] if bare is not None else []), *([named] if isinstance(named, str) else [])]
+    member_name = getattr(value, "name", None)  # a member of an enum whose value is not text
+    unquoted = json.loads(as_json) if as_json.startswith('"') else None
+    names = [member_name] if isinstance(member_name, str) else []
+    return [as_json, *([unquoted] if unquoted is not None else []), *names]
 
 
 def _tool_text(constraint: Spec | None, value: ToolAnswer) -> str:
-    """The call as its constraint has it: the two keys, and the arguments in the order of the tool's parameters."""
+    """Returns the call as its constraint requires: the two keys, and the arguments in the order of the parameters."""
     trigger = constraint.triggers[0] if isinstance(constraint, Structural) else None
     schema = trigger.schema if trigger is not None else constraint.text if isinstance(constraint, JsonSchema) else ""  # type: ignore[union-attr]
-    known = json.loads(str(schema) or "{}")
-    for each in known.get("anyOf", [known]):
-        keys = each.get("required", [])
-        if len(keys) == 2 and each["properties"][keys[0]].get("const") == value.name:
-            order = list(each["properties"][keys[1]].get("properties", {}))
-            given = {name: value.arguments[name] for name in order if name in value.arguments} | dict(value.arguments)
-            text = msgspec.json.encode({keys[0]: value.name, keys[1]: given}).decode()
+    root = json.loads(str(schema) or "{}")
+    for call_schema in root.get("anyOf", [root]):
+        keys = call_schema.get("required", [])
+        if len(keys) == 2 and call_schema["properties"][keys[0]].get("const") == value.name:
+            order = list(call_schema["properties"][keys[1]].get("properties", {}))
+            ordered = {name: value.arguments[name] for name in order if name in value.arguments} | dict(value.arguments)
+            text = msgspec.json.encode({keys[0]: value.name, keys[1]: ordered}).decode()
             return text if trigger is None else f"{trigger.begin}{text}{trigger.end}"  # type: ignore[union-attr]
-    raise ScriptError(f"a call of {value.name!r} answers a gen(..., tools=[...]) that has a tool of that name")
+    raise ScriptError(f"call({value.name!r}, ...) is an answer for a gen(..., tools=[...]) with a tool of that name")
 
 
 def describe_call(asked: Asked) -> str:
-    """How a call is named in messages: gen('x')."""
+    """Returns the name of a call for messages, such as gen('x')."""
     return f"{asked.kind}({asked.name!r})" if asked.name is not None else f"an unnamed {asked.kind}"

@@ -1,7 +1,4 @@
-"""`Scripted(answers)`: a backend that answers from a script and is strict about it.
-
-Knows: which answer is for which call. Must not know: how calls and sessions work.
-"""
+"""`Scripted(answers)`: a backend for tests that answers from a script, and fails if script and program do not match."""
 
 from __future__ import annotations
 
@@ -26,31 +23,31 @@ _CONTROL = ("<|im_start|>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class Always:
-    """See `always`."""
+    """An answer for every call of a variable; see `always`."""
 
     value: Any
 
 
 def always(value: Any) -> Always:
-    """The answer of every call of a variable, however many there are; at least one."""
+    """Returns an answer that every call of a variable gets. At least one call must use it."""
     return Always(value)
 
 
 class Scripted(TextClient):
-    """A backend that answers from `answers`, and needs no model. One of
+    """A backend without a model, which answers from `answers`:
 
-    - a dict: for each variable one answer, a list with one for each of its calls, a function of `Asked`, or
+    - a dict: for each variable one answer, a list with one answer per call, a function of `Asked`, or
       `always(answer)`; the key None is for calls without a name;
-    - a list: one answer for each call, in the program's order;
+    - a list: one answer per call, in the order of the calls;
     - a function: `answer(asked)` for every call.
 
-    An answer is text; or for a typed gen the object; for a select one of its choices, or a dict of their scores; for
-    tools `call(name, ...)`; `Answer(...)` to say more; or a CallFailed, with which the call fails. What the call could
-    not have given (its constraint, choices, stop strings, max_tokens) is a ScriptError, and so are a call without an
-    answer and, at the end of a `with` block, an answer without a call.
+    An answer is text; for a typed gen the object; for a select one of its choices, or a dict of scores; for tools
+    `call(name, ...)`; `Answer(...)` to set the finish reason or token count; or a CallFailed, which fails the call. An
+    answer that the call cannot produce (because of its constraint, choices, stop strings or max_tokens) raises
+    ScriptError. So do a call without an answer and, at the end of a `with` block, an answer without a call.
 
-    In a `with` block it is the default backend. `asked` holds every call so far. `chat_template` is Jinja source, None
-    for a model without turns.
+    Inside a `with` block it is the default backend. `asked` is the list of all calls so far. `chat_template` is a Jinja
+    template, or None for a model without turns.
 
     >>> with Scripted({"answer": "Blue."}) as script:                     # doctest: +SKIP
     ...     assert ask.run("Which colour?")["answer"] == "Blue."
@@ -70,7 +67,7 @@ class Scripted(TextClient):
         return self
 
     def answer(self, asked: Asked) -> Outcome:
-        if asked.choices is None and asked.params.max_tokens == 0:  # only computes its prompt
+        if asked.choices is None and asked.params.max_tokens == 0:  # the call only computes its prompt
             return Outcome("", "length")
         with self._lock:
             self.asked.append(asked)
@@ -81,13 +78,13 @@ class Scripted(TextClient):
             raise
 
     def check(self) -> None:
-        """Raises ScriptError for the first call that had no fitting answer, else for answers that no call took."""
+        """Raises ScriptError for the first call without a valid answer, otherwise for answers that no call used."""
         if self._errors:
             raise ScriptError(str(self._errors[0]))
-        left = [f"{len(given)} of {key}" for key, given in self._remaining.items() if given]
-        left += [f"those of {key}" for key, each in self._reusable.items() if isinstance(each, _NeverUsed)]
-        if left:
-            raise ScriptError(f"answers that no call took: {', '.join(left)}; the calls were {self._calls()}")
+        unused = [f"{len(answers)} of {key}" for key, answers in self._remaining.items() if answers]
+        unused += [f"those of {key}" for key, answer in self._reusable.items() if isinstance(answer, _NeverUsed)]
+        if unused:
+            raise ScriptError(f"answers that no call used: {', '.join(unused)}; the calls were {self._calls()}")
 
     def __enter__(self) -> Scripted:
         self._previous_backend = default_backend()
@@ -100,34 +97,34 @@ class Scripted(TextClient):
             self.check()
 
     def _answer_for(self, asked: Asked) -> Any:
-        """The answer for this call; a function's own exception becomes a ScriptError."""
+        """Returns the answer for a call. An exception of the script's function becomes a ScriptError."""
         with self._lock:
-            given = self._next(asked)
-        if callable(given) and not isinstance(given, type):
+            answer = self._next(asked)
+        if callable(answer) and not isinstance(answer, type):
             try:
-                return given(asked)
+                return answer(asked)
             except (ScriptError, CallFailed):
                 raise
             except Exception as error:
                 raise ScriptError(f"the script's function failed for {describe_call(asked)}: {error!r}") from error
-        return given
+        return answer
 
     def _next(self, asked: Asked) -> Any:
         if self._function is not None:
             return self._function
         key = _ORDER if _ORDER in self._remaining else _key(asked.name)
         if key in self._reusable:
-            each = self._reusable[key]
-            value = self._reusable[key] = each.value if isinstance(each, _NeverUsed) else each
-            return value
+            reusable = self._reusable[key]
+            answer = self._reusable[key] = reusable.value if isinstance(reusable, _NeverUsed) else reusable
+            return answer
         if self._remaining.get(key):
             return self._remaining[key].pop(0)
-        had = (
+        reason = (
             f"all of its answers are used: {self._calls()}"
             if key in self._remaining
-            else f"it has those of {self._names()}"
+            else f"it has answers for {self._names()}"
         )
-        raise ScriptError(f"the script has no answer for {describe_call(asked)}, call {len(self.asked)}; {had}")
+        raise ScriptError(f"the script has no answer for {describe_call(asked)}, call {len(self.asked)}; {reason}")
 
     def _names(self) -> str:
         return ", ".join([*self._remaining, *self._reusable]) or "nothing"
@@ -141,7 +138,7 @@ _ORDER = "the list"
 
 @dataclass(frozen=True)
 class _NeverUsed:
-    """An answer for every call that no call took yet."""
+    """A reusable answer that no call has used yet."""
 
     value: Any
 
@@ -153,20 +150,20 @@ def _key(name: str | None) -> str:
 def _parse_script(
     answers: Any,
 ) -> tuple[Callable[[Asked], Any] | None, dict[str, list[Any]], dict[str, Any]]:
-    """(a function for all calls, answers used once by variable, answers used every time by variable)."""
+    """Returns (the function for all calls, answers by variable to be used once, answers by variable to be reused)."""
     if isinstance(answers, Mapping):
-        left: dict[str, list[Any]] = {}
-        every: dict[str, Any] = {}
-        for name, given in answers.items():
+        remaining: dict[str, list[Any]] = {}
+        reusable: dict[str, Any] = {}
+        for name, answer in answers.items():
             if name is not None and not isinstance(name, str):
-                raise InputError(f"Scripted: answers go by the names of variables, not {name!r:.80}")
-            if isinstance(given, Always):
-                every[_key(name)] = _NeverUsed(given.value)
-            elif callable(given) and not isinstance(given, type):
-                every[_key(name)] = _NeverUsed(given)
+                raise InputError(f"Scripted: the keys of answers are names of variables, not {name!r:.80}")
+            if isinstance(answer, Always):
+                reusable[_key(name)] = _NeverUsed(answer.value)
+            elif callable(answer) and not isinstance(answer, type):
+                reusable[_key(name)] = _NeverUsed(answer)
             else:
-                left[_key(name)] = list(given) if isinstance(given, list) else [given]
-        return None, left, every
+                remaining[_key(name)] = list(answer) if isinstance(answer, list) else [answer]
+        return None, remaining, reusable
     if isinstance(answers, Sequence) and not isinstance(answers, str):
         return None, {_ORDER: list(answers)}, {}
     if callable(answers):

@@ -1,9 +1,7 @@
-"""The client and the sessions of a backend without a model: texts are kept here, and a call is answered at once.
+"""The client and the sessions of a backend without a model: a session stores its text, and each call ends at once.
 
-A session knows the text before each of its calls, since every answer is there when the next instruction comes. So
-calls are answered in the order in which the program makes them, and no thread is needed.
-
-Knows: texts, forks, calls. Must not know: scripts, files, who answers.
+Since a call has ended when the next instruction comes, a session knows the full prompt of each call. So calls are
+answered in the order in which the program makes them, without a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +17,9 @@ import tokenizers
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import Aborted, CallFailed, InputError
-from plait.runtime.messages import MAX_FORK_CHILDREN, PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
+from plait.runtime.messages import PROTOCOL, FinishReason, SelectMethod, Status, Usage, Welcome
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition, unicode_to_byte
@@ -32,8 +31,8 @@ _WORD = re.compile(r"\s*\S+|\s+\Z")
 
 @dataclass(frozen=True)
 class Asked:
-    """One call that a program made. `prompt` is all text before it, the chat template's own included; a gen has
-    `params` and perhaps a `constraint`, a select its `choices` and `method`."""
+    """One call that a program made. `prompt` is the whole text before it, chat template included. A gen has `params`
+    and perhaps a `constraint`; a select has `choices` and `method`."""
 
     name: str | None
     prompt: str
@@ -50,7 +49,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gives. `extra_meta`: more of its meta information. A text without `pieces` is streamed by words."""
+    """The result of a call. `extra_meta`: additional meta info. The text is streamed word by word."""
 
     text: str
     finish_reason: FinishReason = "stop"
@@ -63,13 +62,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class TextResult(CallResult):
-    """A result with what is said of it beyond counts."""
+    """A call's result with additional meta info."""
 
     extra_meta: dict[str, Any] | None = None
 
 
 class TextCall(Call):
-    """A call that is answered by text."""
+    """A call that is answered with text."""
 
     def __init__(self, call_id: int, detokenizer: Detokenizer, timeout_s: float | None) -> None:
         super().__init__(call_id, detokenizer, lambda: self.on_failed(Aborted("the call was aborted")), timeout_s)
@@ -77,8 +76,15 @@ class TextCall(Call):
     def answer(self, outcome: Outcome, usage: Usage) -> None:
         """Ends the call with `outcome`."""
         ids = list(outcome.token_ids if outcome.token_ids is not None else range(usage.completion_tokens))
-        result = TextResult(outcome.text, outcome.finish_reason, usage, outcome.matched, ids, extra_meta=outcome.extra_meta,
-                            lenient_constraint=outcome.lenient_constraint)  # fmt: skip
+        result = TextResult(
+            outcome.text,
+            outcome.finish_reason,
+            usage,
+            outcome.matched,
+            ids,
+            extra_meta=outcome.extra_meta,
+            lenient_constraint=outcome.lenient_constraint,
+        )
         with self._changed:
             self._pieces.extend(words(outcome.text))
             self._token_ids.extend(ids)
@@ -87,7 +93,7 @@ class TextCall(Call):
 
 
 class TextClient(ABC):
-    """A client without a runtime behind it; `answer` says what each call gives."""
+    """A client without a runtime. Subclasses implement `answer`, which returns the result of each call."""
 
     def __init__(self, tokenizer: Tokenizer, model_path: str, context_length: int = 1 << 20) -> None:
         self.model = Welcome(PROTOCOL, model_path, 1 << 31, context_length, 0)
@@ -97,8 +103,8 @@ class TextClient(ABC):
 
     @abstractmethod
     def answer(self, asked: Asked) -> Outcome:
-        """What this call gives. A CallFailed that it raises ends the call; other errors come from the program's line
-        that made the call."""
+        """Returns the result of a call. If it raises CallFailed, the call fails; any other exception is raised at the
+        line of the program that made the call."""
 
     def open_session(self, *, program: int | None = None) -> TextSession:
         return TextSession(self)
@@ -107,7 +113,7 @@ class TextClient(ABC):
         return next(self._ids)
 
     def status(self) -> Status:
-        """Counts of a runtime: there is none, and they are 0."""
+        """Returns the counters of a runtime, all 0."""
         return Status(**dict.fromkeys(Status.__struct_fields__, 0))
 
     def flush_cache(self) -> Status:
@@ -115,7 +121,7 @@ class TextClient(ABC):
 
 
 class TextSession:
-    """One growing text. `seen` is how many of its words an earlier call has read: its cached tokens."""
+    """One growing text. `seen`: how many of its words an earlier call has read; they count as cached tokens."""
 
     def __init__(self, client: TextClient, text: str = "", seen: int = 0, failed: CallFailed | None = None) -> None:
         self._client = client
@@ -126,7 +132,7 @@ class TextSession:
         self._closed = False
 
     def set_next_call_name(self, name: str | None) -> None:
-        """The variable of the next call."""
+        """Sets the variable of the next call."""
         self._name = name
 
     def append(self, text: str, *, control: bool = False) -> None:
@@ -138,7 +144,7 @@ class TextSession:
     def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
         check_sampling(params)
         if params.complete and constraint is None:
-            raise InputError("complete needs a constraint: only that says when a value is whole")
+            raise InputError("complete needs a constraint, which defines when a value is complete")
         self._require_text("gen")
         return self._begin(Asked(self._name, self._text, params, constraint), params.timeout_s)
 
@@ -152,8 +158,7 @@ class TextSession:
         return self._begin(Asked(self._name, self._text, params, None, tuple(choices), method), timeout_s)
 
     def fork(self, size: int) -> list[TextSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._require_open()
         return [TextSession(self._client, self._text, self._num_words_seen, self._failed) for _ in range(size)]
 
@@ -167,7 +172,7 @@ class TextSession:
         self._name = None
         call = TextCall(self._client.next_id(), Detokenizer(self._client.tokenizer.vocabulary), timeout_s)
         if self._failed is not None:
-            call.on_failed(CallFailed(f"the session cannot go on: {self._failed}", self._failed.kind))
+            call.on_failed(CallFailed(f"the session cannot continue: {self._failed}", self._failed.kind))
             return call
         try:
             outcome = self._client.answer(asked)
@@ -181,7 +186,7 @@ class TextSession:
         return call
 
     def _usage(self, asked: Asked, text: str) -> Usage:
-        """Counts in words: what this text's earlier calls have read is cached."""
+        """Returns token counts in words. Words that an earlier call of this text has read are cached."""
         num_prompt = len(words(asked.prompt))
         cached = min(self._num_words_seen, num_prompt)
         completion = 0 if asked.choices is not None else len(words(text))
@@ -198,7 +203,7 @@ class TextSession:
 
 
 def words(text: str) -> list[str]:
-    """The words of `text`, each with the white space before it: what stands for tokens where there is no model.
+    """Splits `text` into words, each with the white space before it. They are the tokens of a backend without a model.
 
     >>> words("The sky is blue. ")
     ['The', ' sky', ' is', ' blue.', ' ']
@@ -207,7 +212,7 @@ def words(text: str) -> list[str]:
 
 
 def byte_tokenizer(template: ChatTemplate | None, control_texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer without a model: a token for each byte and for each of the template's control texts."""
+    """Returns a tokenizer with one token per byte and one per control text."""
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=unicode_to_byte(), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     control = {text: 256 + index for index, text in enumerate(control_texts)}

@@ -1,4 +1,1 @@
-"""Tools: plain typed Python functions that the model may call.
-
-Knows: functions, their schemas, how calls and results are written. Must not know: sessions, sockets.
-"""
+"""Tools: typed Python functions that the model may call."""

@@ -1,7 +1,4 @@
-"""`gen(name, tools=...)`: the constraint that holds a call, and the value it is read as.
-
-Knows: tools, wordings, constraints. Must not know: states, sessions, how a tool is run.
-"""
+"""`gen(name, tools=...)`: the constraint of a tool call, and how its text is parsed."""
 
 from __future__ import annotations
 
@@ -19,12 +16,13 @@ from plait.runtime.errors import InputError
 
 ToolChoice = Literal["required", "auto", "none"]
 CALL_END_MARKER = "\n<end of call>"
-"""Under "auto" a call is held to end with this, which as a stop string ends the text there and is cut from it."""
+"""With tool_choice "auto" the constraint ends a call with this text. It is also a stop string, so it is not
+returned."""
 
 
 @dataclass(frozen=True)
 class ToolCallFormat(ValueFormat):
-    """A call, or with `choice` "auto" a text in which there may be one; then the value can be None."""
+    """The format of a tool call; with `choice` "auto" of text that may contain one, whose value can be None."""
 
     syntax: ToolCallSyntax = DEFAULT_CALL_SYNTAX
     choice: ToolChoice = "required"
@@ -32,7 +30,10 @@ class ToolCallFormat(ValueFormat):
 
 
 def checked_tools(where: str, functions: object, choice: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that may be called, and whether one must be. A function or its name as `choice` leaves only that."""
+    """Returns the tools and the choice. If `choice` is one of the functions or its name, only that tool is left.
+
+    Raises InputError, beginning with `where`, for invalid tools or an unknown choice.
+    """
     tools = make_tools(where, functions)
     match choice:
         case None | "required":
@@ -51,22 +52,24 @@ def checked_tools(where: str, functions: object, choice: object) -> tuple[tuple[
 
 
 def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:
-    """A call that must be made is complete and ends itself; other text may have stop strings of its own."""
+    """Returns the options of a gen with tools. A required call is complete and has no stop strings.
+
+    Raises InputError, beginning with `where`, for a keyword that has no effect with tools.
+    """
     if choice == "none":
         return make_options(where, **sampling)
     for keyword in NO_STOP:
         if sampling[keyword] is not None:
-            raise InputError(f"{where}: {keyword} has no effect with tools; a call ends itself")
+            raise InputError(f"{where}: {keyword} has no effect with tools, since a call ends when it is complete")
     if choice == "auto":
         if sampling["complete"]:
-            raise InputError(f'{where}: complete needs tool_choice="required"; what "auto" gives may be free text')
+            raise InputError(f'{where}: complete needs tool_choice="required", since "auto" allows free text')
         return make_options(where, **sampling)
-    whole = sampling | NO_STOP | {"complete": sampling["complete"] is not False}
-    return make_options(where, **whole)
+    return make_options(where, **(sampling | NO_STOP | {"complete": sampling["complete"] is not False}))
 
 
 def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax) -> ToolCallFormat:
-    """How a call of `tools` is held and read, as this model words it."""
+    """Returns the format of a call of `tools` in the syntax of this model."""
     if choice == "none":
         return ToolCallFormat("text", None, _nothing, None, False, syntax, choice, tools)
     if choice == "auto" and not syntax.begin:
@@ -87,18 +90,21 @@ def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCa
 
 
 def stop_after_call(options: Options) -> Options:
-    """Options under which the text ends with its first call."""
+    """Returns `options` with the stop string that ends the text after its first call."""
     return replace(options, fields={**options.fields, "stop": (CALL_END_MARKER,)})
 
 
 def called_tool_name(text: str, value_format: ToolCallFormat) -> str:
-    """The name of the tool that is called in `text`, a call whose arguments could not be read."""
+    """Returns the name of the tool called in `text`, for a call whose arguments could not be parsed.
+
+    Raises ValueError or KeyError if `text` is not a complete call.
+    """
     call = _extract_call(text, value_format.syntax) if value_format.choice == "auto" else text
     return str(json.loads(call or "")[value_format.syntax.name_key])
 
 
 def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
-    """The JSON of the call at the end of `text`; None: there is no call."""
+    """Returns the JSON of the call at the end of `text`, or None if there is no call."""
     _, begin, call = text.partition(syntax.begin)
     return call.removesuffix(syntax.end) if begin else None
 
@@ -110,7 +116,7 @@ def _call_constraint(tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: To
             return Structural([(syntax.begin, schema, syntax.end + CALL_END_MARKER)], at_most=1)
         return JsonSchema(schema)
     except GrammarError as error:
-        raise InputError(f"the tools cannot be held to their schema: {error}") from None
+        raise InputError(f"the schema of the tools cannot be used as a constraint: {error}") from None
 
 
 def _reader(tools: tuple[Tool, ...], syntax: ToolCallSyntax) -> Callable[[str], ToolCall]:

@@ -1,14 +1,12 @@
-"""How a model writes calls and reads results: as its own chat template has it, or in a plain form.
+"""How a model writes tool calls and reads tool results: in the syntax of its chat template, or in a default syntax.
 
-The plain form, where a template knows no tools (or there are no turns), is that of many open models:
+The default syntax, for templates without tools and for text without turns, is that of many open models:
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}
     </tool_call>
 
-and a result is a user turn, or inside an open turn a line of its own: `Result of add: 3`.
-
-Knows: chat templates and what stands around a call in them. Must not know: states, sessions, functions.
+A result is a user turn, or inside an open turn a line: `Result of add: 3`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ToolCallSyntax:
-    """A call is `begin`, a JSON object with these two keys, `end`. `from_template`: the chat template says so."""
+    """A call is `begin`, a JSON object with these two keys, `end`. `from_template`: found in the chat template."""
 
     begin: str
     end: str
@@ -43,7 +41,7 @@ _NAME, _KEY, _VALUE, _USER, _SYSTEM = "Qznamez", "Qzkeyz", "Qzvaluez", "Qzuserz"
 
 @lru_cache(maxsize=64)
 def detect_call_syntax(template: ChatTemplate | None) -> ToolCallSyntax:
-    """How this template writes a call, found by rendering one."""
+    """Returns the syntax in which a chat template writes calls, found by rendering a call with it."""
     if template is None or "tool_calls" not in template.source:
         return DEFAULT_CALL_SYNTAX
     function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
@@ -51,55 +49,56 @@ def detect_call_syntax(template: ChatTemplate | None) -> ToolCallSyntax:
     user = {"role": "user", "content": _USER}
     try:
         before = template.render([user], add_generation_prompt=True)
-        whole = template.render([user, {"role": "assistant", "content": "", "tool_calls": [call]}])
+        rendered = template.render([user, {"role": "assistant", "content": "", "tool_calls": [call]}])
         suffix = template.turn_suffix(["user"], "assistant")
     except PlaitError:
         return DEFAULT_CALL_SYNTAX
-    if not whole.startswith(before) or not whole.endswith(suffix):
+    if not rendered.startswith(before) or not rendered.endswith(suffix):
         return DEFAULT_CALL_SYNTAX
-    return _parse_call_syntax(whole[len(before) : len(whole) - len(suffix)])
+    return _parse_call_syntax(rendered[len(before) : len(rendered) - len(suffix)])
 
 
 def _parse_call_syntax(text: str) -> ToolCallSyntax:
-    """The wording whose call of _NAME is `text`; PLAIN where that is no object of name and arguments."""
-    at = text.find("{")
-    while at >= 0:
+    """Returns the syntax of `text`, a call of _NAME; the default if it is not an object with a name and arguments."""
+    start = text.find("{")
+    while start >= 0:
         try:
-            value, end = json.JSONDecoder().raw_decode(text, at)
+            value, end = json.JSONDecoder().raw_decode(text, start)
         except ValueError:
-            at = text.find("{", at + 1)
+            start = text.find("{", start + 1)
             continue
-        keys = {json.dumps(each): key for key, each in value.items()}
+        keys = {json.dumps(item): key for key, item in value.items()}
         name_key, arguments_key = keys.get(json.dumps(_NAME)), keys.get(json.dumps({_KEY: _VALUE}))
         if len(value) != 2 or name_key is None or arguments_key is None:
             return DEFAULT_CALL_SYNTAX
-        return ToolCallSyntax(text[:at], text[end:], name_key, arguments_key, from_template=True)
+        return ToolCallSyntax(text[:start], text[end:], name_key, arguments_key, from_template=True)
     return DEFAULT_CALL_SYNTAX
 
 
 def has_tool_turns(template: ChatTemplate) -> bool:
-    """Whether the template knows turns of the role "tool" (many write any role's name, known to the model or not)."""
+    """Whether the template mentions the role "tool". Many templates render any role name, known to the model or not."""
     return "'tool'" in template.source or '"tool"' in template.source
 
 
 def template_system_turn(template: ChatTemplate, tools: Iterable[Tool]) -> tuple[str, str] | None:
-    """The template's text before and after the content of a first system turn that lists `tools`, if it can."""
+    """Returns the template's text before and after the content of a first system turn that lists `tools`; None if the
+    template does not list tools there."""
     if "tools" not in template.source:
         return None
     message = {"role": "system", "content": _SYSTEM}
     try:
-        without = template.render([message])
-        whole = template.render([message], tools=[tool.as_json() for tool in tools])
+        without_tools = template.render([message])
+        with_tools = template.render([message], tools=[tool.as_json() for tool in tools])
     except PlaitError:
         return None
-    if whole == without or whole.count(_SYSTEM) != 1:
+    if with_tools == without_tools or with_tools.count(_SYSTEM) != 1:
         return None
-    before, _, after = whole.partition(_SYSTEM)
+    before, _, after = with_tools.partition(_SYSTEM)
     return before, after
 
 
 def default_tool_listing(tools: Iterable[Tool], syntax: ToolCallSyntax) -> str:
-    """What a system turn says of `tools`: one JSON line for each, and how a call is written."""
+    """Returns the list of `tools` for a system turn: one JSON line per tool, and the syntax of a call."""
     lines = [json.dumps(tool.as_json()["function"], ensure_ascii=False) for tool in tools]
     shape = f'{{"{syntax.name_key}": "...", "{syntax.arguments_key}": {{...}}}}'
     return "\n".join(
@@ -108,7 +107,7 @@ def default_tool_listing(tools: Iterable[Tool], syntax: ToolCallSyntax) -> str:
 
 
 def result_text(value: Any) -> str:
-    """A tool's result as the model reads it: text as it is, anything else as JSON."""
+    """Returns a tool's result as the model reads it: text unchanged, anything else as JSON."""
     import msgspec
 
     return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=_encode_unknown).decode()

@@ -1,7 +1,4 @@
-"""What a function's docstring says of it and of its parameters: Google's, NumPy's and Sphinx's styles.
-
-Knows: lines. Must not know: signatures, schemas.
-"""
+"""Parses the docstring of a tool: its description and its parameters, in Google, NumPy or Sphinx style."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _NUMPY = re.compile(r"(\w+)\s*(?::.*)?$")
 
 
 def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """(what the function does, {parameter: what it is}).
+    """Returns (description of the function, {parameter: description}).
 
     >>> read_docstring("Adds.\\n\\nArgs:\\n    a: the first\\n")
     ('Adds.', {'a': 'the first'})
@@ -29,33 +26,34 @@ def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
 
 
 def _parameters(lines: list[str]) -> dict[str, str]:
-    said: dict[str, str] = {}
-    name, inside = "", False
+    descriptions: dict[str, str] = {}
+    name, inside = "", False  # the current parameter; whether the line is in a section on parameters
     for line in lines:
         sphinx = _SPHINX.match(line)
         if sphinx:
-            name, said[sphinx[1]] = sphinx[1], sphinx[2]
+            name, descriptions[sphinx[1]] = sphinx[1], sphinx[2]
         elif _SECTION.match(line):
             name, inside = "", _PARAMETERS.match(line) is not None
         elif inside and line.strip(" -"):
-            name = _parameter(line, name, said)
+            name = _parameter(line, name, descriptions)
         elif line.startswith(":"):
             name = ""
         elif name and line.startswith(" "):
-            said[name] += f" {line.strip()}"
-    return {name: " ".join(text.split()) for name, text in said.items() if text.strip()}
+            descriptions[name] += f" {line.strip()}"
+    return {name: " ".join(text.split()) for name, text in descriptions.items() if text.strip()}
 
 
-def _parameter(line: str, name: str, said: dict[str, str]) -> str:
-    """One line of a section on parameters: a new one, or more of parameter `name`. The name it belongs to."""
+def _parameter(line: str, name: str, descriptions: dict[str, str]) -> str:
+    """Reads a line of a section on parameters: a new parameter, or more text of parameter `name`. Returns the name of
+    the parameter that the line belongs to."""
     depth = len(line) - len(line.lstrip())
     head = _GOOGLE.match(line.strip()) if depth else _NUMPY.match(line)
     if head and (depth <= 4 or not name):
-        if depth and name and not head[2] and name in said:
-            said[name] += f" {line.strip()}"
+        if depth and name and not head[2] and name in descriptions:
+            descriptions[name] += f" {line.strip()}"
             return name
-        said[head[1]] = head[2] if depth else ""
+        descriptions[head[1]] = head[2] if depth else ""
         return head[1]
     if name:
-        said[name] += f" {line.strip()}"
+        descriptions[name] += f" {line.strip()}"
     return name

@@ -1,7 +1,4 @@
-"""`Graph`: what `program.compile(...)` gives, and what it can be made into.
-
-Knows: the steps of one program. Must not know: how the body was carried out.
-"""
+"""`Graph`: the result of `program.compile(...)`. It can be printed, drawn, run, and converted to an HTTP request."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The steps of a program, checked. `nodes` are in the order in which the body took them; `lanes` says for each
-    strand which one it was forked from; `parameters` are the arguments that compile() was not given.
+    """The checked steps of a program. `nodes`: the steps, in the order of the body. `lanes`: for each branch, the
+    number of its parent branch. `parameters`: the arguments that were not given to compile().
 
     >>> graph = qa.compile()                                            # doctest: +SKIP
     >>> print(graph)                                                    # doctest: +SKIP
@@ -41,18 +38,18 @@ class Graph:
 
     @property
     def prefix(self) -> tuple[Append, ...]:
-        """The steps before the first that depends on an argument or on the model: what all runs have in common."""
-        found: list[Append] = []
+        """The steps before the first one that depends on an argument or on the model: the text that all runs share."""
+        prefix: list[Append] = []
         for node in self.nodes:
             if isinstance(node, Append) and isinstance(node.expr, Text | RoleBegin | RoleEnd) and not node.lane:
-                found.append(node)
+                prefix.append(node)
             elif not isinstance(node, BeginScope):
                 break
-        return tuple(found)
+        return tuple(prefix)
 
     @property
     def is_straight(self) -> bool:
-        """Whether it can be said as the JSON of `POST /v1/programs`, all arguments given or not."""
+        """Whether `json()` can express the program as a request of `POST /v1/programs`."""
         from plait.lang.tracing.program_request import UnsupportedControlFlow, build_program
 
         try:
@@ -62,16 +59,16 @@ class Graph:
         return True
 
     def mermaid(self) -> str:
-        """The graph as a Mermaid flowchart: boxes in order, forks side by side, dotted lines where a value goes."""
+        """Returns a Mermaid flowchart: the steps in order, forks in parallel, dotted lines for the flow of values."""
         from plait.lang.tracing.graph_rendering import as_mermaid
 
         return as_mermaid(self)
 
     def json(self, **arguments: str) -> dict[str, Any]:
-        """The body of `POST /v1/programs` that does what the program does. `arguments` that are given here stand in it
-        as text; the others are variables, which whoever posts it adds under "variables".
+        """Returns the request body of `POST /v1/programs` that does the same as the program. `arguments` given here are
+        written into it as text; the others stay variables, to be added under "variables" when it is posted.
 
-        Raises CompileError, which names the line, for a step that has no form there. Values come as their text.
+        Values are returned as text. Raises CompileError, which names the line, for a step that cannot be expressed.
 
         >>> httpx.post(f"{server}/v1/programs", json=qa.compile().json(question="Why?"))     # doctest: +SKIP
         """
@@ -80,10 +77,10 @@ class Graph:
         return build_request(self, arguments)
 
     def run(self, *, backend: Backend | None = None, budget: Budget | None = None, **arguments: Any) -> ProgramState:
-        """Runs the steps, not the body: `arguments` are those that compile() was not given. What the body returns, and
-        whatever else it does, is not part of the graph.
+        """Runs the steps without the body. `arguments` are those that were not given to compile(). The return value and
+        other effects of the body are not part of the graph.
 
-        Raises InputError for missing or unknown arguments, ProgramError when a call fails.
+        Raises InputError for missing or unknown arguments, and ProgramError if a call fails.
         """
         from plait.lang.tracing.graph_executor import run_graph
 
@@ -95,4 +92,4 @@ class Graph:
         return as_text(self)
 
     def __repr__(self) -> str:
-        return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.lanes)} strands>"
+        return f"<graph of plait program {self.name!r}: {len(self.nodes)} steps on {len(self.lanes)} branches>"

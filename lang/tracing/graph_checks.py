@@ -1,7 +1,4 @@
-"""What can be known to be wrong with a program whose body was carried out once: constraints, and lost branches.
-
-Knows: the tape. Must not know: who carried the body out, what a graph is made into.
-"""
+"""Checks of a compiled program: constraints that cannot be compiled, and branches whose results are never used."""
 
 from __future__ import annotations
 
@@ -21,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def find_problems(traced_run: TracedRun) -> list[Problem]:
-    """All of them, in the order of the program."""
-    found = [*_constraints(traced_run), *_unused_forks(traced_run)]
-    return [problem for _, problem in sorted(found, key=lambda each: each[0])]
+    """Returns all problems, in the order of the program."""
+    numbered_problems = [*_constraints(traced_run), *_unused_forks(traced_run)]
+    return [problem for _, problem in sorted(numbered_problems, key=lambda numbered: numbered[0])]
 
 
 def _constraints(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
-    """Constraints that no runtime can hold. Each is compiled once, as the runtime would, in a process of its own."""
-    known: dict[Spec, str | None] = {}
+    """Yields constraints that do not compile. Each is compiled once, in a separate process, as the runtime does."""
+    errors: dict[Spec, str | None] = {}
     for number, node in enumerate(traced_run.nodes):
         spec = _constraint_of(node)
         if spec is None or isinstance(spec, Choices):
             continue
-        if spec not in known:
-            from plait.runtime.client.constraint_check import constraint_error  # imports the grammar libraries
+        if spec not in errors:
+            from plait.runtime.client.constraint_check import constraint_error  # lazy: loads the grammar libraries
 
-            known[spec] = constraint_error(spec)
-        why = known[spec]
-        if why is not None:
+            errors[spec] = constraint_error(spec)
+        reason = errors[spec]
+        if reason is not None:
             assert isinstance(node, Append)
             name = f"gen({node.name!r})" if node.name else "gen"
-            yield number, Problem(f"{name}: the constraint cannot be used: {why}", node.place)
+            yield number, Problem(f"{name}: the constraint cannot be used: {reason}", node.place)
 
 
 def _constraint_of(node: Node) -> Spec | None:
@@ -54,11 +51,11 @@ def _constraint_of(node: Node) -> Spec | None:
 
 
 def _unused_forks(traced_run: TracedRun) -> Iterator[tuple[int, Problem]]:
-    """Forks whose branches were never joined or read, and that nobody holds now that the body is over."""
+    """Yields forks whose branches were never joined or read, and to which no reference is left after the body."""
     for number, handles in traced_run.forks:
         node = traced_run.nodes[number]
         assert isinstance(node, ForkInto)
         if traced_run.read_lanes.isdisjoint(node.branches) and all(handle() is None for handle in handles):
-            many = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
-            text = f"{many} computed for nothing: never joined, never read, and not returned"
+            fork = f"the {len(node.branches)} branches of this fork are" if len(node.branches) > 1 else "this fork is"
+            text = f"{fork} never used: neither joined nor read nor returned"
             yield number, Problem(text, node.place)

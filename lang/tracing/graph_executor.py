@@ -1,7 +1,4 @@
-"""Runs a graph: each step is done to real states, in the order in which the body did it.
-
-Knows: steps and what states can do. Must not know: how a graph came about, sockets.
-"""
+"""Runs a graph: executes its steps on real states, in the order of the body."""
 
 from __future__ import annotations
 
@@ -35,18 +32,17 @@ from plait.runtime.errors import InputError
 if TYPE_CHECKING:
     from plait.lang.backends.default_backend import Backend
     from plait.lang.budget import Budget
-    from plait.lang.core.fork_group import ProgramStateGroup
-    from plait.lang.core.state import ProgramState
+    from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.tracing.graph import Graph
 
 
 def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, budget: Budget | None) -> ProgramState:
-    """One run of the steps. Raises InputError before anything runs, ProgramError when a call fails."""
+    """Runs the steps once. Raises InputError for wrong arguments before anything runs, ProgramError if a call fails."""
     for name in arguments:
         if name not in graph.parameters:
-            open_now = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
+            known = f"its arguments are {', '.join(graph.parameters)}" if graph.parameters else "it takes none"
             raise InputError(
-                f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}; {open_now}"
+                f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}; {known}"
             )
     missing = [name for name in graph.parameters if name not in arguments]
     if missing:
@@ -63,7 +59,7 @@ def run_graph(graph: Graph, arguments: dict[str, Any], backend: Backend | None, 
 
 
 class _GraphExecutor:
-    """The states of one run by number, and what the steps so far gave."""
+    """One run of a graph: the states by branch number, and the outputs of the steps so far."""
 
     def __init__(self, graph: Graph, arguments: dict[str, Any], state: ProgramState) -> None:
         self._graph, self._arguments = graph, arguments
@@ -77,7 +73,7 @@ class _GraphExecutor:
         for number, node in enumerate(self._graph.nodes):
             self._step(number, node, self._states[node.lane])
 
-    # -- Env --------------------------------------------------------------------------------------
+    # -- EvaluationContext ------------------------------------------------------------------------
 
     def argument(self, name: str) -> Any:
         return self._arguments[name]
@@ -93,12 +89,10 @@ class _GraphExecutor:
     def _step(self, number: int, node: Node, state: ProgramState) -> None:
         match node:
             case Append():
-                before = len(state._branch.call_segments())
+                num_calls = len(state._branch.call_segments())
                 state._append(self._resolve_expr(node.expr))
-                for call_segment in state._branch.call_segments()[before:]:
-                    call_segment.place = (
-                        node.place or call_segment.place
-                    )  # of the program's own line, not of graph.run(...)
+                for call_segment in state._branch.call_segments()[num_calls:]:
+                    call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
                 for name in _names(node):
                     self._save_result(number, name, state)
             case SetVariable():
@@ -136,7 +130,7 @@ class _GraphExecutor:
         self._results[number, name] = state._branch.variables[name]
 
     def _resolve_expr(self, expr: Expr) -> Expr:
-        """`expr` with what was unknown in it as text."""
+        """Returns `expr` with the traced values in it replaced by their text."""
         match expr:
             case TracedValue():
                 return Text(resolve_text(expr, self))

@@ -1,7 +1,4 @@
-"""A graph for people: as text, and as a Mermaid flowchart.
-
-Knows: steps and their words. Must not know: how a graph came about, how it runs.
-"""
+"""Renders a graph as text and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -36,16 +33,16 @@ _MAX_LABEL_CHARS = 72
 
 
 def as_text(graph: Graph) -> str:
-    """One line for each step, a branch's steps indented below its fork."""
-    at = f" at {graph.place}" if graph.place is not None else ""
-    lines = [f"program {graph.name}({', '.join(graph.parameters)}){at}"]
+    """Returns one line per step; the steps of a branch are indented below its fork."""
+    location = f" at {graph.place}" if graph.place is not None else ""
+    lines = [f"program {graph.name}({', '.join(graph.parameters)}){location}"]
     if graph.defaults.fields or graph.defaults.n:
         lines.append(f"  defaults {_options(graph.defaults)}")
     return "\n".join([*lines, *_lane_lines(graph, 0, 1)])
 
 
 def _lane_lines(graph: Graph, lane: int, depth: int) -> Iterator[str]:
-    inside = 0
+    inside = 0  # the number of open turns and scopes
     for node in graph.nodes:
         if node.lane != lane:
             continue
@@ -63,7 +60,7 @@ def _lane_lines(graph: Graph, lane: int, depth: int) -> Iterator[str]:
 
 
 def describe_node(node: Node) -> str:
-    """A step in a few words."""
+    """Returns a short description of a step."""
     match node:
         case Append(expr=expr):
             return _describe_expr(expr)
@@ -77,7 +74,7 @@ def describe_node(node: Node) -> str:
             won = f", the first {node.winners} of a race" if node.winners is not None else ""
             return f"join {'variables' if node.mode == 'gather_variable' else 'texts'}{won}"
         case Adopt():
-            return f"go on as branch {node.index}"
+            return f"continue as branch {node.index}"
         case Read():
             return f"read the {node.what}"
         case RunTool():
@@ -106,7 +103,7 @@ def _describe_expr(expr: Any) -> str:
             tools = ", ".join(tool.name for tool in expr.tools)
             return " ".join(filter(None, ["gen", expr.name, f"tools=[{tools}]", _options(expr.options)]))
         case SeparateReasoning():
-            return f"{_describe_expr(expr.gen)}, reasoning apart"
+            return f"{_describe_expr(expr.gen)}, reasoning separated"
         case RoleBegin() | RoleEnd():
             return str(expr.role)
         case SystemWithTools():
@@ -148,7 +145,7 @@ def _short(text: str) -> str:
 
 
 def as_mermaid(graph: Graph) -> str:
-    """A flowchart: https://mermaid.js.org/syntax/flowchart.html."""
+    """Returns a Mermaid flowchart, see https://mermaid.js.org/syntax/flowchart.html."""
     drawing = _Flowchart(graph)
     return "\n".join(["flowchart TD", *drawing.boxes(), *drawing.values()])
 
@@ -156,50 +153,50 @@ def as_mermaid(graph: Graph) -> str:
 class _Flowchart:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._last: dict[int, list[str]] = {0: ["start"]}  # for each strand, what its next step comes after
+        self._last: dict[int, list[str]] = {0: ["start"]}  # for each branch, the boxes before its next step
 
     def boxes(self) -> Iterator[str]:
-        """The steps and what they come after."""
+        """Yields a box for each step, and arrows from the boxes before it."""
         title = f"{self._graph.name}({', '.join(self._graph.parameters)})"
         yield f"  start([{_quoted(title)}])"
         for number, node in enumerate(self._graph.nodes):
             if isinstance(node, EndScope) or (isinstance(node, Append) and isinstance(node.expr, RoleEnd)):
                 continue
             yield f"  n{number}{_shape(node)}"
-            befores = self._last[node.lane]
+            predecessors = self._last[node.lane]
             if isinstance(node, Join | Adopt):
-                befores = [before for branch in node.branches for before in self._last[branch]]
-            for before in dict.fromkeys(befores):
-                yield f"  {before} --> n{number}"
+                predecessors = [box for branch in node.branches for box in self._last[branch]]
+            for predecessor in dict.fromkeys(predecessors):
+                yield f"  {predecessor} --> n{number}"
             self._last[node.lane] = [f"n{number}"]
             if isinstance(node, ForkInto):
                 self._last.update({branch: [f"n{number}"] for branch in node.branches})
 
     def values(self) -> Iterator[str]:
-        """Where each value goes."""
+        """Yields a dotted arrow for each value, from the step that produces it to a step that uses it."""
         for number, node in enumerate(self._graph.nodes):
-            found = dict.fromkeys(
+            sources = dict.fromkeys(
                 source for value in traced_values_in(node) for source in sorted(value._sources, key=str)
             )
-            for source in found:
+            for source in sources:
                 name = _quoted(source.name or "text")
-                where = "start" if isinstance(source, Argument) else f"n{source.node}"
-                yield f"  {where} -. {name} .-> n{number}"
+                origin = "start" if isinstance(source, Argument) else f"n{source.node}"
+                yield f"  {origin} -. {name} .-> n{number}"
 
 
 def _shape(node: Node) -> str:
-    """Rounded: the model answers. Slanted: text. A hexagon: forks and joins."""
-    said = _quoted(describe_node(node))
+    """Returns the box of a step: rounded for calls, slanted for text, a hexagon for forks and joins."""
+    label = _quoted(describe_node(node))
     if isinstance(node, ForkInto | Join | Adopt):
-        return "{{" + said + "}}"
+        return "{{" + label + "}}"
     if isinstance(node, Append) and node.is_call:
-        return f"({said})"
+        return f"({label})"
     if isinstance(node, Append) and isinstance(node.expr, Text | TracedValue):
-        return f"[/{said}/]"
-    return f"[{said}]"
+        return f"[/{label}/]"
+    return f"[{label}]"
 
 
 def _quoted(text: str) -> str:
-    """Text that Mermaid takes for nothing else: `#` and `;` begin and end its own entities."""
+    """Returns `text` quoted and escaped for Mermaid, whose entities begin with `#` and end with `;`."""
     escaped = {'"': "#quot;", "#": "#35;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"}
     return '"' + "".join(escaped.get(letter, letter) for letter in text) + '"'

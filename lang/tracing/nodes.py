@@ -1,7 +1,4 @@
-"""The steps of a compiled program, in the order in which its body took them.
-
-Knows: what a body can do to a state. Must not know: who recorded it, how it is shown or run.
-"""
+"""The steps of a compiled program, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from plait.lang.tracing.traced_value import TracedValue
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step on strand number `lane` (0 is the program's own), written at `place`."""
+    """One step on branch number `lane` (0: the program's own), written at `place`."""
 
     lane: int
     place: SourceLocation | None
@@ -25,7 +22,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Append(Node):
-    """Text, an unknown value, a gen or select, the beginning or end of a turn. Never a Concat."""
+    """Appends text, a traced value, a gen or select, or the beginning or end of a turn. Never a Concat."""
 
     expr: Expr
 
@@ -35,7 +32,7 @@ class Append(Node):
 
     @property
     def name(self) -> str | None:
-        """The variable that it sets."""
+        """The variable that the step sets, if any."""
         expr = self.expr.gen if isinstance(self.expr, SeparateReasoning) else self.expr
         return expr.name if isinstance(expr, Gen | Select | GenToolCall) else None
 
@@ -57,21 +54,21 @@ class BeginScope(Node):
 
 @dataclass(frozen=True, eq=False)
 class EndScope(Node):
-    """It ends: the text since is the variable."""
+    """The scope ends: the text since its beginning is the variable."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class ForkInto(Node):
-    """The strands that go on from here."""
+    """A fork into these branches."""
 
     branches: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Join(Node):
-    """The branches come together. `winners`: only so many of them do, those that won a race."""
+    """Joins the branches. `winners`: after a race, how many of them are joined."""
 
     branches: tuple[int, ...]
     mode: JoinMode
@@ -80,7 +77,7 @@ class Join(Node):
 
 @dataclass(frozen=True, eq=False)
 class Adopt(Node):
-    """The strand goes on as one of its branches."""
+    """The branch continues as branch `index` of its fork."""
 
     branches: tuple[int, ...]
     index: int
@@ -88,30 +85,30 @@ class Adopt(Node):
 
 @dataclass(frozen=True, eq=False)
 class Read(Node):
-    """What a state says of itself, kept for what is made of it."""
+    """The body reads the text, the messages or the usage of a state."""
 
     what: Literal["text", "messages", "usage"]
 
 
 @dataclass(frozen=True, eq=False)
 class RunTool(Node):
-    """The tool that variable `name` calls runs, and its result is appended."""
+    """Runs the tool that variable `name` calls, and appends its result."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Cancel(Node):
-    """The strand, or the call of variable `name`, is ended."""
+    """Ends the branch, or the call of variable `name`."""
 
     name: str | None
 
 
 def traced_values_in(node: Node) -> tuple[TracedValue, ...]:
-    """The unknown values that this step needs."""
+    """Returns the traced values that a step uses."""
     if isinstance(node, Append) and isinstance(node.expr, TracedValue):
         return (node.expr,)
     if isinstance(node, SetVariable):
-        found = node.value if isinstance(node.value, list | tuple) else (node.value,)
-        return tuple(each for each in found if isinstance(each, TracedValue))
+        values = node.value if isinstance(node.value, list | tuple) else (node.value,)
+        return tuple(value for value in values if isinstance(value, TracedValue))
     return ()

@@ -1,7 +1,4 @@
-"""Computes the text that all runs of a program begin with, ahead of them.
-
-Knows: a graph's constant beginning, one session. Must not know: bodies, arguments.
-"""
+"""Computes the prefix that all runs of a program share before the first run, so that it is in the cache."""
 
 from __future__ import annotations
 
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def warm_prefix(prefix: Sequence[Append], client: Client) -> int:
-    """Tokens of `prefix` that were not in the cache; now they are. Raises the CallFailed of the runtime."""
+    """Computes `prefix`. Returns how many of its tokens were not cached before. Raises the CallFailed of the
+    runtime."""
     if not prefix:
         return 0
     run = Run("cache", client, Options())

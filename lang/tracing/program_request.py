@@ -1,8 +1,6 @@
-"""A straight-line graph as the request of `POST /v1/programs`; docs/programs-api.md says what that is.
+"""Converts a straight-line graph to the request body of `POST /v1/programs` (see docs/programs-api.md).
 
-The scopes of variables are followed as the server follows them, so that each value is named as it is known there.
-
-Knows: steps, and the names of the request's fields. Must not know: HTTP, how a program runs.
+The scopes of variables are tracked as the server tracks them, so that each value is referred to by its name there.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ if TYPE_CHECKING:
     from plait.lang.tracing.graph import Graph
 
 _JOINS = {"gather_variable": "gather", "concate_and_append": "append"}
-VariableSource = Any  # of a variable: where its value comes from (a Result or an Argument), or a list of such
+VariableSource = Any  # where the value of a variable comes from: a NodeOutput or an Argument, or a list of them
 
 
 class UnsupportedControlFlow(CompileError):
-    """A step has no form in `POST /v1/programs`."""
+    """A step of the graph cannot be expressed in `POST /v1/programs`."""
 
 
 def build_request(graph: Graph, arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The request. Raises CompileError (of type UnsupportedControlFlow) or, for `arguments` that do not fit, InputError."""
+    """Returns the request body. Raises UnsupportedControlFlow, or InputError for `arguments` that do not fit."""
     for name, value in arguments.items():
         if name not in graph.parameters:
             raise InputError(f"graph of {graph.name!r}: no argument {name!r}{did_you_mean(name, graph.parameters)}")
         if not isinstance(value, str):
-            raise InputError(f"graph of {graph.name!r}: an argument of a request is text, not {type(value).__name__}")
+            raise InputError(f"graph of {graph.name!r}: arguments of a request are text, not {type(value).__name__}")
     request: dict[str, Any] = {"program": build_program(graph, arguments)}
     if defaults := _options(graph, graph.defaults, None):
         request["defaults"] = defaults
@@ -46,43 +44,42 @@ def build_request(graph: Graph, arguments: Mapping[str, str]) -> dict[str, Any]:
 
 
 def build_program(graph: Graph, arguments: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The nodes of the request."""
+    """Returns the nodes of the request. Raises UnsupportedControlFlow."""
     return _Writer(graph, arguments).program()
 
 
 class _BranchWriter:
-    """One strand while its steps are written."""
+    """One branch while its steps are written."""
 
-    def __init__(self, scope: dict[str, VariableSource], is_branch: bool) -> None:
+    def __init__(self, scope: dict[str, VariableSource]) -> None:
         self.root_nodes: list[dict[str, Any]] = []
-        self.nodes = self.root_nodes  # where the next step goes: a turn's content, or the whole
+        self.nodes = self.root_nodes  # the list that gets the next node: the content of the open turn, or the root
         self.scope = scope
         self.is_in_turn = False
-        self.is_branch = is_branch
-        self.forked: tuple[int, ...] = ()
+        self.forked: tuple[int, ...] = ()  # the branches of a fork that is not joined yet
 
 
 class _Writer:
     def __init__(self, graph: Graph, arguments: Mapping[str, str]) -> None:
         self._graph, self._arguments = graph, arguments
-        open_now: dict[str, VariableSource] = {
+        parameters: dict[str, VariableSource] = {
             name: Argument(name) for name in graph.parameters if name not in arguments
         }
-        self._writers = {0: _BranchWriter(open_now, False)}
+        self._writers = {0: _BranchWriter(parameters)}
 
     def program(self) -> list[dict[str, Any]]:
         for number, node in enumerate(self._graph.nodes):
             writer = self._writers[node.lane]
             if writer.forked and not isinstance(node, Join | Adopt):
-                self._refuse(node, "the program goes on between a fork and its join")
+                self._refuse(node, "the program has a step between a fork and its join")
             self._step(number, node, writer)
         for writer in self._writers.values():
             if writer.is_in_turn:
-                self._refuse(self._graph.nodes[-1], "a turn is still open at the end")
+                self._refuse(self._graph.nodes[-1], "a turn is not closed")
             if writer.forked:
                 self._refuse(self._fork_of(writer), "the branches of a fork are never joined")
         if not any(isinstance(node, Append) and node.is_call for node in self._graph.nodes):
-            self._refuse(None, "the program has no gen and no select")
+            self._refuse(None, "the program has neither gen nor select")
         return self._writers[0].root_nodes
 
     def _step(self, number: int, node: Node, writer: _BranchWriter) -> None:
@@ -97,13 +94,13 @@ class _Writer:
                 writer.nodes, writer.is_in_turn = turn["content"], True
             case Append(expr=RoleEnd()):
                 if not writer.is_in_turn:
-                    self._refuse(node, "a turn ends in another branch than it begins in")
+                    self._refuse(node, "a turn begins in one branch and ends in another")
                 writer.nodes, writer.is_in_turn = writer.root_nodes, False
             case Append(expr=Gen() | Select()):
                 writer.nodes.append(self._call(number, node, writer))
             case ForkInto():
                 for branch in node.branches:
-                    self._writers[branch] = _BranchWriter(dict(writer.scope), True)
+                    self._writers[branch] = _BranchWriter(dict(writer.scope))
                 writer.forked = node.branches
             case Join(winners=None) if node.branches == writer.forked:
                 self._join(node, writer)
@@ -120,21 +117,21 @@ class _Writer:
         if expr.name is not None:
             if isinstance(writer.scope.get(expr.name), Argument):
                 self._refuse(node, f"the variable {expr.name!r} has the name of an argument")
-            whole = NodeOutput(number, expr.name)
-            writer.scope[expr.name] = whole if n == 1 else [NodeOutput(number, expr.name, index) for index in range(n)]
+            output = NodeOutput(number, expr.name)
+            writer.scope[expr.name] = output if n == 1 else [NodeOutput(number, expr.name, index) for index in range(n)]
         if isinstance(expr, Gen):
             return {"gen": self._gen(node, expr)}
-        said: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
+        select: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
         if expr.timeout_s is not None:
-            said["timeout"] = expr.timeout_s
-        return {"select": said | ({} if expr.name is None else {"name": expr.name})}
+            select["timeout"] = expr.timeout_s
+        return {"select": select | ({} if expr.name is None else {"name": expr.name})}
 
     def _gen(self, node: Node, gen: Gen) -> dict[str, Any]:
-        said: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
-        return said | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
+        name: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
+        return name | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
 
     def _value(self, node: Node, value: TracedValue, writer: _BranchWriter) -> dict[str, Any]:
-        """The variable, as it is known on this strand now, that has the value."""
+        """Returns a reference to the variable that holds `value` on this branch now, or the text of an argument."""
         source = next(iter(value._sources)) if len(value._sources) == 1 and value._is_plain else None
         if isinstance(source, Argument) and source.name in self._arguments:
             return {"text": self._arguments[source.name]}
@@ -142,8 +139,8 @@ class _Writer:
             path = _path_to(source, known) if source is not None else None
             if path is not None:
                 return {"var": name, **({"index": list(path)} if path else {})}
-        why = "is not a variable there as it is" if source is not None else "is computed from other values"
-        self._refuse(node, f"the value of {value._label} {why}")
+        reason = "is not a variable there" if source is not None else "is computed from other values"
+        self._refuse(node, f"the value of {value._label} {reason}")
 
     def _join(self, node: Join, writer: _BranchWriter) -> None:
         branches = [self._writers[number] for number in node.branches]
@@ -164,16 +161,16 @@ class _Writer:
         forks = (node for node in self._graph.nodes if isinstance(node, ForkInto))
         return next((node for node in forks if node.branches == writer.forked), None)
 
-    def _refuse(self, node: Node | None, why: str) -> NoReturn:
+    def _refuse(self, node: Node | None, reason: str) -> NoReturn:
         place = self._graph.place if node is None else node.place
-        raise UnsupportedControlFlow(self._graph.name, [Problem(f"no straight-line program: {why}", place)])
+        raise UnsupportedControlFlow(self._graph.name, [Problem(f"not a straight-line program: {reason}", place)])
 
 
 _REASON_OF_NODE = {
-    "Append": "tools and separate_reasoning belong to Python",
-    "SetVariable": "a variable is set by the body",
-    "BeginScope": "var_scope",
-    "Join": "a race, or branches joined elsewhere than after their fork",
+    "Append": "tools and separate_reasoning run in Python only",
+    "SetVariable": "the body sets a variable",
+    "BeginScope": "it uses var_scope",
+    "Join": "a race, or branches that are not joined right after their fork",
     "Adopt": "a branch is adopted",
     "RunTool": "a tool is run",
     "Cancel": "a call or a text is ended early",
@@ -181,10 +178,10 @@ _REASON_OF_NODE = {
 
 
 def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
-    """Where in a variable the value is: () for all of it, None for nowhere."""
+    """Returns the indices at which the value stands in a variable: () for the variable itself, None if it does not."""
     if isinstance(known, list):
-        for index, each in enumerate(known):
-            path = _path_to(source, each)
+        for index, item in enumerate(known):
+            path = _path_to(source, item)
             if path is not None:
                 return (index, *path)
         return None
@@ -192,14 +189,14 @@ def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
 
 
 def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any]:
-    """Sampling fields under the names that the request has for them."""
+    """Returns sampling options under their names in the request."""
     said: dict[str, Any] = {}
     for field, value in options.fields.items():
         name = NAMES["programs"].get(field)
         if name is None and field != "complete":
             place = graph.place if node is None else node.place
             raise UnsupportedControlFlow(
-                graph.name, [Problem(f"no straight-line program: {name_in('gen', field)}", place)]
+                graph.name, [Problem(f"not a straight-line program: {name_in('gen', field)}", place)]
             )
         said[name or field] = list(value) if isinstance(value, tuple) else value
     return said if options.n is None else said | {"n": options.n}

@@ -1,16 +1,14 @@
-"""The branches of a fork in a body that is being compiled, and what is known of them once they are joined or raced.
-
-Knows: groups and tape. Must not know: what else a state can do, who runs the body.
-"""
+"""The groups of branches in a body that is being compiled: forks, joins and races are recorded as steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
-from plait.lang.aio.group import AsyncStateGroup
-from plait.lang.core.fork_group import ForkGroup, JoinMode, ProgramStateGroup
+from plait.lang.aio.state import AsyncStateGroup
+from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.results import AssignedValue
+from plait.lang.core.state import ProgramStateGroup
 from plait.lang.tracing.nodes import Adopt, Join
 from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun
@@ -19,7 +17,7 @@ from plait.runtime.errors import InputError
 
 
 class _TracedJoin(ForkGroup[Any]):
-    """What both kinds of groups do alike."""
+    """The part shared by the groups of plain and async bodies."""
 
     winners: int | None = None
 
@@ -37,9 +35,9 @@ class _TracedJoin(ForkGroup[Any]):
             self._finish_join(mode)
 
     def _join_winners(self, mode: JoinMode, source: TracedBranch, winners: int) -> None:
-        """Which branches they are is not known; what all of them have is."""
+        """Sets the variables that all branches have. Which branches won is known at run time only."""
         if mode != "gather_variable":
-            raise InputError("compile: the texts of a race's winners are not known; join their variables instead")
+            raise InputError("compile: the winners of a race are not known, so only their variables can be joined")
         names = [set(state._branch.variables) - self._names_before_fork for state in self.states]
         number = len(source.run.nodes) - 1
         for name in set.intersection(*names):
@@ -99,7 +97,7 @@ class AsyncTracedGroup(_TracedJoin, AsyncStateGroup):
 class _TracedRaceWinners(_TracedJoin):
     def _refuse(self) -> NoReturn:
         traced_run: TracedRun = self.src_state._traced_run
-        traced_run.placeholders.refuse("which branch won a race is something that only a run knows; join the race")
+        traced_run.placeholders.refuse("which branch wins a race is known at run time only; join the race")
 
     def __getitem__(self, index: Any) -> NoReturn:
         self._refuse()
@@ -112,13 +110,13 @@ class _TracedRaceWinners(_TracedJoin):
 
 
 class _TracedRaceGroup(_TracedRaceWinners, TracedGroup):
-    """The winners of a race: only their number is known."""
+    """The winners of a race in a plain body; only their number is known."""
 
 
 class _AsyncTracedRaceGroup(_TracedRaceWinners, AsyncTracedGroup):
-    """The winners of a race: only their number is known."""
+    """The winners of a race in an async body; only their number is known."""
 
 
 def _relabel(value: Any, label: str) -> Any:
-    """A branch's value under the name that it has once the branches are joined."""
+    """Returns the value of a branch with the source text that it has after the join."""
     return replace(value, _label=label) if isinstance(value, TracedValue) else value

@@ -1,7 +1,4 @@
-"""What a step will give, where a strand holds its answers: read while a body is compiled, it is not known yet.
-
-Knows: results and their values. Must not know: strands, states, who runs the body.
-"""
+"""`TracedResult`: the segment that stands for the result of a step while a program is being compiled."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TracedResult(Segment):
-    """What a step will give. `result.sample` None and n above 1: a list."""
+    """The future result of a step. If `result.sample` is None and n > 1, the value is a list of n."""
 
     def __init__(self, traced_run: TracedRun, lane: int, base: TracedValue, result: NodeOutput, n: int = 1) -> None:
         self.base, self.result, self.n = base, result, n
@@ -45,10 +42,10 @@ class TracedResult(Segment):
         if self.n == 1:
             return self.base
         samples = [NodeOutput(self.result.node, self.result.name, index) for index in range(self.n)]
-        return [make_traced_value(self._traced_run, each, self.value_format) for each in samples]
+        return [make_traced_value(self._traced_run, sample, self.value_format) for sample in samples]
 
     def text_value(self) -> TracedValue:
-        """Its text, which the state's goes on with."""
+        """Returns the text of the result, which is part of the state's text."""
         self._traced_run.read_lanes.add(self._lane)
         return (
             self.base
@@ -66,41 +63,29 @@ class TracedResult(Segment):
         self._traced_run.read_lanes.add(self._lane)
         node, name = self.result.node, self.result.name
 
-        def of(sample: int | None) -> TracedValue:
+        def meta_of(sample: int | None) -> TracedValue:
             def evaluate(context: EvaluationContext) -> Any:
-                found = context.result(node, name).meta()
-                return found if sample is None else found[sample]
+                meta = context.result(node, name).meta()
+                return meta if sample is None else meta[sample]
 
             return self.base._derived(f"s.get_meta_info({name!r})", evaluate)
 
-        return of(None) if self.n == 1 else [of(index) for index in range(self.n)]
+        return meta_of(None) if self.n == 1 else [meta_of(index) for index in range(self.n)]
 
     def iter_text(self) -> Iterator[str]:
         yield self.text()
 
 
-class AssignedValue(Segment):
-    """A value that the body set itself."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def value(self) -> Any:
-        return self._value
-
-    def text(self) -> str:
-        return str(self._value)
-
-
 def make_traced_value(
     traced_run: TracedRun, result: NodeOutput, value_format: ValueFormat | None = None
 ) -> TracedValue:
+    """Returns the value that `result` has in a run, parsed by `value_format`."""
     name = "gen(...)" if result.name is None else f"s[{result.name!r}]"
     label = name if result.sample is None else f"{name}[{result.sample}]"
 
     def evaluate(context: EvaluationContext) -> Any:
-        found = context.result(result.node, result.name).value()
-        return found if result.sample is None else found[result.sample]
+        value = context.result(result.node, result.name).value()
+        return value if result.sample is None else value[result.sample]
 
     return TracedValue(
         traced_run.placeholders,

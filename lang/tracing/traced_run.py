@@ -1,7 +1,4 @@
-"""What is written while a body runs with no model: strands whose text may hold unknown values, and every step taken.
-
-Knows: strands, sessions' rules, nodes. Must not know: handles, who runs the body, how a graph is shown.
-"""
+"""`TracedRun` and `TracedBranch`: record the steps of a body that runs without a model."""
 
 from __future__ import annotations
 
@@ -24,17 +21,17 @@ from plait.lang.core.expressions import (
     Text,
 )
 from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
-from plait.lang.core.results import Segment, TextSegment
+from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.run import Run
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import caller_location
 from plait.lang.tools.call_format import tool_call_format
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX
 from plait.lang.tracing.nodes import Append, Node, SetVariable
-from plait.lang.tracing.traced_result import AssignedValue, TracedResult
+from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_value import NodeOutput, Placeholders, TracedValue
+from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_FORK_CHILDREN
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -43,32 +40,32 @@ if TYPE_CHECKING:
 
 
 class TracedRun(Run):
-    """The steps of one body, in order. A Run that asks nothing of anyone."""
+    """Records the steps of one body, in order. A Run that makes no calls."""
 
     def __init__(self, program: str, defaults: Options, template: ChatTemplate | None) -> None:
         super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
         self.placeholders = Placeholders(program)
         self.nodes: list[Node] = []
         self.read_lanes: set[int] = set()
-        """The strands of which something was read."""
+        """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Any]]]] = []
-        """The step of each fork, and its group and states, which are gone when nobody holds them."""
+        """For each fork its step, and weak references to its group and states."""
 
     def _notify_run_listeners(self) -> None:
-        """Nothing runs."""
+        """Does nothing: listeners are for real runs."""
 
     def track_fork(self, fork: int, handles: Iterable[Any]) -> None:
-        """Notes who can still read the branches of the fork at step `fork`."""
+        """Remembers the handles through which the branches of the fork at step `fork` can be read."""
         self.forks.append((fork, [weakref.ref(handle) for handle in handles]))
 
     def add_node(self, node: Node) -> int:
-        """The number of one more step."""
+        """Appends a step and returns its number."""
         self.nodes.append(node)
         return len(self.nodes) - 1
 
 
 class TracedBranch(Branch):
-    """A strand whose calls are never made."""
+    """A branch whose calls are recorded and not made. Its text may contain traced values."""
 
     run: TracedRun
 
@@ -91,7 +88,7 @@ class TracedBranch(Branch):
             self.append_value(piece) if isinstance(piece, TracedValue) else self._append_text(piece)
 
     def append_value(self, value: TracedValue) -> None:
-        """Adds what only a run knows."""
+        """Appends a traced value."""
         self.session()
         self.has_text = True
         for piece in value._parts or (value,):
@@ -102,7 +99,7 @@ class TracedBranch(Branch):
             self._add_segment(TracedResult(self.run, self.lane, piece, NodeOutput(number, None)))
 
     def add_call(self, expr: Gen | Select | GenToolCall | SeparateReasoning) -> None:
-        """Adds a call."""
+        """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
         gen = expr.gen if isinstance(expr, SeparateReasoning) else expr
         n, value_format = 1, gen.value_format if isinstance(gen, Gen) else None
@@ -112,24 +109,24 @@ class TracedBranch(Branch):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
             value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX)
-        answer = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
-        self._add_segment(answer)
+        result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
+        self._add_segment(result)
         if gen.name is None:
             return
-        self.variables[gen.name] = answer
+        self.variables[gen.name] = result
         if isinstance(expr, SeparateReasoning):
-            thought = f"{gen.name}{REASONING_SUFFIX}"
-            self.variables[thought] = TracedResult.of_call(self.run, self.lane, answer.result.node, thought, n)
+            reasoning = f"{gen.name}{REASONING_SUFFIX}"
+            self.variables[reasoning] = TracedResult.of_call(self.run, self.lane, result.result.node, reasoning, n)
 
     def set_variable(self, name: str, value: Any) -> None:
         """`s[name] = value`."""
         number = self._add_step(SetVariable, name, value)
-        readable = (
+        segment = (
             AssignedValue(value)
             if not isinstance(value, TracedValue)
             else TracedResult(self.run, self.lane, value, NodeOutput(number, name))
         )
-        self.set(name, readable)
+        self.set(name, segment)
 
     def _copy_segment(self, segment: Segment) -> None:
         self._add_segment(segment)
@@ -148,7 +145,7 @@ class TracedBranch(Branch):
 
 
 def trace_expr(expr: Expr, branch: TracedBranch) -> None:
-    """Appends `expr` to `branch`, as `execute` would."""
+    """Records that `expr` is appended to `branch`; the counterpart of `interpreter.execute`."""
     match expr:
         case TracedValue():
             value_format = expr._value_format
@@ -176,23 +173,23 @@ def trace_expr(expr: Expr, branch: TracedBranch) -> None:
             branch.end_turn(expr.role)
             branch._add_step(expr)
         case _:
-            raise InputError(f"{type(expr).__name__} is no expression that plait can run")
+            raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
 
 def _trace_content(content: Expr, branch: TracedBranch) -> None:
-    """The words of a system turn with tools belong to its one step."""
+    """Writes the content of a system turn with tools. It is part of that turn's step, so it adds no steps."""
     if any(
         not isinstance(part, Text | TracedValue)
         for part in (content.parts if isinstance(content, Concat) else (content,))
     ):
-        raise InputError("compile: a system turn that lists tools can hold text only")
+        raise InputError("compile: a system turn that lists tools can contain text only")
     steps = len(branch.run.nodes)
     trace_expr(content, branch)
     del branch.run.nodes[steps:]
 
 
 class _NullClient:
-    """What a strand asks a client for, without one."""
+    """The methods of a client that a branch needs, without a runtime."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.tokenizer = RemoteTokenizer(template)
@@ -205,18 +202,17 @@ class _NullClient:
 
 
 class _NullSession:
-    """A session's rules, and nothing behind them."""
+    """A session that checks its arguments and sends nothing."""
 
     def append(self, text: str, *, control: bool = False) -> None:
-        """The strand keeps it."""
+        """Does nothing: the branch keeps the text."""
 
     def fork(self, size: int) -> list[_NullSession]:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         return [_NullSession() for _ in range(size)]
 
     def abort(self) -> None:
-        """Nothing goes on."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing goes on."""
+        """Does nothing."""

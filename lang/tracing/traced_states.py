@@ -1,7 +1,4 @@
-"""What a body that is being compiled holds as `s`: states and groups whose reads give unknown values.
-
-Knows: handles and what they may do. Must not know: how a graph is checked or shown, who runs the body.
-"""
+"""The `s` of a body that is being compiled: writes are recorded as steps, reads return traced values."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ W = TypeVar("W", bound="TracedStateWriter")
 
 
 class TracedStateWriter(StateWriter):
-    """What both kinds of states do alike."""
+    """The part shared by the states of plain and async bodies."""
 
     _branch: TracedBranch
 
@@ -60,13 +57,13 @@ class TracedStateWriter(StateWriter):
         else:
             branch.set(name, TracedResult.of_call(branch.run, branch.lane, number, name))
 
-    def _traced_output(self, said: str, node: int) -> TracedValue:
-        """What step `node` gives a body to read."""
+    def _traced_output(self, label: str, node: int) -> TracedValue:
+        """Returns the traced value of the output of step `node`."""
 
         def evaluate(context: EvaluationContext) -> Any:
             return context.step_output(node)
 
-        return TracedValue(self._traced_run.placeholders, said, frozenset([NodeOutput(node, None)]), evaluate)
+        return TracedValue(self._traced_run.placeholders, label, frozenset([NodeOutput(node, None)]), evaluate)
 
     def _trace_read(self, what: Literal["text", "messages", "usage"]) -> Any:
         self._mark_read()
@@ -81,7 +78,7 @@ class TracedStateWriter(StateWriter):
 
     def _trace_tool_call(self, name: str, variable: Segment) -> Any:
         if not isinstance(variable, TracedResult) or not isinstance(variable.value_format, ToolCallFormat):
-            raise InputError(f"variable {name!r} is no call: it does not come from gen({name!r}, tools=[...])")
+            raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
         self._mark_read()
         return self._traced_output(f"s.call({name!r})", self._branch._add_step(RunTool, name))
 
@@ -144,7 +141,7 @@ class TracedState(TracedStateWriter, ProgramState):
         self._trace_cancel(name)
 
     def show(self, path: str | Path | None = None) -> Path:
-        raise InputError("compile: nothing has run yet that could be shown")
+        raise InputError("compile: nothing has run yet, so there is nothing to show")
 
     def __str__(self) -> str:
         return f"ProgramState({self.text()})"
@@ -199,15 +196,15 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
 
 
 def _trace_fork(branch: TracedBranch, size: int) -> tuple[list[TracedBranch], int]:
-    """The branches, and the number of the step."""
+    """Forks `branch`. Returns the new branches and the number of the step."""
     children = cast("list[TracedBranch]", branch.fork(size))
     return children, branch._add_step(ForkInto, tuple(child.lane for child in children))
 
 
 def _check_handle(handle: Typed[Any], variable: Segment) -> None:
-    """As a run would: the variable must be what this very gen gave."""
+    """Raises InputError, as a run does, unless the variable is the result of this very gen."""
     if not isinstance(variable, TracedResult) or variable.value_format is not handle.value_format or variable.n > 1:
         raise InputError(
-            f"variable {handle.name!r} is not what this gen gave, but was set anew, joined or sampled n times; "
+            f"variable {handle.name!r} is not the value of this gen: it was set again, joined or sampled n times; "
             f"read s[{handle.name!r}]"
         )

@@ -1,9 +1,8 @@
-"""Values that only a run knows, as the body of a program that is being compiled holds them.
+"""`TracedValue`: stands for a value that is known at run time only, while the body of a program is being compiled.
 
-One can be appended, put into other text, and asked for its parts and methods: what comes of it is unknown too, and
-remembers how it comes about. What would let the body decide something by it raises DependsOnValue.
-
-Knows: how Python's operators reach an object. Must not know: states, nodes, who carries anything out.
+It can be appended, put into other text, indexed, called and combined with operators. Each result is a TracedValue too,
+which records how to compute it from run-time values. An operation whose result the body could branch on (a comparison,
+`len()`, `bool()`, iteration, ...) raises DependsOnValue.
 """
 
 from __future__ import annotations
@@ -22,35 +21,35 @@ if TYPE_CHECKING:
     from plait.lang.core.results import Segment
     from plait.lang.typed.value_format import ValueFormat
 
-# What stands for a value in a string. Its blanks, capitals and brackets make it likely that cutting, stripping or
-# changing such a string leaves no whole mark behind, and so is noticed.
+# The placeholder of a value inside a string. It has spaces, a capital, a digit and private-use characters, so that
+# cutting, stripping or changing the case of such a string most likely damages the placeholder, which is then detected.
 _PLACEHOLDER = re.compile(" \ue000aZ([0-9]+)\ue001 ")
 _PLACEHOLDER_OR_REPR = re.compile(r" (?:\ue000|\\ue000)aZ([0-9]+)(?:\ue001|\\ue001) ")
 _BROKEN_PLACEHOLDER = re.compile("[\ue000\ue001]")
 
 
 class EvaluationContext(Protocol):
-    """What a run knows: the arguments, what calls gave, and what was read on the way."""
+    """The values of one run: arguments, results of calls, and outputs of steps."""
 
     def argument(self, name: str) -> Any: ...
 
     def result(self, node: int, name: str | None) -> Segment:
-        """The variable `name` as step `node` left it."""
+        """Returns variable `name` as step `node` set it."""
 
     def step_output(self, node: int) -> Any:
-        """What step `node` gave."""
+        """Returns the output of step `node`, such as a text that was read or the result of a tool."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that compile() was not given."""
+    """An argument that was not given to compile()."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class NodeOutput:
-    """What node number `node` of the graph gives; `sample`: which of the n that a gen asked for."""
+    """The output of node number `node` of the graph; `sample`: the index of the sample, for a gen with n > 1."""
 
     node: int
     name: str | None
@@ -61,7 +60,7 @@ Source = Argument | NodeOutput
 
 
 class Placeholders:
-    """The values that stand in strings as marks, by number."""
+    """The traced values that were formatted into strings: each is represented there by a numbered placeholder."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -69,33 +68,33 @@ class Placeholders:
         self._values: list[TracedValue] = []
 
     def insert(self, value: TracedValue) -> str:
-        """A text that stands for `str(value)` in another."""
+        """Returns a new placeholder, which represents `str(value)` inside other text."""
         self._values.append(value)
         return f" \ue000aZ{len(self._values) - 1}\ue001 "
 
     def split(self, text: str) -> Iterator[str | TracedValue]:
-        """The known and unknown pieces of `text`. Raises DependsOnValue where a mark in it was changed."""
+        """Yields the known and the traced pieces of `text`. Raises DependsOnValue if a placeholder in it is damaged."""
         for index, piece in enumerate(_PLACEHOLDER.split(text)):
             if index % 2:
                 yield self._values[int(piece)]
             elif _BROKEN_PLACEHOLDER.search(piece):
                 self.refuse(
-                    "a text that holds a value which only a run knows was cut, stripped, split or put in another "
-                    "case; change the value itself instead, s['x'].strip(), before it is put into the text"
+                    "a text that contains a value known at run time only was cut, stripped, split or changed in case; "
+                    "change the value itself, such as s['x'].strip(), before it is put into the text"
                 )
             elif piece:
                 yield piece
 
     def expand(self, text: str) -> str:
-        """`text` for people: each mark as what it stands for."""
-        return _PLACEHOLDER_OR_REPR.sub(lambda found: f"{{{self._values[int(found[1])]._label}}}", text)
+        """Returns `text` for error messages: each placeholder is replaced by the source text of its value."""
+        return _PLACEHOLDER_OR_REPR.sub(lambda match: f"{{{self._values[int(match[1])]._label}}}", text)
 
     def mentions_traced_value(self, text: str) -> bool:
-        """Whether `text`, of an exception, is about one of these values: by its mark, or by its type as Python says."""
+        """Whether `text`, the message of an exception, names a placeholder or the type TracedValue."""
         return bool(_PLACEHOLDER_OR_REPR.search(text)) or TracedValue.__name__ in text
 
     def refuse(self, text: str) -> NoReturn:
-        """Raises DependsOnValue, and keeps it in case the body catches it. Its place comes from the traceback."""
+        """Raises DependsOnValue at the caller's line, and stores the first one in case the body catches it."""
         from plait.lang.errors import Problem
         from plait.lang.source_location import caller_location
 
@@ -106,8 +105,12 @@ class Placeholders:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TracedValue(Expr):
-    """A value that only a run knows. `_label` is how the program wrote it, `_sources` what it comes from, `_parts` the
-    pieces of a text put together with +, `_evaluate` how a run gets it."""
+    """A value that is known at run time only.
+
+    `_label`: its source text in the program. `_sources`: the arguments and outputs that it is computed from.
+    `_evaluate`: computes it in a run. `_parts`: the pieces of a text concatenated with `+`.
+    The names of all attributes begin with `_`, because `__getattr__` traces every other name.
+    """
 
     _placeholders: Placeholders
     _label: str
@@ -115,15 +118,16 @@ class TracedValue(Expr):
     _evaluate: Callable[[EvaluationContext], Any]
     _parts: tuple[str | TracedValue, ...] = ()
     _value_format: ValueFormat | None = None
-    _is_plain: bool = False  # the text of one argument or variable, as it is
+    _is_plain: bool = False  # the unchanged text of one argument or variable
 
     def _derived(
         self, label: str, evaluate: Callable[[EvaluationContext], Any], *others: Any, is_plain: bool = False
     ) -> TracedValue:
-        sources = self._sources.union(*(each._sources for each in others if isinstance(each, TracedValue)))
+        """Returns a value computed from this one and `others`."""
+        sources = self._sources.union(*(other._sources for other in others if isinstance(other, TracedValue)))
         return TracedValue(self._placeholders, label, sources, evaluate, (), None, is_plain)
 
-    # -- what stays unknown -----------------------------------------------------------------------
+    # -- operations whose result is traced too ----------------------------------------------------
 
     def __str__(self) -> str:
         return format(self)
@@ -151,12 +155,12 @@ class TracedValue(Expr):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> TracedValue:
-        given = [*map(_label, args), *(f"{name}={_label(value)}" for name, value in kwargs.items())]
+        arguments = [*map(_label, args), *(f"{name}={_label(value)}" for name, value in kwargs.items())]
 
         def evaluate(context: EvaluationContext) -> Any:
             return self._evaluate(context)(*resolve_value(args, context), **resolve_value(kwargs, context))
 
-        return self._derived(f"{self._label}({', '.join(given)})", evaluate, *args, *kwargs.values())
+        return self._derived(f"{self._label}({', '.join(arguments)})", evaluate, *args, *kwargs.values())
 
     def __add__(self, other: Any) -> Any:
         if isinstance(other, str):
@@ -193,13 +197,13 @@ class TracedValue(Expr):
         return self._binary(operator.mod, "%", other)
 
     def _binary(
-        self, work: Callable[[Any, Any], Any], sign: str, other: Any, *, reflected: bool = False
+        self, operation: Callable[[Any, Any], Any], sign: str, other: Any, *, reflected: bool = False
     ) -> TracedValue:
         label = f"{_label(other)} {sign} {self._label}" if reflected else f"{self._label} {sign} {_label(other)}"
 
         def evaluate(context: EvaluationContext) -> Any:
-            mine, others = self._evaluate(context), resolve_value(other, context)
-            return work(others, mine) if reflected else work(mine, others)
+            own_value, other_value = self._evaluate(context), resolve_value(other, context)
+            return operation(other_value, own_value) if reflected else operation(own_value, other_value)
 
         return self._derived(f"({label})", evaluate, other)
 
@@ -207,26 +211,26 @@ class TracedValue(Expr):
         return self._parts or (self,)
 
     def _joined(self, parts: tuple[str | TracedValue, ...], label: str | None = None) -> TracedValue:
-        sources = frozenset[Source]().union(*(each._sources for each in parts if isinstance(each, TracedValue)))
+        sources = frozenset[Source]().union(*(part._sources for part in parts if isinstance(part, TracedValue)))
 
         def evaluate(context: EvaluationContext) -> Any:
             values = resolve_value(parts, context)
             return sum(values[1:], values[0]) if values and not isinstance(values[0], str) else "".join(values)
 
-        whole = label or " + ".join(_label(each) for each in parts)
-        return TracedValue(self._placeholders, f"({whole})", sources, evaluate, parts)
+        label = label or " + ".join(_label(part) for part in parts)
+        return TracedValue(self._placeholders, f"({label})", sources, evaluate, parts)
 
-    # -- what would decide something --------------------------------------------------------------
+    # -- operations that the body could branch on: refused ----------------------------------------
 
-    def _refuse(self, what: str) -> NoReturn:
-        names = sorted({each.name for each in self._sources if isinstance(each, Argument)})
-        hint = f"; give it: compile({', '.join(f'{name}=...' for name in names)})" if names else ""
+    def _refuse(self, use: str) -> NoReturn:
+        names = sorted({source.name for source in self._sources if isinstance(source, Argument)})
+        hint = f"; give it to compile: compile({', '.join(f'{name}=...' for name in names)})" if names else ""
         self._placeholders.refuse(
-            f"what the body does next depends on {self._label}, a value that only a run knows: it {what}{hint}"
+            f"the next step of the body depends on {self._label}, a value known at run time only: it {use}{hint}"
         )
 
     def __bool__(self) -> bool:
-        self._refuse("decides a condition")
+        self._refuse("is used as a condition")
 
     def __eq__(self, other: object) -> bool:
         self._refuse(f"is compared with {_label(other)}")
@@ -246,41 +250,41 @@ class TracedValue(Expr):
         self._refuse("is measured with len()")
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse("is gone through item by item")
+        self._refuse("is iterated over")
 
     def __contains__(self, item: object) -> bool:
         self._refuse("is searched with in")
 
     def __int__(self) -> int:
-        self._refuse("is made a number")
+        self._refuse("is converted to a number")
 
     def __float__(self) -> float:
-        self._refuse("is made a number")
+        self._refuse("is converted to a number")
 
     def __index__(self) -> int:
         self._refuse("is used as a count or an index")
 
     def __round__(self, digits: SupportsIndex = 0) -> float:
-        self._refuse("is made a number")
+        self._refuse("is converted to a number")
 
 
 def resolve_value(value: Any, context: EvaluationContext) -> Any:
-    """`value` with everything unknown in it replaced by what the run knows."""
+    """Returns `value` with every traced value in it replaced by its value in this run."""
     if isinstance(value, TracedValue):
         return value._evaluate(context)
     if isinstance(value, tuple | list):
-        return type(value)([resolve_value(each, context) for each in value])
+        return type(value)([resolve_value(item, context) for item in value])
     if isinstance(value, Mapping):
-        return {name: resolve_value(each, context) for name, each in value.items()}
+        return {name: resolve_value(item, context) for name, item in value.items()}
     return value
 
 
 def resolve_text(value: TracedValue, context: EvaluationContext) -> str:
-    """The value as text to append. InputError where the program appended something else."""
-    found = value._evaluate(context)
-    if not isinstance(found, str):
-        raise InputError(f"only text and expressions can be appended, not {type(found).__name__}; write str(...)")
-    return found
+    """Returns the text to append. Raises InputError if the value in this run is not text."""
+    text = value._evaluate(context)
+    if not isinstance(text, str):
+        raise InputError(f"only text and expressions can be appended, not {type(text).__name__}; write str(...)")
+    return text
 
 
 def _label(value: object) -> str:

@@ -1,7 +1,4 @@
-"""Runs a program's body once with no model, and gives the graph of what it did.
-
-Knows: arguments, the body, what it raises. Must not know: what a graph is made into.
-"""
+"""`compile_body`: runs a program's body once without a model and returns the graph of its steps."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ if TYPE_CHECKING:
 def compile_body(
     name: str, body: Callable[..., Any], bound: inspect.BoundArguments, defaults: Options, template: ChatTemplate | None
 ) -> Graph:
-    """The graph of `body`, called once with the arguments that are known. Raises CompileError."""
+    """Calls `body` once, with traced values for missing arguments, and returns its graph. Raises CompileError."""
     traced_run = TracedRun(name, defaults, template)
     parameters = _add_missing_arguments(bound, traced_run)
     returned = _run_body(body, TracedBranch(traced_run), bound)
     problems = find_problems(traced_run)
-    del returned  # until here: a branch that the caller gets is not lost
+    del returned  # kept until here: a branch that the body returns counts as used
     if problems:
         raise CompileError(name, problems)
     place = function_location(getattr(inspect.unwrap(body), "__code__", None))
@@ -41,7 +38,7 @@ def compile_body(
 
 
 def _add_missing_arguments(bound: inspect.BoundArguments, traced_run: TracedRun) -> tuple[str, ...]:
-    """Gives the body an unknown value for each argument that it needs and was not given; their names."""
+    """Adds a traced value for each required argument that was not given. Returns their names."""
     missing = []
     for name, parameter in list(bound.signature.parameters.items())[1:]:
         is_open = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -59,10 +56,10 @@ def _argument(traced_run: TracedRun, name: str) -> TracedValue:
 
 
 def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.BoundArguments) -> Any:
-    """What the body returns."""
+    """Runs the body and returns its return value. Raises CompileError."""
     traced_run, is_async = branch.run, inspect.iscoroutinefunction(body)
     if is_async:
-        require_no_running_loop("compile the program outside of it, or in a thread")
+        require_no_running_loop("compile the program outside the event loop, or in another thread")
     try:
         if is_async:
             returned = asyncio.run(body(AsyncTracedState(branch), *bound.args[1:], **bound.kwargs))
@@ -76,17 +73,18 @@ def _run_body(body: Callable[..., Any], branch: TracedBranch, bound: inspect.Bou
         raise _failed(traced_run, error) from error
     finally:
         traced_run.end()
-    if traced_run.placeholders.first_refusal is not None:  # the body has caught it
+    if traced_run.placeholders.first_refusal is not None:  # the body caught the exception
         raise traced_run.placeholders.first_refusal
     return returned
 
 
 def _failed(traced_run: TracedRun, error: Exception) -> CompileError:
-    """What the body raised, as what is wrong with the program."""
+    """Converts an exception of the body to a CompileError."""
     text, place = str(error), error_location(error)
     if traced_run.placeholders.mentions_traced_value(text):
-        hint = "; in a text it can stand as f'{value}'" if "str instance" in text else ""
-        text = f"a value that only a run knows is used where a known one is needed: {traced_run.placeholders.expand(text)}{hint}"
+        hint = "; inside a text write f'{value}'" if "str instance" in text else ""
+        text = traced_run.placeholders.expand(text)
+        text = f"a value known at run time only is used where a known value is needed: {text}{hint}"
         return DependsOnValue(traced_run.program, [Problem(text, place)])
     if isinstance(error, ProgramError) and error.program == traced_run.program:
         text = text.removeprefix(f"program {traced_run.program!r}: ").removesuffix(f" (at {error.place})")

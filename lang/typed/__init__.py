@@ -1,4 +1,1 @@
-"""Values of Python types: how a type becomes a constraint, and a text becomes a value of that type.
-
-Knows: types, JSON Schema and patterns. Must not know: states, calls, sessions.
-"""
+"""Typed values: converts Python types to constraints, and texts to values of these types."""

@@ -1,7 +1,4 @@
-"""Whose bounds a type carries: msgspec and Pydantic each read their own annotations and pass over the other's.
-
-Knows: annotations. Must not know: schemas, how values are read.
-"""
+"""Finds the annotations of msgspec and Pydantic in a type. Each of the two libraries ignores those of the other."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ PYDANTIC = ("pydantic", "annotated_types")
 
 
 def has_msgspec_meta(type_: Any) -> bool:
-    """Whether `msgspec.Meta` stands anywhere in the type."""
+    """Whether the type contains a `msgspec.Meta` anywhere."""
     return any(isinstance(annotation, msgspec.Meta) for annotation in _annotations_of(type_, {}))
 
 
 def has_pydantic_types(type_: Any) -> bool:
-    """Whether a class of Pydantic's, or one of its annotations such as Field(ge=1), stands anywhere in the type."""
+    """Whether the type contains a class of Pydantic, or an annotation such as Field(ge=1), anywhere."""
     return any(
         hasattr(annotation, "__pydantic_validator__")
         if isinstance(annotation, type)
@@ -30,10 +27,10 @@ def has_pydantic_types(type_: Any) -> bool:
 
 
 def _annotations_of(type_: Any, seen: dict[int, object]) -> Iterator[object]:
-    """The classes in a type, and what is annotated to them."""
+    """Yields the classes in a type and their annotations. `seen`: visited types by id."""
     if id(type_) in seen:
         return
-    seen[id(type_)] = type_  # kept: hints are made when they are asked for, and the next could have this one's id
+    seen[id(type_)] = type_  # the reference keeps a temporary hint alive, so that its id is not reused
     if get_origin(type_) is Annotated:
         yield from type_.__metadata__
         yield from _annotations_of(type_.__origin__, seen)

@@ -1,8 +1,6 @@
-"""The JSON schema of a Python type, from msgspec's view of it: dataclasses, TypedDicts, containers, unions, enums.
+"""The JSON schema of a Python type that msgspec understands: dataclasses, TypedDicts, containers, unions, enums.
 
-Objects are closed (no names but the type's own) and texts with a form, such as dates, get its pattern.
-
-Knows: msgspec's type nodes. Must not know: constraints, how the value is read.
+Objects are closed (no additional properties), and types that are written as text, such as dates, get a pattern.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _NUMBER_KEYWORDS = {
 
 
 def schema_of(type_: Any) -> dict[str, Any]:
-    """The schema of `type_`. Raises TypeError (UnknownType is one) for a type that msgspec or this cannot write.
+    """Returns the schema of `type_`. Raises TypeError (such as UnknownType) for an unsupported type.
 
     >>> schema_of(list[bool])
     {'type': 'array', 'items': {'type': 'boolean'}}
@@ -46,7 +44,7 @@ def schema_of(type_: Any) -> dict[str, Any]:
 
 
 class _Writer:
-    """One schema in the making; objects are written once, under `$defs`."""
+    """Builds one schema. Objects are written once, under `$defs`."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Any] = {}
@@ -58,7 +56,7 @@ class _Writer:
 
     @singledispatchmethod
     def _write(self, node: inspect.Type) -> dict[str, Any]:
-        raise UnknownType(f"{type(node).__name__.removesuffix('Type')} values have no JSON form here")
+        raise UnknownType(f"{type(node).__name__.removesuffix('Type')} values cannot be written as JSON here")
 
     @_write.register
     def _(self, node: inspect.AnyType) -> dict[str, Any]:
@@ -82,8 +80,8 @@ class _Writer:
 
     @_write.register
     def _(self, node: inspect.StrType) -> dict[str, Any]:
-        said = {"minLength": node.min_length, "maxLength": node.max_length, "pattern": node.pattern}
-        return {"type": "string"} | _without_none(said)
+        keywords = {"minLength": node.min_length, "maxLength": node.max_length, "pattern": node.pattern}
+        return {"type": "string"} | _without_none(keywords)
 
     @_write.register
     def _(self, node: inspect.EnumType) -> dict[str, Any]:
@@ -95,7 +93,7 @@ class _Writer:
 
     @_write.register
     def _(self, node: inspect.UnionType) -> dict[str, Any]:
-        return {"anyOf": [self.write(each) for each in node.types]}
+        return {"anyOf": [self.write(member) for member in node.types]}
 
     @_write.register
     def _(self, node: inspect.Metadata) -> dict[str, Any]:
@@ -107,12 +105,12 @@ class _Writer:
     @_write.register(inspect.SetType)
     @_write.register(inspect.FrozenSetType)
     def _(self, node: Any) -> dict[str, Any]:
-        said = {"minItems": node.min_length, "maxItems": node.max_length}
-        return {"type": "array", "items": self.write(node.item_type)} | _without_none(said)
+        keywords = {"minItems": node.min_length, "maxItems": node.max_length}
+        return {"type": "array", "items": self.write(node.item_type)} | _without_none(keywords)
 
     @_write.register
     def _(self, node: inspect.TupleType) -> dict[str, Any]:
-        return _array([self.write(each) for each in node.item_types])
+        return _array([self.write(item_type) for item_type in node.item_types])
 
     @_write.register
     def _(self, node: inspect.DictType) -> dict[str, Any]:
@@ -123,23 +121,24 @@ class _Writer:
         return schema
 
     def _key(self, node: inspect.Type) -> dict[str, Any]:
-        """Names of an object are texts: numbers are written as such, and read back."""
+        """Returns the schema of a key. Keys of JSON objects are text, so number keys are written as text."""
         match node:
             case inspect.IntType() | inspect.FloatType():
                 if _bounds(node):
-                    raise UnknownType("keys of a dict that are numbers with bounds have no JSON form here")
+                    raise UnknownType("number keys of a dict cannot have bounds")
                 is_int = isinstance(node, inspect.IntType)
                 return patterns.text_schema(patterns.INTEGER if is_int else patterns.NUMBER)
             case inspect.EnumType() | inspect.LiteralType():
                 values = self.write(node)["enum"]
                 if None in values:
-                    raise UnknownType("keys of a dict are texts or numbers, not None")
+                    raise UnknownType("keys of a dict must be text or numbers, not None")
                 return {"enum": [str(value) for value in values]}
             case inspect.StrType():
                 return self.write(node)
         if type(node) in _TEXTS:
             return self.write(node)
-        raise UnknownType(f"keys of a dict are texts or numbers, not {type(node).__name__.removesuffix('Type')} values")
+        key_type = type(node).__name__.removesuffix("Type")
+        raise UnknownType(f"keys of a dict must be text or numbers, not {key_type} values")
 
     @_write.register(inspect.DataclassType)
     @_write.register(inspect.TypedDictType)
@@ -166,7 +165,7 @@ class _Writer:
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def _definition_ref(self, node: Any, write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A reference to the definition of `node.cls`, so that types may hold themselves."""
+        """Returns a reference to the definition of `node.cls`, which also makes recursive types possible."""
         if node.cls not in self._names:
             base = getattr(node.cls, "__name__", "type")
             name = base if base not in self.definitions else f"{base}{len(self.definitions)}"
@@ -184,10 +183,10 @@ def _bounds(node: Any) -> dict[str, Any]:
     return _without_none({keyword: getattr(node, name) for name, keyword in _NUMBER_KEYWORDS.items()})
 
 
-def _without_none(said: dict[str, Any]) -> dict[str, Any]:
-    return {keyword: value for keyword, value in said.items() if value is not None}
+def _without_none(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {keyword: value for keyword, value in keywords.items() if value is not None}
 
 
 def decoder_of(type_: Any) -> Callable[[str], Any]:
-    """Reads a JSON text as a value of `type_`; raises msgspec.DecodeError (a ValueError)."""
+    """Returns a function that parses JSON text to a `type_` and raises msgspec.DecodeError (a ValueError)."""
     return msgspec.json.Decoder(type_).decode

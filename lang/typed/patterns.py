@@ -1,8 +1,6 @@
-"""How the plain types are written, as patterns that mean the same in Python and in a JSON schema.
+"""Regular expressions for numbers, dates and the like. They mean the same in Python and in a JSON schema.
 
-Everything that matches can be read back: no year 0, no 30th of February, no number beyond what a float holds.
-
-Knows: digits. Must not know: schemas, constraints.
+Every text that matches can be parsed: no year 0, no 30th of February, no number outside the range of a float.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ DURATION = "P(?:[0-9]{1,5}D(?:T[0-9]{1,2}H)?|T(?:[0-9]{1,4}H(?:[0-9]{1,2}M)?|[0-
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 FORMATS = {"date": DATE, "time": TIME, "date-time": DATETIME, "duration": DURATION, "decimal": NUMBER}
-"""The formats of JSON Schema for which a type's own pattern is held instead."""
+"""The `format` names of JSON Schema that are replaced by a pattern."""
 
 
 def text_schema(pattern: str) -> dict[str, str]:
-    """The JSON schema of a string that matches `pattern` from end to end."""
+    """Returns the JSON schema of a string that matches `pattern` as a whole."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}

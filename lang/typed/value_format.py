@@ -1,8 +1,6 @@
-"""How the values of a type are written and read: `value_format_of(type)`.
+"""`value_format_of(type)`: the constraint under which values of a Python type are generated, and their parser.
 
-Plain types are written as people write them (42, 2024-05-01, one of an enum's values); everything else is JSON.
-
-Knows: which types have which form. Must not know: states, calls.
+Plain types are written as plain text (42, 2024-05-01, a value of an enum); all other types are written as JSON.
 """
 
 from __future__ import annotations
@@ -29,9 +27,12 @@ from plait.runtime.errors import InputError
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """`spec` holds the text (None: any text will do), `read` makes the value of it and raises ValueError where it
-    cannot. `max_text_tokens`: tokens that suffice for the longest text, where there are so few that no limit is needed.
-    `allows_truncation`: a text that max_tokens ended can be read too."""
+    """How values of a type are generated and parsed.
+
+    `spec`: the constraint (None: any text). `read`: parses the text; raises ValueError for an invalid one.
+    `max_text_tokens`: an upper bound on the tokens of the longest text, for types whose texts are short; it then
+    replaces max_tokens. `allows_truncation`: a text that max_tokens cut off can be parsed too.
+    """
 
     type_name: str
     spec: Spec | None
@@ -50,16 +51,11 @@ _PATTERNS: dict[type, str] = {
     timedelta: patterns.DURATION,
     UUID: patterns.UUID,
 }
-_UNSUPPORTED_TYPES = (
-    bytes,
-    bytearray,
-    memoryview,
-    complex,
-)  # Pydantic's schema of these says too little to be read back
+_UNSUPPORTED_TYPES = (bytes, bytearray, memoryview, complex)  # Pydantic's schema of these allows unreadable values
 
 
 def value_format_of(where: str, type_: Any) -> ValueFormat:
-    """The form of `type_`; InputError, beginning with `where`, for a type that has none.
+    """Returns the format of `type_`. Raises InputError, beginning with `where`, for an unsupported type.
 
     >>> value_format_of("gen", int).read("42")
     42
@@ -94,31 +90,31 @@ _cached_value_format = lru_cache(maxsize=1024)(_build_value_format)
 
 
 def json_schema_and_parser(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
-    """The schema of `type_` as JSON, and how its text is read. Raises TypeError for a type without one.
+    """Returns the JSON schema of `type_` and a parser of its JSON text. Raises TypeError for an unsupported type.
 
-    msgspec reads dataclasses, TypedDicts, containers and its own structs; Pydantic reads what msgspec does not
-    know, where it is installed: its models, and unions of several classes.
+    msgspec handles dataclasses, TypedDicts, containers and its own structs. Pydantic, if it is installed, handles its
+    models and the types that msgspec does not support, such as unions of several classes.
     """
     if has_pydantic_types(type_):
         if has_msgspec_meta(type_):
-            raise TypeError("it holds bounds of msgspec.Meta and of Pydantic's; write all of one kind")
+            raise TypeError("it has bounds of both msgspec.Meta and Pydantic; use only one of the two")
         return _by_pydantic(type_)
     try:
         return schema_of(type_), decoder_of(type_)
     except TypeError as error:
-        why = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
     if has_msgspec_meta(type_):
-        raise TypeError(f"{why} (says msgspec, whose Meta it holds; with Pydantic's Field instead it may do)")
+        raise TypeError(f"{reason} (from msgspec, whose Meta it uses; Pydantic's Field instead may work)")
     if type_ in _UNSUPPORTED_TYPES or importlib.util.find_spec("pydantic") is None:
-        raise TypeError(why)
+        raise TypeError(reason)
     try:
         return _by_pydantic(type_)
     except TypeError as error:
-        raise TypeError(f"{why}; and Pydantic: {str(error).splitlines()[0]}") from None
+        raise TypeError(f"{reason}; and Pydantic: {str(error).splitlines()[0]}") from None
 
 
 def _by_pydantic(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
-    from plait.lang.typed.pydantic_schema import schema_and_reader  # a package that few programs need
+    from plait.lang.typed.pydantic_schema import schema_and_reader  # lazy: Pydantic is optional
 
     schema, read = schema_and_reader(type_)
     return close_schema(schema), read
@@ -126,7 +122,7 @@ def _by_pydantic(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
 
 def _one_of(type_name: str, values: dict[str, Any], count: int | None = None) -> ValueFormat:
     if count is not None and len(values) < count:
-        raise ValueError("two of its values are written alike")
+        raise ValueError("two of its values have the same text")
     try:
         spec = Choices(tuple(values))
     except GrammarError as error:
@@ -135,7 +131,7 @@ def _one_of(type_name: str, values: dict[str, Any], count: int | None = None) ->
 
 
 def _enum_text(member: enum.Enum) -> str:
-    """A text value stands for its member; of other values (1, auto()) the name says more."""
+    """Returns the text of an enum member: its value if that is text, otherwise its name."""
     return member.value if isinstance(member.value, str) else member.name
 
 

@@ -195,8 +195,7 @@ class Session:
 
     def fork(self, size: int) -> list[Session]:
         """Opens `size` sessions that begin with the text of this one as it is now."""
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
-            raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")
+        check_fork_size(size)
         self._flush(None)
         children = [
             Session(self._client, self._client.next_id(), self._is_empty, self._num_sent, self._sent_tail)
@@ -271,3 +270,9 @@ def _check_timeout(timeout_s: float | None) -> None:
     """Raises InputError for a wrong timeout, by the rule of the sampling parameters."""
     if timeout_s is not None:
         sampling_params(timeout_s=timeout_s)
+
+
+def check_fork_size(size: object) -> None:
+    """Raises InputError unless `size` is a number of branches that one fork can have."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_FORK_CHILDREN:
+        raise InputError(f"fork takes a number of branches from 1 to {MAX_FORK_CHILDREN}, not {size!r}")

@@ -1,4 +1,4 @@
-"""Backends elsewhere: the same programs over SGLang's protocol and over a chat API, and what each cannot do."""
+"""Remote backends: the same programs over SGLang's protocol and over a chat API, and what each does not support."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_value_that_was_cut_is_an_error_not_a_shorter_value(sglang):
         s += "Q" + gen("n", type=int, max_tokens=1, complete=whole)
 
     backend = plait.RuntimeEndpoint(sglang.url)
-    with pytest.raises(plait.ProgramError, match=r"variable 'n': ConstraintFailed: max_tokens=1 ended the value"):
+    with pytest.raises(plait.ProgramError, match=r"variable 'n': ConstraintFailed: max_tokens=1 cut the value off"):
         program.run(backend=backend)
     with pytest.raises(plait.UnreadableValue, match="max_tokens"):
         program.run(whole=False, backend=backend)["n"]
@@ -229,7 +229,7 @@ def test_servers_of_any_version_whose_streams_hold_all_or_what_is_new(setting, v
 def test_what_sglangs_protocol_cannot(sglang):
     backend = plait.RuntimeEndpoint(sglang.url)
     for expr, message in (
-        (gen("x", lark='start: "a"'), "no form for the constraint Lark"),
+        (gen("x", lark='start: "a"'), "cannot express the constraint Lark"),
         (user("x"), "no chat template"),
     ):
 
@@ -239,11 +239,11 @@ def test_what_sglangs_protocol_cannot(sglang):
 
         with pytest.raises(plait.ProgramError, match=message):
             program.run(backend=backend)
-    with pytest.raises(plait.InputError, match="no table of templates"):
+    with pytest.raises(plait.InputError, match="no named templates"):
         plait.RuntimeEndpoint(sglang.url, chat_template_name="llama-3")
     with pytest.raises(plait.RuntimeGone, match="cannot be reached"):
         plait.RuntimeEndpoint("http://127.0.0.1:9")
-    with pytest.raises(plait.InputError, match="begins with http"):
+    with pytest.raises(plait.InputError, match="begin with http"):
         plait.RuntimeEndpoint("localhost:30000")
 
 
@@ -301,12 +301,12 @@ def test_a_busy_server_is_asked_again():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([], "the stream broke off"),
-        ([{"choices": [{"delta": {"content": "y"}}]}], "the stream broke off"),
-        ([b"{nonsense"], "no JSON"),
-        ([{"choices": [{"delta": {"refusal": "I will not"}}]}], "the model refused: I will not"),
+        ([], "the stream ended early"),
+        ([{"choices": [{"delta": {"content": "y"}}]}], "the stream ended early"),
+        ([b"{nonsense"], "not JSON"),
+        ([{"choices": [{"delta": {"refusal": "I will not"}}]}], "the model refused to answer: I will not"),
         ([{"choices": [{"delta": {}, "finish_reason": "content_filter"}]}], "content_filter"),
-        ([[1, 2]], "in a way that is not known"),
+        ([[1, 2]], "an answer of an unknown form"),
     ],
 )
 def test_a_stream_that_goes_wrong_is_an_error(events, message):
@@ -353,18 +353,21 @@ def test_types_are_structured_output(chat):
 def test_what_a_chat_api_cannot(chat):
     backend = plait.OpenAI("m", chat.url)
     for expr, message in (
-        ("Q" + gen("x"), "takes turns only"),
+        ("Q" + gen("x"), "needs turns"),
         (
             user("Q") + assistant("It is " + gen("x")),
-            "cannot go on with an assistant turn that has begun with 'It is '",
+            "cannot continue an assistant turn that begins with 'It is '",
         ),
         (user(gen("x")), "generates assistant turns only"),
         (
             user("Q") + assistant(gen("x", constraint=Ebnf('root ::= "a"'))),
-            "no structured output for the constraint Ebnf",
+            "cannot express the constraint Ebnf",
         ),
         (user("Q") + assistant(gen("x", top_k=3)), "top_k is not supported by the chat API at"),
-        (user("Q") + assistant(select("x", ["a", "b"], choices_method=plait.greedy_token_selection)), "scores nothing"),
+        (
+            user("Q") + assistant(select("x", ["a", "b"], choices_method=plait.greedy_token_selection)),
+            "cannot score choices",
+        ),
     ):
 
         @plait.function

@@ -151,7 +151,7 @@ def test_reasoning_mistakes():
     for make, message in (
         (lambda: sgl.separate_reasoning(sgl.gen("x"), model_type="gpt"), "model_type must be one of deepseek-r1"),
         (lambda: sgl.separate_reasoning(sgl.gen(), "qwen3"), "needs a name"),
-        (lambda: sgl.separate_reasoning(sgl.gen("x", regex="a"), "qwen3"), "cannot hold reasoning"),
+        (lambda: sgl.separate_reasoning(sgl.gen("x", regex="a"), "qwen3"), "cannot contain reasoning"),
     ):
         with pytest.raises(sgl.InputError, match=message):
             make()

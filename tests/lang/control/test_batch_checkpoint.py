@@ -108,10 +108,10 @@ def test_what_json_cannot_keep_is_an_error_not_another_value(backend, tmp_path):
 
     file = tmp_path / "batch.jsonl"
     state = typed.run_batch([{"question": "a"}], resume=file)[0]
-    assert "resume keeps what JSON can: pair is a tuple" in str(state.error()) and file.read_text() == ""
-    with pytest.raises(plait.InputError, match="item 0 of run_batch has arguments that JSON cannot keep"):
+    assert "resume saves JSON values only: pair is a tuple" in str(state.error()) and file.read_text() == ""
+    with pytest.raises(plait.InputError, match="item 0 of run_batch has arguments that are not JSON values"):
         qa.run_batch([{"question": {1, 2}}], resume=file)
-    with pytest.raises(plait.InputError, match="cannot be had together"):
+    with pytest.raises(plait.InputError, match="cannot be combined"):
         qa.run_batch([{"question": "a"}], resume=file, generator_style=True)
     file.write_text("not a line\n")
     with pytest.raises(plait.InputError, match=r"batch.jsonl, line 1, is not a line"):

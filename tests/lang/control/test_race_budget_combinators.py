@@ -170,7 +170,7 @@ def test_no_call_gets_more_tokens_than_are_left(backend):
     state = talk.run(2, budget=Budget(tokens=20))
     assert [request.sampling.max_tokens for request in backend.scheduler.sent(Generate)] == [20, 12]
     assert state.error() is None
-    with pytest.raises(plait.ProgramError, match=r"the budget of 20 tokens is spent \(20 tokens") as caught:
+    with pytest.raises(plait.ProgramError, match=r"the budget of 20 tokens is spent \(used: 20 tokens") as caught:
         talk.run(4, budget=Budget(tokens=20))
     assert isinstance(caught.value.__cause__, plait.BudgetExceeded)
 
@@ -245,7 +245,7 @@ def test_each_item_of_a_batch_has_its_own_budget(backend):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Budget(), "tokens, seconds, or both"),
+        (lambda: Budget(), "tokens, seconds or both"),
         (lambda: Budget(tokens=0), "at least 1"),
         (lambda: Budget(tokens=1.5), "at least 1"),
         (lambda: Budget(seconds=0), "above 0"),

@@ -105,7 +105,7 @@ def test_a_body_that_raises_ends_its_calls_and_readers_learn_why(backend):
 
 
 def test_a_call_that_begins_while_the_program_is_ended_is_ended_too(backend):
-    from plait.lang.core.results import Generated
+    from plait.lang.core.results import GenResult
     from plait.lang.core.run import Run
     from plait.lang.sampling_options import Options
     from plait.runtime.sampling_params import SamplingParams
@@ -117,8 +117,8 @@ def test_a_call_that_begins_while_the_program_is_ended_is_ended_too(backend):
     call = session.generate(SamplingParams())
     run.close(session)
     run.abort()
-    run.add(Generated(run, "x", call))
-    assert isinstance(run.answers()[0].failure().__cause__, plait.Aborted)
+    run.add(GenResult(run, "x", call))
+    assert isinstance(run.call_segments()[0].failure().__cause__, plait.Aborted)
     with pytest.raises(plait.Aborted):
         run.open_session()
 

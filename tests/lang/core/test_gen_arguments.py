@@ -82,7 +82,7 @@ def test_a_callers_stop_list_is_not_changed(backend):
     [
         (lambda: gen("x", temprature=1), r"gen\('x'\) has no keyword 'temprature' \(did you mean 'temperature'\?\)"),
         (lambda: gen("x", json_schema="{"), "the json_schema cannot be used"),
-        (lambda: gen("x", json_schema={}, regex="a"), "regex and json_schema cannot both hold"),
+        (lambda: gen("x", json_schema={}, regex="a"), "regex and json_schema exclude each other"),
         (lambda: gen("x", ebnf=3), "the ebnf cannot be used"),
         (lambda: gen("x", stop_regex="a*"), "stop_regex holds 'a\\*', which cannot be used: .* matches the empty text"),
         (lambda: gen("x", stop_regex=["a", "x$"]), "an anchor or a word boundary is not supported"),
@@ -117,12 +117,12 @@ def test_a_callers_stop_list_is_not_changed(backend):
         (lambda: gen("x", regex="a" * 70_000), "not valid: the pattern is longer"),
         (lambda: gen("x", regex="a", choices=["a"]), "or choices, not both"),
         (lambda: gen("x", choices_method=plait.greedy_token_selection), "choices_method needs choices"),
-        (lambda: gen("x", choices=["a", "b"], max_tokens=3), "max_tokens has no effect where choices are scored"),
-        (lambda: gen("x", choices=["a", "b"], n=2), "n has no effect where choices are scored"),
+        (lambda: gen("x", choices=["a", "b"], max_tokens=3), "max_tokens has no effect when choices are scored"),
+        (lambda: gen("x", choices=["a", "b"], n=2), "n has no effect when choices are scored"),
         (lambda: gen("x", choices=["a", "b"], temperature=1, stop="a"), "stop has no effect with choices"),
         (
             lambda: gen("x", choices=["a"], temperature=1, choices_method=plait.token_length_normalized),
-            "select takes the",
+            "select scores its choices",
         ),
         (lambda: select("x"), "needs choices"),
         (lambda: select("x", []), "1 to 1024 choices to score, not 0"),
@@ -170,9 +170,9 @@ def qa(s, question, mark="?"):
         (lambda: qa.run("a", temperature=-1), "run: temperature must be"),
         (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
         (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
-        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: calls always go on"),
-        (lambda: qa.run("a", backend="http://localhost"), "a backend is a Runtime, an Engine or a Client"),
-        (lambda: qa.run("a", backend=plait.Program), "a backend is"),
+        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: calls always run"),
+        (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine or a Client"),
+        (lambda: qa.run("a", backend=plait.Program), "a backend must be"),
         (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),
         (lambda: qa.run_batch({"question": "a"}), "a list of dicts"),
         (lambda: qa.run_batch(["a"]), "item 0 of run_batch must be a dict"),
@@ -186,8 +186,8 @@ def qa(s, question, mark="?"):
         (lambda: qa("a", temprature=1), "did you mean 'temperature'"),
         (lambda: plait.function(num_api_spec_tokens=5), "num_api_spec_tokens"),
         (lambda: plait.function(lambda: None), "needs the state as its first parameter"),
-        (lambda: plait.function(5), "goes on a function"),
-        (lambda: plait.set_default_backend(3), "a backend is"),
+        (lambda: plait.function(5), "decorates a function"),
+        (lambda: plait.set_default_backend(3), "a backend must be"),
     ],
 )
 def test_nothing_starts_when_an_argument_is_wrong(backend, call, said):
@@ -297,7 +297,7 @@ def test_meta_info_of_what_no_call_made(backend):
     def program(s):
         s["x"] = 1
 
-    with pytest.raises(plait.InputError, match="no call has meta info"):
+    with pytest.raises(plait.InputError, match="no meta info"):
         program.run().get_meta_info("x")
 
 

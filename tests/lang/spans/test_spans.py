@@ -64,7 +64,7 @@ def test_times_are_those_of_the_calls(backend):
 
     state = slow.run(stream=True)
     assert gate.reached.wait(5)
-    while not state._run.answers():  # the call was made; soon the program knows of it
+    while not state._run.call_segments():  # the call was made; soon the program knows of it
         time.sleep(0.001)
     start = time.monotonic()
     time.sleep(0.02)
@@ -83,14 +83,16 @@ def answered(lane, began_s, ended_s, **usage):
 
 
 def test_a_call_begins_when_what_is_ahead_of_it_has_ended_and_all_its_waiting_is_seen():
-    answers = [
+    call_segments = [
         answered(0, 0.0, 1.0, wall_s=0.8),
         answered(0, 0.1, 2.0, wall_s=1.1),  # the runtime began it before we heard of the end of the first
         answered(1, 0.2, 3.0, wall_s=1.5),  # its branch left before the second call
         answered(0, 2.1, 4.0, wall_s=0.5, queue_s=0.1, compile_s=0.1),  # it waited for 1.4 s to be looked at
         answered(2, 2.2, 2.4),  # of a service that tells no times
     ]
-    run = SimpleNamespace(program="p", lanes=[None, 0, 1], started_s=0.0, error=None, answers=lambda: answers)
+    run = SimpleNamespace(
+        program="p", lanes=[None, 0, 1], started_s=0.0, error=None, call_segments=lambda: call_segments
+    )
     spans = trace_of(run).spans
     assert [span.start_s for span in spans] == pytest.approx([0.0, 1.0, 1.5, 2.1, 2.2])
     assert [span.queue_s for span in spans] == pytest.approx([0.2, 0.0, 0.0, 1.5, 0.0])
@@ -208,15 +210,15 @@ ASKED = st.tuples(st.integers(0, 99), TIMES, TIMES, TIMES, TIMES)
 def test_whatever_ran_the_events_of_a_thread_nest(parents, asked, copies):
     """Calls may end in any order, before those ahead of them in their text too, when a branch is ended."""
     lanes = [None, *(parent % (number + 1) for number, parent in enumerate(parents))]
-    answers = [
+    call_segments = [
         answered(lane % len(lanes), began_s, began_s + took_s, wall_s=wall_s, queue_s=queue_s)
         for lane, began_s, took_s, wall_s, queue_s in asked
     ]
-    run = SimpleNamespace(program="p", lanes=lanes, started_s=0.0, error=None, answers=lambda: answers)
+    run = SimpleNamespace(program="p", lanes=lanes, started_s=0.0, error=None, call_segments=lambda: call_segments)
     trace = trace_of(run)
     events = [event for number in range(1, copies + 1) for event in trace.perfetto(number)]
     calls = [event for event in checked_events(events) if event["cat"] != "queue"]
-    assert len(calls) == copies * len(answers)
+    assert len(calls) == copies * len(call_segments)
 
 
 def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch):
@@ -227,7 +229,7 @@ def test_show_opens_a_browser_only_without_a_path(backend, tmp_path, monkeypatch
     path.unlink()
     program.run().show(tmp_path / "a.html")
     assert len(opened) == 1
-    with pytest.raises(plait.InputError, match=r"a page \(.html\) or a Perfetto trace \(.json\)"):
+    with pytest.raises(plait.InputError, match=r".html \(page\) or .json \(Perfetto\)"):
         program.run().show(tmp_path / "a.txt")
 
 
@@ -242,7 +244,7 @@ def test_a_notebook_shows_the_text_with_gens_marked(backend):
     backend.script(default=gate)
     state = program.run(stream=True)
     assert gate.reached.wait(5)
-    assert "still runs" in state._repr_html_()
+    assert "is still running" in state._repr_html_()
     state.cancel()
     state.error()
 

@@ -79,15 +79,15 @@ def test_answers_in_order_and_by_a_function():
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ({}, r"no answer for gen\('capital'\), call 1; it has those of nothing"),
+        ({}, r"no answer for gen\('capital'\), call 1; it has answers for nothing"),
         (TRIP | {"tip": ["One."]}, r"no answer for gen\('tip'\), call 4; all of its answers are used"),
-        (TRIP | {"kind": "sport"}, r"select\('kind'\) cannot give 'sport': the choices are \['food', 'art'\]"),
-        (TRIP | {"kind": {"food": 0.0}}, "answered by one of .* or a score for each"),
-        (TRIP | {"capital": "Paris\n"}, r"gen\('capital'\) cannot give .* end at its stop string '\\n'"),
-        (TRIP | {"capital": "a b c d e f g h i"}, "cannot give 9 words: max_tokens is 8"),
-        (TRIP | {"capital": Answer("Paris", tokens=9)}, "cannot give 9 tokens: max_tokens is 8"),
+        (TRIP | {"kind": "sport"}, r"select\('kind'\) cannot return 'sport': the choices are \['food', 'art'\]"),
+        (TRIP | {"kind": {"food": 0.0}}, "takes one of .* or a score for each"),
+        (TRIP | {"capital": "Paris\n"}, r"gen\('capital'\) cannot return .* end at its stop string '\\n'"),
+        (TRIP | {"capital": "a b c d e f g h i"}, "cannot return 9 words: max_tokens is 8"),
+        (TRIP | {"capital": Answer("Paris", tokens=9)}, "cannot return 9 tokens: max_tokens is 8"),
         (TRIP | {"capital": lambda asked: 1 / 0}, r"the script's function failed for gen\('capital'\): ZeroDivision"),
-        (TRIP | {"other": "x"}, "answers that no call took: 1 of 'other'; the calls were gen"),
+        (TRIP | {"other": "x"}, "answers that no call used: 1 of 'other'; the calls were gen"),
         (TRIP | {"tip": ["a", "b", "c"]}, "1 of 'tip'"),
         (TRIP | {"other": always("x")}, "those of 'other'"),
         (["Paris"], r"no answer for select\('kind'\), call 2"),
@@ -332,11 +332,11 @@ def test_a_replay_is_the_same_run_without_a_runtime(tape, backend):
         (
             "Spain",
             {},
-            r"gen\('capital'\) was not recorded\. From the nearest call .*line 2\) differs the prompt, from character "
-            r"\d+ on, behind '.*capital of ': recorded 'France\?.*now 'Spain\?",
+            r"gen\('capital'\) was not recorded\. It differs from .*line 2\) in the prompt, "
+            r"from character \d+ on, after '.*capital of ': recorded 'France\?.*now 'Spain\?",
         ),
-        ("France", {"temperature": 0.5}, "differs temperature: recorded 0.0, now 0.5 "),
-        ("France", {"seed": 7, "top_p": 0.9}, "differs seed: recorded None, now 7; top_p: recorded 1.0, now 0.9 "),
+        ("France", {"temperature": 0.5}, "in temperature: recorded 0.0, now 0.5 "),
+        ("France", {"seed": 7, "top_p": 0.9}, "in seed: recorded None, now 7; top_p: recorded 1.0, now 0.9 "),
     ],
 )
 def test_what_differs_is_said(tape, country, changed, message):
@@ -348,9 +348,9 @@ def test_what_differs_is_said(tape, country, changed, message):
 def test_a_recorded_call_is_played_once_and_must_be_asked(tape):
     with Replay(tape[0]) as replay:
         run_again()
-    with pytest.raises(plait.ProgramError, match="asked the same more often than it was recorded"):
+    with pytest.raises(plait.ProgramError, match="made more often than it was recorded"):
         run_again(backend=replay)
-    with pytest.raises(ScriptError, match=r"4 recorded calls were not asked: 'capital' \(line 2\)"), Replay(tape[0]):
+    with pytest.raises(ScriptError, match=r"4 recorded calls were not made: 'capital' \(line 2\)"), Replay(tape[0]):
         pass
     with Replay(tape[0], all_used=False):
         pass

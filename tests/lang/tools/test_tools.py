@@ -346,17 +346,17 @@ def lock(a: asyncio.Lock) -> None: ...
     ("make", "message"),
     [
         (lambda: gen("x", tools=[no_type]), r"gen\('x'\): parameter 'a' of the tool 'no_type' needs a type"),
-        (lambda: gen("x", tools=[star]), "'a' of the tool 'star' cannot be given by its name"),
+        (lambda: gen("x", tools=[star]), "'a' of the tool 'star' cannot be passed by keyword"),
         (lambda: gen("x", tools=[odd]), "types of the tool 'odd' cannot be read"),
         (lambda: gen("x", tools=[lock]), "'lock' cannot be described"),
-        (lambda: gen("x", tools=[lambda: 1]), "a tool is a function with a name"),
+        (lambda: gen("x", tools=[lambda: 1]), "a tool must be a function whose name"),
         (lambda: gen("x", tools=[add, add]), "two tools are named 'add'"),
         (lambda: gen("x", tools=[]), "1 to 128 tools"),
         (lambda: gen("x", tools="add"), "a list of functions"),
         (lambda: gen("x", tools=[add], tool_choice="sub"), r"one of the tools \(add\), not 'sub'"),
         (lambda: gen("x", tool_choice="auto"), "tool_choice needs tools"),
-        (lambda: gen("x", tools=[add], regex="a"), "leave out type, regex"),
-        (lambda: gen("x", tools=[add], n=2), "leave out type, regex"),
+        (lambda: gen("x", tools=[add], regex="a"), "cannot be combined with type, regex"),
+        (lambda: gen("x", tools=[add], n=2), "cannot be combined with type, regex"),
         (lambda: gen("x", tools=[add], stop="a"), "stop has no effect with tools"),
         (lambda: gen("x", tools=[add], tool_choice="auto", complete=True), "complete needs"),
         (lambda: system("x", tools=[no_type]), "system: parameter 'a'"),
@@ -373,11 +373,11 @@ def test_only_a_call_can_be_called(backend):
         s += "x" + gen("text")
         s.call("text")
 
-    with pytest.raises(plait.ProgramError, match="variable 'text' is no call"):
+    with pytest.raises(plait.ProgramError, match="variable 'text' is not a tool call"):
         program.run()
 
 
 def test_a_cut_call_is_an_error(backend):
     script(backend, "add", a=1)
-    with pytest.raises(plait.UnreadableValue, match="max_tokens ended the call of a tool"):
+    with pytest.raises(plait.UnreadableValue, match="max_tokens cut the call of a tool off"):
         agent.run(max_tokens=12, complete=False)

@@ -246,7 +246,7 @@ def test_combinators(backend):
         s += "p"
         plait.vote(s, 3, gen("x"), "x")
 
-    with pytest.raises(plait.DependsOnValue, match=r"s\['x'\]\.strip\(\), a value that only a run knows"):
+    with pytest.raises(plait.DependsOnValue, match=r"s\['x'\]\.strip\(\), a value known at run time only"):
         voting.compile()
 
 
@@ -384,8 +384,8 @@ def wrong_value(s):
         (bad_schema, r"gen\('x'\): the constraint cannot be used: .*nonsense"),
         (bad_schema_text, r"gen\('x'\): the json_schema cannot be used"),
         (contradiction, r"min_tokens \(900\) is above max_tokens"),
-        (lost_fork, "the 2 branches of this fork are computed for nothing: never joined, never read, and not returned"),
-        (lost_inner_fork, "this fork is computed for nothing"),
+        (lost_fork, "the 2 branches of this fork are never used"),
+        (lost_inner_fork, "this fork is never used"),
         (empty_prompt, "the prompt is empty: add text before gen"),
         (open_turn, "a user turn cannot begin inside the user turn"),
         (after_join, "this branch was joined; its state can be read, not extended"),
@@ -457,35 +457,35 @@ def test_turns_that_the_models_template_refuses(backend):
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda s, a: 1 if s["x"] else 2, r"depends on s\['x'\], .*: it decides a condition"),
+        (lambda s, a: 1 if s["x"] else 2, r"depends on s\['x'\], .*: it is used as a condition"),
         (lambda s, a: s["x"] == "yes", "it is compared with 'yes'"),
         (lambda s, a: s["x"] == "yes", r"\(at .*test_compile.py:\d+\)"),
         (lambda s, a: s["x"].lower() != "yes", r"depends on s\['x'\]\.lower\(\)"),
         (lambda s, a: s["x"] in ("yes", "no"), "is compared with 'yes'"),
         (lambda s, a: s["x"] in {"yes": 1}, "looked up in a dict"),
         (lambda s, a: "y" in s["x"], "searched with in"),
-        (lambda s, a: s["x"] in "yes no", "is used where a known one is needed"),
+        (lambda s, a: s["x"] in "yes no", "where a known value is needed"),
         (lambda s, a: len(s["x"]), "measured with len"),
-        (lambda s, a: list(s["x"]), "gone through item by item"),
-        (lambda s, a: int(s["x"]), "is made a number"),
+        (lambda s, a: list(s["x"]), "iterated over"),
+        (lambda s, a: int(s["x"]), "converted to a number"),
         (lambda s, a: range(s["x"]), "used as a count or an index"),
-        (lambda s, a: re.match("a", s["x"]), "is used where a known one is needed"),
-        (lambda s, a: ", ".join([s["x"]]), r"is used .* needed: .*; in a text it can stand as f'\{value\}'"),
-        (lambda s, a: json.loads(s["x"]), "is used where a known one is needed"),
+        (lambda s, a: re.match("a", s["x"]), "where a known value is needed"),
+        (lambda s, a: ", ".join([s["x"]]), r"is used .* needed: .*; inside a text write f'\{value\}'"),
+        (lambda s, a: json.loads(s["x"]), "where a known value is needed"),
         (lambda s, a: json.loads(f"{s['x']}"), None),
-        (lambda s, a: int(f"{s['x']}"), r"known one is needed: .*\{s\['x'\]\}"),
+        (lambda s, a: int(f"{s['x']}"), r"known value is needed: .*\{s\['x'\]\}"),
         (lambda s, a: s.__iadd__(f"Is it {s['x']}"[:9]), "was cut, stripped, split"),
         (lambda s, a: s.__iadd__(f"Is it {s['x']}".strip()), "was cut, stripped, split"),
         (lambda s, a: s.__iadd__(f"Is it {s['x']}".upper()), "was cut, stripped, split"),
         (lambda s, a: [s.__iadd__(word) for word in f"Is it {s['x']}?".split()], "was cut, stripped, split"),
-        (lambda s, a: [s.__iadd__(each) for each in a], r"depends on a, .*; give it: compile\(a=\.\.\.\)"),
-        (lambda s, a: s.__iadd__(select("c", a)), "it is gone through item by item; give it"),
-        (lambda s, a: s.__iadd__(gen("c", max_tokens=a)), "known one is needed: .*max_tokens"),
-        (lambda s, a: s.fork(a), "known one is needed: fork takes a number"),
-        (lambda s, a: a > 3, r"it is compared with 3; give it: compile\(a=\.\.\.\)"),
+        (lambda s, a: [s.__iadd__(each) for each in a], r"depends on a, .*; give it to compile: compile\(a=\.\.\.\)"),
+        (lambda s, a: s.__iadd__(select("c", a)), "it is iterated over; give it"),
+        (lambda s, a: s.__iadd__(gen("c", max_tokens=a)), "known value is needed: .*max_tokens"),
+        (lambda s, a: s.fork(a), "known value is needed: fork takes a number"),
+        (lambda s, a: a > 3, r"it is compared with 3; give it to compile: compile\(a=\.\.\.\)"),
         (lambda s, a: s.text() == "", "depends on the text of s"),
         (lambda s, a: s.usage.calls > 3, r"depends on the usage of s\.calls"),
-        (lambda s, a: race(s.fork(2))[0], "which branch won a race is something that only a run knows"),
+        (lambda s, a: race(s.fork(2))[0], "which branch wins a race"),
     ],
 )
 def test_what_hangs_on_a_value_is_refused(use, said):
@@ -546,7 +546,7 @@ def test_arguments_that_are_left_open_are_variables():
     assert {"var": "text"} in request["program"][1]["content"]
     with pytest.raises(plait.InputError, match=r"no argument 'txt' \(did you mean 'text'\?\)"):
         review.compile().json(txt="a")
-    with pytest.raises(plait.InputError, match="an argument of a request is text, not int"):
+    with pytest.raises(plait.InputError, match="arguments of a request are text, not int"):
         review.compile().json(text=5)
 
 
@@ -583,22 +583,22 @@ def test_every_option_of_a_gen_is_in_the_request():
     ("write", "why"),
     [
         (lambda s: s.__iadd__(s["x"].strip()), r"the value of s\['x'\]\.strip\(\) is computed from other values"),
-        (lambda s: s.set_var("y", 1), "a variable is set by the body"),
+        (lambda s: s.set_var("y", 1), "the body sets a variable"),
         (lambda s: s.var_scope("y").__enter__(), "var_scope"),
-        (lambda s: [s.fork(2)[0].sync(), s.__iadd__("y")], "goes on between a fork and its join"),
+        (lambda s: [s.fork(2)[0].sync(), s.__iadd__("y")], "between a fork and its join"),
         (lambda s: s.fork(2)[0].sync(), "the branches of a fork are never joined"),
-        (lambda s: s.user_begin(), "a turn is still open at the end"),
+        (lambda s: s.user_begin(), "a turn is not closed"),
         (lambda s: s.text(), "the text of a state is read"),
-        (lambda s: s.__iadd__(gen("t", tools=[add])), "tools and separate_reasoning belong to Python"),
+        (lambda s: s.__iadd__(gen("t", tools=[add])), "tools and separate_reasoning"),
         (lambda s: s.__iadd__(gen("t", return_logprob=True, logprob_start_len=0)), "logprob_start_len"),
         (lambda s: s.fork(2).adopt(0), "a branch is adopted"),
         (lambda s: race(s.fork(2)).join(), "a race"),
         (lambda s: s.cancel(), "ended early"),
         (
             lambda s: [forks := s.fork(2), forks[0].__iadd__(gen("z")), forks[1].__iadd__(forks[0]["z"]), forks.join()],
-            r"the value of s\['z'\] is not a variable there as it is",
+            r"the value of s\['z'\] is not a variable there",
         ),
-        (lambda s: [v := s["x"], s.__iadd__(gen("x")), s.__iadd__(v)], "is not a variable there as it is"),
+        (lambda s: [v := s["x"], s.__iadd__(gen("x")), s.__iadd__(v)], "is not a variable there"),
         (lambda s: s.__iadd__(f"{s['x']:>9}"), "is computed from other values"),
     ],
 )
@@ -609,13 +609,13 @@ def test_what_has_no_form_there_says_why(write, why):
 
     graph = of_body(body)
     assert not graph.is_straight
-    with pytest.raises(plait.CompileError, match=f"no straight-line program: .*{why}") as caught:
+    with pytest.raises(plait.CompileError, match=f"not a straight-line program: .*{why}") as caught:
         graph.json()
     assert caught.value.place.filename == __file__
 
 
 def test_a_program_without_calls_has_no_request():
-    with pytest.raises(plait.CompileError, match="no gen and no select"):
+    with pytest.raises(plait.CompileError, match="neither gen nor select"):
         of_body(lambda s: s.__iadd__("p")).json()
 
 

@@ -1,7 +1,7 @@
 """A straight-line program gives the same however it is run, and what the items of a batch share is computed once.
 
-Client, scheduler, prefix cache and server are real, the model is a hash chain; tests/end_to_end/test_run_modes_agree.py does
-the same with a model, a few times.
+Client, scheduler, prefix cache and server are real, the model is a hash chain; tests/end_to_end/test_run_modes_agree.py
+does the same with a model, a few times.
 """
 
 from __future__ import annotations

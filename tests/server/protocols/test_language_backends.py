@@ -268,7 +268,7 @@ def test_refusals_and_errors_of_chat_apis(chat, real_address):
     for options, message in (
         ({"stop_regex": "a"}, "stop_regex is not supported by"),
         ({"min_p": 0.1}, "min_p is not supported by"),
-        ({"ebnf": 'root ::= "a"'}, "no structured output for the constraint Ebnf"),
+        ({"ebnf": 'root ::= "a"'}, "cannot express the constraint Ebnf"),
     ):
         with pytest.raises(plait.ProgramError, match=message) as caught:
             ask(gen("x", **options), chat)
@@ -297,7 +297,7 @@ def test_refusals_of_anthropic(chats):
     def late(s):
         s += user("Hi") + system("Now be terse.") + assistant(gen("x"))
 
-    with pytest.raises(plait.ProgramError, match="takes system turns at the beginning only"):
+    with pytest.raises(plait.ProgramError, match="system turns at the beginning only"):
         late.run(backend=claude)
 
 

@@ -1,6 +1,7 @@
 """Random straight-line programs, and all the ways in which one can be run.
 
-A program is a list of steps, each a tuple of its name and what it takes; `execute_steps` carries them out as a body would.
+A program is a list of steps, each a tuple of its name and what it takes; `execute_steps` carries them out as a body
+would.
 """
 
 from __future__ import annotations
