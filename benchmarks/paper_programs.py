@@ -1,6 +1,6 @@
 """The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
 
-    python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # see server_comparison/servers.py
+python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # see server_comparison/servers.py
     python benchmarks/paper_programs.py --peer http://127.0.0.1:8000        # a server that already runs
     python benchmarks/paper_programs.py                                     # plait's own `plait serve`
 
@@ -10,8 +10,6 @@ and batches side by side (paper/fresh.py), as a client of that server would. pla
 peer starts. Greedy, but weights and tokens where calls meet differ, so answers, and their lengths, may.
 
 What the cache costs where nothing is shared is measured in one process (paper/sharing.py).
-
-Knows: the order of a comparison, and its table. Must not know: how a side does a call, how a server starts.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 }
 # The rooms of runtime/, lowest first: a room imports itself and the rooms before it.
 RUNTIME_ORDER = (
-    *("errors", "config", "sampling_params", "messages", "model_files", "tokenizer", "transport"),
+    *("arrays", "errors", "config", "sampling_params", "messages", "model_files", "tokenizer", "transport"),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # it needs no model and no torch
@@ -88,7 +88,9 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(path: Path, modules: set[str]) -> set[str]:
-    """Those of `modules` that the file imports when it is loaded or later; what is for type checkers only does not count."""
+    """Those of `modules` that the file imports when it is loaded or later; what is for type checkers only does not
+    count.
+    """
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

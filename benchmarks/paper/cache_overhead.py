@@ -1,7 +1,4 @@
-"""What the prefix cache costs where it finds nothing: its seconds beside those of all steps, in one process.
-
-Knows: that a scheduler has steps and a cache. Must not know: programs, peers.
-"""
+"""What the prefix cache costs where it finds nothing: its seconds beside those of all steps, in one process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""How much of all prompts a cache without limits would have served: computed offline, over the tokens that were sent.
-
-Knows: the messages of a client. Must not know: schedulers, what is really cached.
+"""How much of all prompts a cache without limits would have served: computed offline, over the tokens that were
+sent.
 """
 
 from __future__ import annotations

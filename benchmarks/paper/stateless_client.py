@@ -1,8 +1,6 @@
 """A backend that does what a program written with an OpenAI client does: each call is a request with all its text.
 
 Branches and batches go side by side, on threads. A select is one request held to its choices.
-
-Knows: `/v1/completions` of plait and of vLLM. Must not know: workloads, clocks.
 """
 
 from __future__ import annotations

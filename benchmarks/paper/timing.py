@@ -1,7 +1,4 @@
-"""Runs one workload from an empty cache and counts: on our side beside the best possible, on a peer's as it tells.
-
-Knows: states, usages, the two kinds of backend. Must not know: processes, tables, what the programs say.
-"""
+"""Runs one workload from an empty cache and counts: on our side beside the best possible, on a peer's as it tells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The programs that benchmarks/paper_programs.py runs: those of examples/, each for several users at once.
-
-Knows: the examples' programs and their arguments. Must not know: what runs them, clocks.
-"""
+"""The programs that benchmarks/paper_programs.py runs: those of examples/, each for several users at once."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_njit
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm.packed_layout import TILE_OUTPUTS, dequantize_row
 from plait.kernels.cpu.gemm.packed_linear import gate_up_linear, linear
+from plait.kernels.cpu.gemm.row_argmax import row_argmax
 from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import (
     float32_matrix,
@@ -30,7 +31,6 @@ from plait.kernels.cpu.kernel_args import (
 )
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations, StepBuffers
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
-from plait.kernels.cpu.row_argmax import row_argmax
 from plait.kernels.cpu.row_partition import partition_batch, partition_bounds, partition_buffers, partition_context
 from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of

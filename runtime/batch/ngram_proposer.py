@@ -52,7 +52,9 @@ def find_ngram_match(tokens: IntArray) -> tuple[int, int]:
 
 
 def _rfind_aligned(data: bytes, ngram: bytes, end: int) -> int:
-    """The last offset of `ngram` in data[:end] that is a multiple of four; -1 if there is none or the search is given up."""
+    """The last offset of `ngram` in data[:end] that is a multiple of four; -1 if there is none or the search is given
+    up.
+    """
     for _ in range(MAX_MISALIGNED_MATCHES):
         offset = data.rfind(ngram, 0, end)
         if offset < 0 or not offset % 4:

@@ -95,7 +95,7 @@ class PrefixCache:
         return num_shared
 
     def allocate(self, seq: Sequence, count: int) -> bool:
-        """Adds `count` private pages to the sequence, evicting cache if necessary; returns False if that is not enough."""
+        """Adds `count` private pages to the sequence, evicting cache if needed. Returns False if that is not enough."""
         if count > self.pool.num_free and not self._evict_for(count):
             return False
         if count == 1:

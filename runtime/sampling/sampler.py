@@ -22,7 +22,7 @@ from plait.runtime.sampling.numpy_ops import NumpyLogitOperations
 
 @dataclass
 class SamplerOutput:
-    """The results of one step: a token (or NO_TOKEN, NOT_FINITE) for each generation, and whatever else was requested."""
+    """The results of one step: a token (or NO_TOKEN, NOT_FINITE) for each generation, and what else was requested."""
 
     tokens: dict[GenerationRequest, int] = field(default_factory=dict)
     logprobs: dict[GenerationRequest, TokenLogprob] = field(default_factory=dict)

@@ -1,7 +1,4 @@
-"""Specs that cost a compiler much, or would; each a function, since some are refused when they are made.
-
-Knows: specs. Must not know: what becomes of them.
-"""
+"""Specs that cost a compiler much, or would; each a function, since some are refused when they are made."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pydantic models as programs have them, and their schemas as Pydantic writes them.
-
-Knows: Pydantic. Must not know: what of its schemas is honoured.
-"""
+"""Pydantic models as programs have them, and their schemas as Pydantic writes them."""
 
 from __future__ import annotations
 

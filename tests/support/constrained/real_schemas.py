@@ -1,7 +1,6 @@
 """Schemas shaped as people write them: tools, OpenAPI, Kubernetes, package files, workflows, zod, and more.
 
-All of our own writing. REAL maps a name to a schema; models.py holds Pydantic's. Knows: JSON Schema as it is met in
-practice, with its idioms and its careless spots. Must not know: what of it is honoured.
+All of our own writing. REAL maps a name to a schema; models.py holds Pydantic's.
 """
 
 # ruff: noqa: E501

@@ -1,7 +1,4 @@
-"""Two hundred patterns, and what their masks let through held against re.fullmatch and interegular.
-
-Knows: patterns as people write them, and ones drawn at random. Must not know: how a pattern is compiled.
-"""
+"""Two hundred patterns, and what their masks let through held against re.fullmatch and interegular."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each row is (schema, valid, invalid). A row's meaning is held against jsonschema-rs in test_schemas.py, so the
 table cannot be wrong without a test that says so. VARIANTS puts every row into surroundings that keep or move
-its meaning. Knows: JSON Schema. Must not know: anything of ours.
+its meaning.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.kernels.cpu.row_argmax import row_argmax
+from plait.kernels.cpu.gemm.row_argmax import row_argmax
 
 values = st.sampled_from([0.0, -0.0, 1.0, 2.5, -3.0, math.inf, -math.inf, math.nan])
 
