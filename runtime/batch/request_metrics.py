@@ -39,7 +39,7 @@ class RequestMetrics:
         return max(0, self.computed_tokens - max(0, self.num_prompt - end))
 
     def usage(self, completion_tokens: int, forced_tokens: int = 0, drafted_tokens: int = 0) -> Usage:
-        """Returns the usage so far. `completion_tokens` counts sampled and forced ones, with the one that ended the output."""
+        """Returns the usage so far. `completion_tokens` counts sampled and forced ones, with the final one."""
         now = time.monotonic()
         return Usage(
             prompt_tokens=self.num_prompt,

@@ -174,7 +174,7 @@ class OutputProcessor:
     # -- stop strings -----------------------------------------------------------------------------
 
     def _truncate_at_stop(self, request: GenerationRequest, hit: StopHit) -> None:
-        """Ends the output where the stop string begins; tokenizes the start of a token again that it begins inside of."""
+        """Ends the output where the stop string begins; if that is inside a token, its start is tokenized again."""
         num_kept = 0
         while num_kept < request.num_output and request.byte_ends[num_kept] <= hit.start:
             num_kept += 1

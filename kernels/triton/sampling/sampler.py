@@ -264,8 +264,9 @@ def _pick_token(
                 if num_candidates <= CANDIDATES:
                     source, count = values_ptr + row * CANDIDATES, num_candidates
                 num_nonzero = tl.load(summary_ptr + row * 3 + 2)
+                min_weight = (min_p * 1099511627776.0).to(tl.float32)  # the largest weight is 2^40
                 kept = filtered_weight(
-                    source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_p, BLOCK, PIVOTS
+                    source, count, total, num_nonzero, max_logit, inverse, top_k, top_p, min_weight, BLOCK, PIVOTS
                 )
                 target = draw_target(kept, hash_bits)
                 key, above = find_threshold(source, count, max_logit, inverse, target, False, BLOCK, PIVOTS)

@@ -70,11 +70,11 @@ def filtered_weight(
     inverse,
     top_k,
     top_p,
-    min_p,
+    min_weight,
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Returns the weight of the tokens that remain after top-k, then top-p of those, then min-p."""
+    """Returns the weight of the tokens that remain after top-k, then top-p of those, then the float32 `min_weight`."""
     kept = total
     if (top_k > 0) & (top_k < num_nonzero):
         target = tl.zeros((), tl.int64) + top_k - 1
@@ -94,13 +94,12 @@ def filtered_weight(
         key, above = find_threshold(source, count, max_logit, inverse, limit - 1, False, BLOCK, PIVOTS)
         weight = weight_of_key(key, max_logit, inverse)
         kept = above + (limit - above + weight - 1) // weight * weight
-    if min_p > 0.0:
+    if min_weight > 0.0:
         likely = tl.zeros((), tl.int64)
-        floor = (min_p * 1099511627776.0).to(tl.float32)
         for start in range(0, count, BLOCK):
             at = start + tl.arange(0, BLOCK)
             x = tl.load(source + at, mask=at < count, other=float("-inf"))
             weight = integer_weight(log2_ratio_to_max(x, max_logit, inverse))
-            likely += tl.sum(tl.where(weight.to(tl.float32) >= floor, weight, 0), axis=0)
+            likely += tl.sum(tl.where(weight.to(tl.float32) >= min_weight, weight, 0), axis=0)
         kept = tl.minimum(kept, likely)
     return kept
