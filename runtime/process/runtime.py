@@ -45,10 +45,11 @@ class Runtime:
     progress: show a progress bar while loading; None shows it on a terminal.
     start_timeout_s: time limit for starting, in seconds.
     meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
-    settings: the other fields of `plait.runtime.config.EngineConfig`, which describes them: device, dtype, kv_dtype,
-        weights, kv_memory_bytes, max_pages, context_length, max_batch_tokens, max_batch_rows, max_sessions,
-        max_waiting_calls, cuda_graphs, prefix_groups, deterministic, compile_deadline_s, order, prompt_lookup,
-        check_integrity.
+    settings, all optional: device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16", "float16"), kv_dtype
+        ("auto", "fp8", "int8"), weights ("auto", "as-stored", "bf16", "int8", "int4"), kv_memory_bytes or max_pages (a
+        page holds the KV of one token), context_length, max_batch_tokens and max_batch_rows (of one step),
+        max_sessions, max_waiting_calls, cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"),
+        prompt_lookup, compile_deadline_s (of a constraint), check_integrity. An unknown one raises InputError.
 
     Raises InputError, ModelNotFound, CorruptModel or UnsupportedModel before it returns, and RuntimeGone if the process
     cannot start. The process ends with `shutdown()`, with the `with` block, or with this process.
