@@ -46,8 +46,8 @@ class Runtime:
     start_timeout_s: time limit for starting, in seconds.
     meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
     settings, all optional: device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16", "float16"),
-        kv_dtype ("auto", "fp8", "int8"), weights ("auto", "as-stored", "bf16", "int8", "int4"), kv_memory_bytes or max_pages (a
-        page holds the KV of one token), context_length, max_batch_tokens and max_batch_rows (of one step),
+        kv_dtype ("auto", "fp8", "int8"), weights ("auto", "as-stored", "bf16", "int8", "int4"), kv_memory_bytes or
+        max_pages (a page holds the KV of one token), context_length, max_batch_tokens and max_batch_rows (of one step),
         max_sessions, max_waiting_calls, cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"),
         prompt_lookup, compile_deadline_s (of a constraint), check_integrity. An unknown one raises InputError.
 
