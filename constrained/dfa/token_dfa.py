@@ -79,9 +79,9 @@ def _explore_edges(step: ByteTransition, start: int, num_states: int, trie: Byte
         num_walked += len(batch)
         parts.append(part)
         reached = np.unique(part[2])
-        found = reached[~seen[reached]]
-        seen[found] = True
-        todo = np.concatenate((todo, found))
+        new_states = reached[~seen[reached]]
+        seen[new_states] = True
+        todo = np.concatenate((todo, new_states))
         projected_edges = num_edges * (1 + len(todo) / num_walked) if num_edges > EDGES_BEFORE_PROJECTION else num_edges
         if projected_edges > max_edges:
             raise DfaTooLarge

@@ -58,8 +58,8 @@ class CompletionSearch:
         """
         best: list[int] | None = None
         for order in self._orders:
-            found = self._search_once(walker(), order, limit if best is None else len(best) - 1)
-            best = found if found is not None else best
+            tokens = self._search_once(walker(), order, limit if best is None else len(best) - 1)
+            best = tokens if tokens is not None else best
             if best is not None and len(best) > GOOD_ENOUGH_TOKENS:
                 break
         return best

@@ -45,8 +45,8 @@ class LlguidanceWalker:
     def any_allowed_token(self) -> int | None:
         ends = self._vocabulary.eos_ids
         bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
-        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
-        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
+        allowed = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
+        return next((token for token in allowed if self._vocabulary.token_bytes[token]), None)
 
     def _number_may_continue(self) -> bool:
         """Returns whether a number at the end of the text may have another digit."""

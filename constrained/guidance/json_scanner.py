@@ -67,8 +67,8 @@ def _next_opening(
     for i, (call, place) in enumerate(zip(delimiters, places, strict=True)):
         if 0 <= place < at:  # a marker that does not occur is searched for once
             places[i] = text.find(call.begin, at)
-    found = [(place, call) for call, place in zip(delimiters, places, strict=True) if place >= 0]
-    return min(found, key=lambda each: each[0], default=None)
+    openings = [(place, call) for call, place in zip(delimiters, places, strict=True) if place >= 0]
+    return min(openings, key=lambda opening: opening[0], default=None)
 
 
 def _skip_end_tag(text: bytes, at: int, end: bytes) -> int:
