@@ -82,13 +82,13 @@ def json_validation_error(schema: str, text: str) -> str | None:
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"[:MAX_REASON]
     try:
-        error = next(iter(_validator(schema).iter_errors(value)), None)
+        violation = next(iter(_validator(schema).iter_errors(value)), None)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         return f"it could not be checked: {error}".splitlines()[0][:MAX_REASON]
-    if error is None:
+    if violation is None:
         return None
-    place = "/".join(str(step) for step in error.instance_path)
-    return f"{error.message[:MAX_REASON]} (at {'/' + place if place else 'the top'})"
+    location = "/".join(str(step) for step in violation.instance_path)
+    return f"{violation.message[:MAX_REASON]} (at {'/' + location if location else 'the top'})"
 
 
 @lru_cache(maxsize=64)
