@@ -97,9 +97,8 @@ def _said_behind(name: str, module: str) -> str:
 
 def _has_own_doc(thing: Any) -> bool:
     doc = inspect.getdoc(thing) or ""
-    return not (
-        inspect.isclass(thing) and doc.startswith(f"{thing.__name__}(")
-    )  # the docstring that a dataclass generates
+    is_generated = inspect.isclass(thing) and doc.startswith(f"{thing.__name__}(")  # by dataclass()
+    return not is_generated
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Any]]:

@@ -29,9 +29,9 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
     check_notation(spec.grammar)
-    text = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
+    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
     try:
-        return ensure_compiles(text, vocabulary)
+        return ensure_compiles(source, vocabulary)
     except GrammarError as error:
         raise _locate_error(error.reason, spec.grammar) from None
 

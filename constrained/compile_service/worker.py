@@ -72,9 +72,9 @@ def _initialize(init: WorkerInit) -> Vocabulary:
 def _run_job(job: CompileJob, vocabulary: Vocabulary) -> FromWorker:
     # The signal's default action ends the process even while a library holds the interpreter's lock.
     signal.setitimer(signal.ITIMER_REAL, job.limit_s)
-    begun = perf_counter()
+    start = perf_counter()
     try:
-        return CompileResult(_compile(job.spec, vocabulary), perf_counter() - begun)
+        return CompileResult(_compile(job.spec, vocabulary), perf_counter() - start)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -94,7 +94,7 @@ def _value(text: bytes, start: int) -> _Value:
         if part["string"] is not None and not part["closed"]:
             return _Value(None, in_string=True)
         depth += (part["open"] is not None) - (part["shut"] is not None)
-        is_whole = part["string"] is not None or part["shut"] is not None or part.end() < len(text)
-        if depth <= 0 and part["open"] is None and is_whole:
+        is_complete = part["string"] is not None or part["shut"] is not None or part.end() < len(text)
+        if depth <= 0 and part["open"] is None and is_complete:
             return _Value(part.end())
     return _Value(None)

@@ -223,9 +223,9 @@ class LlguidanceMatcher(Matcher):
         vocabulary = self._grammar.vocabulary
         return next(
             (
-                way
-                for way in remaining_completions(self._completion, self._accepted_since, vocabulary)
-                if self._is_completion(way)
+                rest
+                for rest in remaining_completions(self._completion, self._accepted_since, vocabulary)
+                if self._is_completion(rest)
             ),
             None,
         )
@@ -246,12 +246,12 @@ class LlguidanceMatcher(Matcher):
         if not self._tokens and limit <= grammar.no_completion_within:
             return None
         tokens = grammar.vocabulary.completion_search.search(self._new_walker, limit + RETOKENIZE_SLACK)
-        way = None if tokens is None else self._retokenize(tokens)
-        if not self._tokens and way is not None:
-            grammar.initial_completion = way
+        completion = None if tokens is None else self._retokenize(tokens)
+        if not self._tokens and completion is not None:
+            grammar.initial_completion = completion
         elif not self._tokens:
             grammar.no_completion_within = limit
-        return way
+        return completion
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar = self._grammar

@@ -49,7 +49,7 @@ def compile_plain_pattern(
 ) -> TokenDfa | LlguidanceSource:
     """Compiles a plain pattern like `compile_regex`. `states` builds the byte automaton in place of build_byte_dfa.
 
-    It may raise DfaTooLarge where a limit is exceeded.
+    If it raises DfaTooLarge, the pattern becomes a grammar for llguidance.
 
     >>> compile_plain_pattern(PlainPattern("a{3}", 3, 3), vocabulary)     # doctest: +SKIP
     """

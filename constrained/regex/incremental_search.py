@@ -54,7 +54,7 @@ def search_automaton(pattern: str) -> GlushkovAutomaton:
     text.
 
     >>> search_automaton("ab|a").last
-    frozenset({1, 2})
+    frozenset({0, 1})
     """
     if len(pattern.encode(errors="replace")) > MAX_SEARCH_BYTES:
         raise GrammarError(f"the pattern is longer than {MAX_SEARCH_BYTES} bytes")
