@@ -109,7 +109,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def decode_byte_level_token(token: str) -> bytes:
-    """Returns the bytes of a byte-level token; a token with other characters stands for its UTF-8 bytes.
+    """Returns the bytes of a byte-level token; a token with other characters has its UTF-8 bytes.
 
     >>> decode_byte_level_token("ĠcafÃ©").decode()
     ' café'

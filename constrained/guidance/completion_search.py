@@ -76,7 +76,7 @@ class CompletionSearch:
                 return None
             tokens += next_tokens
             if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
-                use_counts.clear()  # a string ended; what it took to end it says nothing about the rest
+                use_counts.clear()  # a string ended; its characters must not influence the choices after it
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:

@@ -34,7 +34,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """The end of a turn. `reason`: "stop", "length", or the service's own word for anything else."""
+    """The end of a turn. `reason`: "stop", "length", or the service's own name for any other reason."""
 
     reason: str | None
     usage: Usage = field(default_factory=Usage)

@@ -178,7 +178,7 @@ _REASON_OF_NODE = {
 
 
 def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
-    """Returns the indices at which the value stands in a variable: () for the variable itself, None if it does not."""
+    """Returns the indices of the value inside a variable: () for the variable itself, None if it is not there."""
     if isinstance(known, list):
         for index, item in enumerate(known):
             path = _path_to(source, item)

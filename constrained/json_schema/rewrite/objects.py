@@ -45,8 +45,9 @@ def dependent_required(schema: SchemaObject, document: SchemaDocument) -> Schema
 def _listed_in_every_order(schema: SchemaObject, names: list[str]) -> list[SchemaObject] | None:
     """Returns equivalent schemas that list `names` as well, one for each order of them; None if there are none.
 
-    Proof: a name that is not listed and matches no pattern has the schema of additional properties, so to list
-    it with that schema changes nothing. With counts or `propertyNames` later rewrites tell such names apart.
+    Proof: a name that is not listed and matches no pattern has the schema of additional properties, so
+    listing it with that schema changes nothing. Not applied beside counts or `propertyNames`, because later rewrite
+    rules treat listed and other names differently.
     """
     listed = schema.get("properties", {})
     new = [name for name in dict.fromkeys(names) if name not in listed]
