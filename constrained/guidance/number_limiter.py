@@ -1,4 +1,4 @@
-"""Bounds the digits of JSON numbers: a schema without bounds does not, and a small model may write zeros forever."""
+"""Bounds the digits of JSON numbers, which a schema may leave unbounded: a small model may write zeros forever."""
 
 from __future__ import annotations
 

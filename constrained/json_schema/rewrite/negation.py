@@ -36,9 +36,9 @@ def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema |
         if negations is None:
             return None
         alternatives += negations
-    if any(one is True for one in alternatives):
+    if any(alternative is True for alternative in alternatives):
         return True
-    alternatives = [one for one in alternatives if one is not False]
+    alternatives = [alternative for alternative in alternatives if alternative is not False]
     return {"anyOf": alternatives} if alternatives else False
 
 
