@@ -1,7 +1,7 @@
 """Rewrite rule for numbers that llguidance would round: it reads every number of a schema as a double.
 
-{"type": "integer", "exclusiveMinimum": 9007199254740992}  ->  {"type": "integer", "minimum": 9007199254740993}
-                                                                    is not a double: refused, never rounded to ...992
+{"type": "integer", "exclusiveMinimum": 9007199254740992} means {"type": "integer", "minimum": 9007199254740993}. The
+latter bound is not a double, so the schema is refused; it is never rounded to 9007199254740992.
 """
 
 from __future__ import annotations
