@@ -1,10 +1,10 @@
-"""What the language itself costs: the client's time per primitive, the import, the start.
+"""The overhead of the language itself: the client's time per primitive, the import, the start.
 
     python benchmarks/language.py [--no-start]
 
-The scheduler is replaced by one that answers at once, the tokenizer is the model's own, so the times are those
-of expressions, states, sessions and tokenizing; nothing crosses a process. Medians over primitives that follow
-one another in a program, after so many characters of earlier text:
+The scheduler is replaced by one that answers at once, and the tokenizer is the model's own. So the times are those of
+expressions, states, sessions and tokenizing; no other process takes part. Medians over consecutive primitives of a
+program, after so many characters of earlier text:
 
     ms               0   1,000  10,000  40,000 characters
     append       0.001   0.001   0.001   0.001
@@ -96,7 +96,7 @@ PRIMITIVES = (append, gen_and_read, select_and_read, fork_of_two, user_turn)
 
 @plait.function
 def measured(s: plait.ProgramState, length: int, primitive: Callable[[plait.ProgramState], None]) -> list[float]:
-    """Seconds that each of a few `primitive`s takes after `length` characters, which were sent before."""
+    """Returns the seconds that each of several `primitive`s takes after `length` characters of earlier text."""
     story = (SENTENCE * (length // len(SENTENCE) + 1))[:length]
     if primitive is user_turn:
         s += plait.user(story) + plait.assistant(gen("before"))
@@ -147,7 +147,7 @@ def print_start() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the language itself costs.")
-    parser.add_argument("--no-start", action="store_true", help="leave out what loads the model")
+    parser.add_argument("--no-start", action="store_true", help="skip the measurement that loads the model")
     options = parser.parse_args()
     print_import()
     print_primitives()

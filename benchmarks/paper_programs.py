@@ -1,15 +1,16 @@
-"""The SGLang paper's programs through plait, against the same programs as fresh requests to an OpenAI server.
+"""The SGLang paper's programs run by plait, compared with the same programs as stateless requests to an OpenAI server.
 
-python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # see server_comparison/servers.py
+    python benchmarks/paper_programs.py --peers peers.toml [--named vLLM]   # see server_comparison/servers.py
     python benchmarks/paper_programs.py --peer http://127.0.0.1:8000        # a server that already runs
     python benchmarks/paper_programs.py                                     # plait's own `plait serve`
 
-Each program of examples/ runs for a few users at once, from an empty cache: wall time, prompt tokens computed, and the
-cache's hits beside the best possible (paper/best.py). The peer's side posts each call's whole text, calls of branches
-and batches side by side (paper/fresh.py), as a client of that server would. plait runs first, and has ended before the
-peer starts. Greedy, but weights and tokens where calls meet differ, so answers, and their lengths, may.
+Each program of examples/ runs for a few users at once, from an empty cache. Reported are wall time, prompt tokens
+computed, and cache hits relative to an ideal cache (paper/ideal_cache.py). On the peer, each call posts its whole
+text, and calls of branches and batches run concurrently (paper/stateless_client.py), as with a client of that server.
+plait runs first, and has ended before the peer starts. Decoding is greedy, but the weights, and the tokens at the
+boundary between two calls, differ, so answers and their lengths may differ.
 
-What the cache costs where nothing is shared is measured in one process (paper/sharing.py).
+The overhead of the cache where nothing is shared is measured in one process (paper/cache_overhead.py).
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ def main() -> int:
     unwind_on_signal()
     works = {name: work for name, work in workloads(options.size).items() if not options.only or name in options.only}
     server = _peer(options)
-    forms = options.weights.split(",")
-    found: dict[str, Side] = {}
-    for form in forms:
-        with plait.Runtime(options.model, weights=form, progress=False) as runtime:
+    weight_formats = options.weights.split(",")
+    results: dict[str, Side] = {}
+    for weight_format in weight_formats:
+        with plait.Runtime(options.model, weights=weight_format, progress=False) as runtime:
             tokenizer = runtime.client.tokenizer
-            found[f"plait {form}"] = _side(f"plait {form}", works, measure_plait, runtime.client, options.rounds)
+            results[f"plait {weight_format}"] = _side(
+                f"plait {weight_format}", works, measure_plait, runtime.client, options.rounds
+            )
     if server is not None:
-        found[server.name] = _peers_side(server, works, tokenizer, options.rounds)
-    print(table(found, list(works)))
+        results[server.name] = _peers_side(server, works, tokenizer, options.rounds)
+    print(table(results, list(works)))
     cost = cache_overhead(works[ALONE]) if ALONE in works else None
     if cost is not None:
         print(
@@ -66,11 +69,11 @@ def main() -> int:
         print(f"beside {cost.pages:.2%} for handing out pages, which are needed without a cache too.")
     print(f"Load when it ended: {os.getloadavg()[0]:.1f}; a run is the median of {options.rounds}.")
     if options.json:
-        rows = {side: {name: took._asdict() for name, took in row.items()} for side, row in found.items()}
+        rows = {side: {name: took._asdict() for name, took in row.items()} for side, row in results.items()}
         options.json.write_text(
             json.dumps({"when": time.strftime("%Y-%m-%d"), "cost": cost and cost._asdict(), "sides": rows}, indent=1)
         )
-    return int(any(isinstance(each, FailedRun) for rows in found.values() for each in rows.values()))
+    return int(any(isinstance(row, FailedRun) for rows in results.values() for row in rows.values()))
 
 
 def _options() -> argparse.Namespace:
@@ -104,7 +107,7 @@ def _peer(options: argparse.Namespace) -> Server | None:
 
 @contextlib.contextmanager
 def _running(server: Server) -> Iterator[None]:
-    """The server, until the block ends."""
+    """Runs the server until the block ends."""
     with asyncio.Runner() as loop, contextlib.ExitStack() as stack:
         starting = started(server)
         loop.run(starting.__aenter__())
@@ -113,7 +116,7 @@ def _running(server: Server) -> Iterator[None]:
 
 
 def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, rounds: int) -> Side:
-    """The peer's rows; where it does not start or answer, each says why: what plait did is not lost."""
+    """Returns the peer's rows. If it does not start or answer, each row says why, so that plait's rows are not lost."""
     try:
         with _running(server), contextlib.closing(StatelessClient(server.url, tokenizer)) as peer:
             return _side(server.name, works, measure_peer, peer, rounds)
@@ -122,7 +125,7 @@ def _peers_side(server: Server, works: dict[str, Work], tokenizer: Tokenizer, ro
 
 
 def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds: int) -> Side:
-    """A row for each program; one that fails, because a value cannot be read, say, has its error for a row."""
+    """Returns a row for each program. The row of a program that fails is its error."""
     rows: Side = {}
     for work_name, work in works.items():
         try:
@@ -135,22 +138,23 @@ def _side(name: str, works: dict[str, Work], measure: Any, backend: Any, rounds:
 
 
 def table(found: dict[str, Side], names: list[str]) -> str:
-    """Markdown: a row for each program. The ratio is the first side's wall time to the last one's. A side that did not
-    finish a program says so in its row, which is in no sum, and why below the table."""
+    """Returns a Markdown table with a row for each program. The ratio is the first side's wall time to the last one's.
+    A program that a side did not finish is marked in its row and left out of the sums, with the reason below."""
     first, last = next(iter(found)), list(found)[-1]
     sides = " | ".join(found)
     lines = [
         f"| program | {sides} | ratio | said | computed | cached | of the best |",
         "|---|" + "---|" * (len(found) + 5),
     ]
-    whole = [name for name in names if not any(isinstance(rows[name], FailedRun) for rows in found.values())]
+    finished_by_all = [name for name in names if not any(isinstance(rows[name], FailedRun) for rows in found.values())]
     for name in names:
         walls = " | ".join(_wall(rows[name]) for rows in found.values())
         lines.append(f"| {name} | {walls} | {_compared(found[first][name], found[last][name])} |")
-    sums = {side: [took for name in whole if name not in UNSHARED and isinstance(took := rows[name], Measurement)]
+    sharing = [name for name in finished_by_all if name not in UNSHARED]
+    sums = {side: [took for name in sharing if isinstance(took := rows[name], Measurement)]
             for side, rows in found.items()}  # fmt: skip
     if sums[first]:
-        walls_s = [sum(took.seconds for took in each) for each in sums.values()]
+        walls_s = [sum(took.seconds for took in measurements) for measurements in sums.values()]
         ratio = f"{walls_s[0] / walls_s[-1]:.2f} (goal {GOAL_WALL})"
         best = f"{_least(sums[first])} (goal {GOAL_OF_BEST:.0%})"
         walls = " | ".join(f"{wall:.2f} s" for wall in walls_s)
@@ -166,7 +170,7 @@ def _wall(row: Measurement | FailedRun) -> str:
 
 
 def _compared(mine: Measurement | FailedRun, other: Measurement | FailedRun) -> str:
-    """The columns from the ratio on."""
+    """Returns the columns from the ratio on."""
     if isinstance(mine, FailedRun) or isinstance(other, FailedRun):
         return "- | - | - | - | -"
     of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"

@@ -2,9 +2,9 @@ r"""A prefix tree of byte strings in flat arrays, so that one numpy call advance
 
       0           nodes are numbered level by level, and within a level in byte order,
    a/   \b        so the children of a node are neighbours:
-   1     2            parent = [-1, 0, 0, 1, 1]
-a/   \c              byte   = [ 0, a, b, a, c]
-3     4               first  = [ 1, 3, 5, 5, 5, 5]   children of n: first[n] .. first[n + 1]
+   1     2            parent        = [-1, 0, 0, 1, 1]
+a/   \c              byte          = [ 0, a, b, a, c]
+3     4               child_offsets = [ 1, 3, 5, 5, 5, 5]   children of n: child_offsets[n] .. child_offsets[n + 1]
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class ByteTrie:
     def step(self, nodes: Int32Array, labels: NDArray[np.uint8]) -> Int32Array:
         """Returns the child of each node along each label, int32 [n]; NO_CHILD (-1) where there is none."""
         keys = nodes.astype(np.int64) * 256 + labels
-        found = np.searchsorted(self._keys, keys)
-        found[found == len(self._keys)] = 0
-        return np.where(self._keys[found] == keys, found, NO_CHILD).astype(np.int32)
+        children = np.searchsorted(self._keys, keys)
+        children[children == len(self._keys)] = 0
+        return np.where(self._keys[children] == keys, children, NO_CHILD).astype(np.int32)
 
 
 def expand_slices(offsets: Int32Array, rows: Int32Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

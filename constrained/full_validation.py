@@ -34,7 +34,8 @@ def segments_validation_error(segments: tuple[Segment, ...], text: str) -> str |
     """
     at = 0
     while True:
-        opened = [(text.find(one.begin, at), one) for one in segments if text.find(one.begin, at) >= 0]
+        places = [(text.find(segment.begin, at), segment) for segment in segments]
+        opened = [(place, segment) for place, segment in places if place >= 0]
         if not opened:
             return None
         place, segment = min(opened, key=lambda pair: pair[0])
@@ -81,13 +82,13 @@ def json_validation_error(schema: str, text: str) -> str | None:
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"[:MAX_REASON]
     try:
-        found = next(iter(_validator(schema).iter_errors(value)), None)
+        violation = next(iter(_validator(schema).iter_errors(value)), None)
     except (ValueError, jsonschema_rs.ReferencingError) as error:
         return f"it could not be checked: {error}".splitlines()[0][:MAX_REASON]
-    if found is None:
+    if violation is None:
         return None
-    place = "/".join(str(step) for step in found.instance_path)
-    return f"{found.message[:MAX_REASON]} (at {'/' + place if place else 'the top'})"
+    location = "/".join(str(step) for step in violation.instance_path)
+    return f"{violation.message[:MAX_REASON]} (at {'/' + location if location else 'the top'})"
 
 
 @lru_cache(maxsize=64)

@@ -109,7 +109,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def decode_byte_level_token(token: str) -> bytes:
-    """Returns the bytes of a byte-level token; a token with other characters stands for its UTF-8 bytes.
+    """Returns the bytes of a byte-level token; a token with other characters has its UTF-8 bytes.
 
     >>> decode_byte_level_token("ĠcafÃ©").decode()
     ' café'
@@ -138,9 +138,9 @@ def _find_eos_ids(folder: Path | None, tokenizer: Tokenizer) -> tuple[int, ...]:
         if not path.is_file():
             continue
         config = json.loads(path.read_text(encoding="utf-8"))
-        found = config.get("eos_token_id")
-        if found is None and (token := config.get("eos_token")) is not None:
-            found = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
-        if found is not None:
-            return tuple(found) if isinstance(found, list) else (found,)
+        eos = config.get("eos_token_id")
+        if eos is None and (token := config.get("eos_token")) is not None:
+            eos = tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
     return ()

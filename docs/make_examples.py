@@ -1,7 +1,7 @@
 """Writes docs/examples.md: runs every example on the embedded model and shows what each one printed.
 
 python docs/make_examples.py            # all of them
-python docs/make_examples.py rag judge  # these; what the others printed stays
+python docs/make_examples.py rag judge  # only these; the sections of the others stay
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def main(names: list[str]) -> None:
 
 def _section(name: str) -> str:
     path = ROOT / "examples" / f"{name}.py"
-    told = (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
+    description = (ast.get_docstring(ast.parse(path.read_text())) or "").strip()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(path), run_name="__main__")
     print(name)
-    return f"## [{name}](../examples/{name}.py)\n\n{told}\n\n```\n{printed.getvalue().strip()}\n```\n"
+    return f"## [{name}](../examples/{name}.py)\n\n{description}\n\n```\n{printed.getvalue().strip()}\n```\n"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Writes docs/reference.md, the language reference, out of the docstrings of the public names.
+"""Writes docs/reference.md, the language reference, from the docstrings of the public names.
 
     python docs/make_reference.py
 
-A test holds the committed page against what this makes. Knows: the public names, in the order a reader meets them.
+A test compares the committed page with the output of this script. GROUPS lists the public names in reading order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MADE = [
     *("Program", "ProgramState", "AsyncState", "ProgramStateGroup", "ProgramUsage"),
     *("ToolCall", "ToolResult", "ChoicesMethod", "Asked"),
 ]
-"""Classes whose objects plait makes: nobody calls them."""
+"""Classes whose objects plait creates; programs do not call them, so their signatures are left out."""
 INNER = ["adopt", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]
 """Methods that are public for other parts of plait only."""
 INTRO = """# Language reference
@@ -53,7 +53,7 @@ pages it links to. This page is made by `make docs`.
 
 
 def page() -> str:
-    """The whole page. Public names that no group lists come under "More"."""
+    """Returns the page. Public names that no group lists come under "More"."""
     listed = {name for names in GROUPS.values() for name in names.split()}
     more = " ".join(sorted(set(plait.__all__) - listed))
     parts = [INTRO]
@@ -83,21 +83,26 @@ def _described(name: str, thing: Any, is_called: bool) -> list[str]:
 
 
 def _said_behind(name: str, module: str) -> str:
-    """The text that stands behind the assignment of `name` in a module's source."""
+    """Returns the docstring after the assignment of `name` in a module's source."""
     body = ast.parse(inspect.getsource(sys.modules[module])).body
-    for assigned, told in itertools.pairwise(body):
-        if isinstance(assigned, ast.Assign) and ast.unparse(assigned.targets[0]) == name and isinstance(told, ast.Expr):
-            return inspect.cleandoc(str(ast.literal_eval(told.value)))
+    for assigned, statement in itertools.pairwise(body):
+        if (
+            isinstance(assigned, ast.Assign)
+            and ast.unparse(assigned.targets[0]) == name
+            and isinstance(statement, ast.Expr)
+        ):
+            return inspect.cleandoc(str(ast.literal_eval(statement.value)))
     return ""
 
 
 def _has_own_doc(thing: Any) -> bool:
     doc = inspect.getdoc(thing) or ""
-    return not (inspect.isclass(thing) and doc.startswith(f"{thing.__name__}("))  # what a dataclass writes by itself
+    is_generated = inspect.isclass(thing) and doc.startswith(f"{thing.__name__}(")  # by dataclass()
+    return not is_generated
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that plait documents, in the order they are written, the base classes' last."""
+    """Yields the documented public methods and properties in source order, those of base classes last."""
     seen = set()
     for base in cls.__mro__:
         if not base.__module__.startswith("plait"):
@@ -117,7 +122,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _signature(name: str, thing: Any) -> str:
-    """`name(a, b=1, *, c)`: without types, which are for checkers."""
+    """Returns `name(a, b=1, *, c)`, without types, which are for type checkers."""
     if isinstance(thing, property) or not callable(thing):
         return name
     if inspect.isclass(thing) and issubclass(thing, (Exception, plait.Expr)):
@@ -126,17 +131,20 @@ def _signature(name: str, thing: Any) -> str:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
         return name
-    said, is_keyword_only = [], False
-    for each in parameters:
-        if each.name in ("self", "cls") or each.name.startswith("_") or each.name == "unknown":
+    shown, is_keyword_only = [], False
+    for parameter in parameters:
+        if parameter.name in ("self", "cls") or parameter.name.startswith("_") or parameter.name == "unknown":
             continue
-        if each.kind is each.KEYWORD_ONLY and not is_keyword_only:
+        if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword_only:
             is_keyword_only = True
-            if not any(one.startswith("*") for one in said):
-                said.append("*")
-        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
-        said.append(f"{stars}{each.name}" + ("" if each.default is each.empty else f"={_default(each.default)}"))
-    return f"{name}({', '.join(said)})"
+            if not any(text.startswith("*") for text in shown):
+                shown.append("*")
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        shown.append(
+            f"{stars}{parameter.name}"
+            + ("" if parameter.default is parameter.empty else f"={_default(parameter.default)}")
+        )
+    return f"{name}({', '.join(shown)})"
 
 
 def _default(value: Any) -> str:
@@ -146,7 +154,7 @@ def _default(value: Any) -> str:
 
 
 def _prose(doc: str | None) -> str:
-    """A docstring as Markdown: examples become blocks of code."""
+    """Returns a docstring as Markdown; examples become code blocks."""
     lines: list[str] = []
     in_code = False
     for line in (doc or "").splitlines():

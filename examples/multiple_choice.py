@@ -34,9 +34,9 @@ def main() -> None:
     states = answer.run_batch([{"question": question, "options": options} for question, options, _ in ASKED])
     right = 0
     for state, (question, _, expected) in zip(states, ASKED, strict=True):
-        said = state["answer"].strip()
-        right += said == expected
-        print(f"{question} {said}" + ("" if said == expected else f" (right: {expected})"))
+        choice = state["answer"].strip()
+        right += choice == expected
+        print(f"{question} {choice}" + ("" if choice == expected else f" (right: {expected})"))
     cached = sum(state.usage.cached_tokens for state in states)
     total = sum(state.usage.prompt_tokens for state in states)
     print(f"{right} of {len(ASKED)} right; {cached} of {total} prompt tokens came from the cache")

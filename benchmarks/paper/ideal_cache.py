@@ -1,6 +1,4 @@
-"""How much of all prompts a cache without limits would have served: computed offline, over the tokens that were
-sent.
-"""
+"""The share of all prompts that a cache without limits would have served, computed offline from the tokens sent."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Piece = list[int] | Call
 
 
 class IdealCacheMeter:
-    """Watches what a client sends from now on, and puts every call's whole text together."""
+    """Records what a client sends from now on, and assembles the whole text of every call."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -28,8 +26,8 @@ class IdealCacheMeter:
         self._client.send, self._client.start_call = self._send, self._start_call
 
     def best_cached_tokens(self) -> int:
-        """Over all calls in the order in which they were made: the longest beginning that an earlier call's text, its
-        answer included, had computed, but for the last token, which must be computed for its logits."""
+        """Returns, summed over all calls in order, the length of the longest prefix of the prompt that an earlier call
+        (its answer included) had computed, without the last token, which must be computed for its logits."""
         known: dict[int, Any] = {}
         best = 0
         for call, before in self._calls:
@@ -66,7 +64,7 @@ class IdealCacheMeter:
 
 
 def _flat(pieces: list[Piece]) -> list[int] | None:
-    """The tokens; None where a call before failed, so that there is no text."""
+    """Returns the tokens; None if an earlier call failed, so that there is no text."""
     tokens: list[int] = []
     for piece in pieces:
         if isinstance(piece, Call):
@@ -80,7 +78,7 @@ def _flat(pieces: list[Piece]) -> list[int] | None:
 
 
 def _computed(call: Call) -> list[int]:
-    """The answer's tokens that went through the model: its last one only where an end token was sampled behind it."""
+    """Returns the answer's tokens that the model computed: the last one only if an end token was sampled after it."""
     try:
         result = call.result()
     except CallFailed:

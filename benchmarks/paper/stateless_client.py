@@ -1,6 +1,6 @@
-"""A backend that does what a program written with an OpenAI client does: each call is a request with all its text.
+"""A backend that works as a program written with an OpenAI client does: each call is a request with its whole text.
 
-Branches and batches go side by side, on threads. A select is one request held to its choices.
+Branches and batches run concurrently, on threads. A select is one request constrained to its choices.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ _HITS = re.compile(r"^vllm:prefix_cache_hits(?:_total)?(?:\{[^}]*\})? ([0-9.e+]+
 
 
 class StatelessClient(RemoteClient):
-    """`url`: the server's, without /v1. How it takes constraints follows from who it says owns its models."""
+    """`url`: the server's, without /v1. Constraints are sent in vLLM's form if `owned_by` of its model is "vllm"."""
 
     def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         self._root, self._own = JsonHttp(url, {}), tokenizer
-        told = self._root.get("/v1/models")["data"][0]
-        self._model, self.is_vllm = told["id"], told.get("owned_by") == "vllm"
+        model = self._root.get("/v1/models")["data"][0]
+        self._model, self.is_vllm = model["id"], model.get("owned_by") == "vllm"
         self._salt: dict[str, str] = {}
         super().__init__(RemoteModel(self._model), tokenizer.chat_template, 64)
 
     def flush_cache(self) -> None:
-        """From now on nothing of before is found in the server's cache: vLLM is given a new salt."""
+        """Makes earlier prefixes unusable: vLLM gets a new cache salt, another server a request to flush its cache."""
         if self.is_vllm:
             self._salt = {"cache_salt": secrets.token_hex(8)}
         else:
             self._root.post("/flush_cache", None)
 
     def reported_cached_tokens(self) -> int | None:
-        """Prompt tokens that vLLM has found in its cache since it began; None where answers tell their own."""
+        """Returns the prompt tokens that vLLM has found in its cache since it started; None for a server whose answers
+        report them."""
         if not self.is_vllm:
             return None
         with urllib.request.urlopen(f"{self._root.base_url}/metrics", timeout=30) as answer:
-            return round(sum(float(found) for found in _HITS.findall(answer.read().decode())))
+            return round(sum(float(count) for count in _HITS.findall(answer.read().decode())))
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
         _constraint(constraint, self.is_vllm)
@@ -77,7 +78,7 @@ class StatelessClient(RemoteClient):
         fields = {"max_tokens": room, "temperature": 0} | _constraint(Choices(tuple(choices)), self.is_vllm)
         text, reason, usage = self._ask(parts, fields)
         call.on_text(text, usage.completion_tokens)
-        # The server tells no scores: programs that read some find the choice it took above all others.
+        # The server returns no scores. Programs that read them see the selected choice above all others.
         scores = [0.0 if choice == text else REJECTED_SCORE for choice in choices]
         call.on_result(reason, usage, None, {"choices": list(choices), "choice_scores": scores})
 

@@ -1,4 +1,4 @@
-"""Runs one workload from an empty cache and counts: on our side beside the best possible, on a peer's as it tells."""
+"""Runs one workload from an empty cache and measures it: plait against an ideal cache, a peer by its own reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paper.workloads import Work
 
 
 class Measurement(NamedTuple):
-    """One run from an empty cache. `said` are tokens of answers: where they differ, so does the time. `best` is what a
-    cache without limits would have served of the prompt tokens, None where it is not known."""
+    """One run from an empty cache. `said`: the tokens of the answers, on which the time depends. `best`: the prompt
+    tokens that a cache without limits would have served; None if unknown."""
 
     seconds: float
     prompt: int
@@ -31,7 +31,7 @@ class Measurement(NamedTuple):
 
     @property
     def of_best(self) -> float | None:
-        """The hits as a share of the best possible; None where nothing could be hit."""
+        """The hits as a share of the best possible; None if no hit was possible."""
         return (self.prompt - self.computed) / self.best if self.best else None
 
 
@@ -42,7 +42,7 @@ class FailedRun(NamedTuple):
 
 
 def measure_plait(work: Work, client: Any, rounds: int) -> Measurement:
-    """The median run of `rounds` through plait, after one that compiles grammars and warms kernels."""
+    """Returns the median of `rounds` runs by plait, after one run that compiles grammars and warms kernels."""
 
     def once() -> Measurement:
         client.flush_cache()
@@ -57,7 +57,7 @@ def measure_plait(work: Work, client: Any, rounds: int) -> Measurement:
 
 
 def measure_peer(work: Work, peer: StatelessClient, rounds: int) -> Measurement:
-    """The same of fresh requests to a peer."""
+    """Returns the median of `rounds` runs as stateless requests to a peer."""
 
     def once() -> Measurement:
         peer.flush_cache()
@@ -77,7 +77,7 @@ def _median(once: Callable[[], Measurement], rounds: int) -> Measurement:
 
 
 def _timed(work: Work, backend: Any) -> Measurement:
-    """Raises the first error of a program."""
+    """Runs `work` once. Raises the first error of a program."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         states: Sequence[Any] = work(backend)

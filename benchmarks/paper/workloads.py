@@ -15,7 +15,7 @@ from plait import gen
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DOCS = Path(__file__).parents[2] / "docs"
 ALONE = "nothing shared"
-UNSHARED = ("endings", ALONE)  # of these no two texts begin alike
+UNSHARED = ("endings", ALONE)  # no two texts of these have a common prefix
 Work = Callable[[Any], list[plait.ProgramState]]
 Items = list[dict[str, Any]]
 _NAMES = (
@@ -27,9 +27,9 @@ _FIRST = ["What is a volcano?", "What is a river?", "What is a desert?", "What i
 
 
 def workloads(size: int) -> dict[str, Work]:
-    """Name and work; `work(backend)` runs it and gives the states. `size` scales the number of users and items."""
+    """Returns the workloads by name; `work(backend)` runs one and returns its states. `size` scales users and items."""
     example = {name: runpy.run_path(str(EXAMPLES / f"{name}.py")) for name in _NAMES}
-    many: dict[str, tuple[plait.Program, Items]] = {
+    items_of_program: dict[str, tuple[plait.Program, Items]] = {
         "multiple choice": (example["multiple_choice"]["answer"], _sums(4 * size)),
         "endings": (example["endings"]["finish"], _stories(example["endings"]["STORIES"], 2 * size)),
         "react": (example["react"]["agent"], _comparisons(size)),
@@ -46,7 +46,7 @@ def workloads(size: int) -> dict[str, Work]:
     def work(program: plait.Program, items: Items) -> Work:
         return lambda backend: program.run_batch(items, temperature=0, backend=backend)
 
-    return {name: work(program, items) for name, (program, items) in many.items()}
+    return {name: work(program, items) for name, (program, items) in items_of_program.items()}
 
 
 def _sums(count: int) -> Items:
@@ -56,8 +56,10 @@ def _sums(count: int) -> Items:
 
 
 def _stories(stories: list[tuple[str, list[str]]], count: int) -> Items:
-    some = itertools.islice(itertools.cycle(stories), count)
-    return [{"context": f"{number}. {context}", "endings": endings} for number, (context, endings) in enumerate(some)]
+    repeated = itertools.islice(itertools.cycle(stories), count)
+    return [
+        {"context": f"{number}. {context}", "endings": endings} for number, (context, endings) in enumerate(repeated)
+    ]
 
 
 def _comparisons(count: int) -> Items:
@@ -66,17 +68,17 @@ def _comparisons(count: int) -> Items:
 
 
 def _people(village: dict[str, list[str]], count: int) -> Items:
-    some = itertools.islice(itertools.cycle(village.items()), count)
-    return [{"person": who, "memories": [*what, f"counted {n + 3} birds"]} for n, (who, what) in enumerate(some)]
+    repeated = itertools.islice(itertools.cycle(village.items()), count)
+    return [{"person": who, "memories": [*what, f"counted {n + 3} birds"]} for n, (who, what) in enumerate(repeated)]
 
 
 def _tales(end: str, count: int) -> Items:
-    some = itertools.islice(itertools.cycle(["a boy who finds an old boat", "a girl and a river", "a storm"]), count)
-    return [{"topic": topic, "end": end} for topic in some]
+    topics = itertools.islice(itertools.cycle(["a boy who finds an old boat", "a girl and a river", "a storm"]), count)
+    return [{"topic": topic, "end": end} for topic in topics]
 
 
 def _turned(what: list[str], count: int) -> list[str]:
-    return [f"How do I {each}?" for each in itertools.islice(itertools.cycle(what), count)]
+    return [f"How do I {task}?" for task in itertools.islice(itertools.cycle(what), count)]
 
 
 def _essays(essay: str, count: int) -> Items:
@@ -84,21 +86,21 @@ def _essays(essay: str, count: int) -> Items:
 
 
 def _invoices(count: int) -> Items:
-    said = "Invoice {} from Miller & Sons, {} May 2023. {} chairs. Total: 179 euros. Payable within 30 days."
-    return [{"document": said.format(4711 + number, number + 1, number + 2)} for number in range(count)]
+    template = "Invoice {} from Miller & Sons, {} May 2023. {} chairs. Total: 179 euros. Payable within 30 days."
+    return [{"document": template.format(4711 + number, number + 1, number + 2)} for number in range(count)]
 
 
 def _chats(questions: list[str], count: int) -> Items:
-    some = itertools.islice(itertools.cycle(_FIRST), count)
-    return [{"questions": [first, *questions[1:], "Why?"]} for first in some]
+    first_questions = itertools.islice(itertools.cycle(_FIRST), count)
+    return [{"questions": [first, *questions[1:], "Why?"]} for first in first_questions]
 
 
 def _questions(rag: dict[str, Any], count: int) -> Items:
-    """One program whose branches ask about the same excerpts."""
+    """Returns one item, whose program asks about the same excerpts in each branch."""
     excerpts = {name: text for name, text in rag["chunks"](DOCS) if name.startswith(("tools", "control"))}
-    some = itertools.islice(itertools.cycle(rag["QUESTIONS"]), count)
-    asked = [(f"{question} ({number})", list(excerpts)) for number, question in enumerate(some)]
-    return [{"excerpts": excerpts, "questions": asked}]
+    repeated = itertools.islice(itertools.cycle(rag["QUESTIONS"]), count)
+    questions = [(f"{question} ({number})", list(excerpts)) for number, question in enumerate(repeated)]
+    return [{"excerpts": excerpts, "questions": questions}]
 
 
 @plait.function
@@ -107,7 +109,7 @@ def _alone(s: plait.ProgramState, text: str) -> None:
 
 
 def _unrelated(count: int) -> Items:
-    """Texts of which no two begin alike."""
+    """Returns texts of which no two have a common prefix."""
     draw = random.Random(7)
     words = ["river", "stone", "cloud", "paper", "green", "seven", "music", "table", "light", "north", "bread", "glass"]
     return [{"text": f"{number} " + " ".join(draw.choice(words) for _ in range(150))} for number in range(count)]

@@ -1,7 +1,7 @@
 """Compiles Ebnf: GBNF without recursion becomes one pattern, with recursion a grammar over single characters.
 
-llguidance splits a text
-into terminals greedily, which GBNF does not; terminals of one character each leave it nothing to split.
+llguidance splits a text into terminals greedily, which GBNF does not; with terminals of one character there is nothing
+to split.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def compile_ebnf(
 ) -> TokenDfa | LlguidanceSource:
     """Compiles a grammar, to an automaton if it has no recursion. Raises GrammarError with the index of an error.
 
-    `build_byte_dfa` makes the automaton over bytes; see compile_plain_pattern.
+    `build_byte_dfa` builds the automaton over bytes; see compile_plain_pattern.
 
     >>> compile_ebnf(Ebnf('root ::= "a"+'), vocabulary)                   # doctest: +SKIP
     """
@@ -45,9 +45,9 @@ def _references(node: Node) -> list[RuleReference]:
         case Repeat():
             return _references(node.part)
         case Sequence():
-            return [found for part in node.parts for found in _references(part)]
+            return [reference for part in node.parts for reference in _references(part)]
         case Alternatives():
-            return [found for arm in node.alternatives for found in _references(arm)]
+            return [reference for arm in node.alternatives for reference in _references(arm)]
         case CharClass():
             return []
 
@@ -113,8 +113,8 @@ def _check_size(plain: PlainPattern, where: int) -> PlainPattern:
 def _to_lark(node: Node, rules: dict[str, Node]) -> str:
     match node:
         case CharClass():
-            found = merge_ranges(list(node.ranges), node.negated)
-            return f"/{write_class(found)}/"
+            ranges = merge_ranges(list(node.ranges), node.negated)
+            return f"/{write_class(ranges)}/"
         case RuleReference():
             return f"r{list(rules).index(node.name)}"
         case Sequence():

@@ -149,14 +149,14 @@ class _Parser:
             return Repeat(part, *simple)
         if char != "{":
             return part
-        found = _COUNT.match(self._text, self._at)
-        if found is None:
+        count = _COUNT.match(self._text, self._at)
+        if count is None:
             raise GrammarError("a count is written {n}, {n,} or {n,m}", self._at)
-        low = int(found[1])
-        high = low if not found[2] else int(found[3]) if found[3] else None
+        low = int(count[1])
+        high = low if not count[2] else int(count[3]) if count[3] else None
         if high is not None and (high < low or high > 100_000):
             raise GrammarError("this count is out of order or too large", self._at)
-        self._at = found.end()
+        self._at = count.end()
         return Repeat(part, low, high)
 
     def _literal(self) -> Node:
@@ -192,21 +192,21 @@ class _Parser:
         if char != "\\":
             self._at += 1
             return ord(char)
-        found = _ESCAPE.match(self._text, self._at)
-        if found is None or (found[4] and found[4] not in _SIMPLE_ESCAPES):
+        escape = _ESCAPE.match(self._text, self._at)
+        if escape is None or (escape[4] and escape[4] not in _SIMPLE_ESCAPES):
             raise GrammarError("unknown escape", self._at)
-        self._at = found.end()
-        code = int(found[1] or found[2] or found[3], 16) if not found[4] else ord(_SIMPLE_ESCAPES[found[4]])
+        self._at = escape.end()
+        code = int(escape[1] or escape[2] or escape[3], 16) if not escape[4] else ord(_SIMPLE_ESCAPES[escape[4]])
         if code > 0x10FFFE or 0xD800 <= code < 0xE000:
-            raise GrammarError("this character cannot occur in a text", found.start())
+            raise GrammarError("this character cannot occur in a text", escape.start())
         return code
 
     def _name(self, what: str) -> str:
-        found = _NAME.match(self._text, self._at)
-        if found is None:
+        match = _NAME.match(self._text, self._at)
+        if match is None:
             raise GrammarError(f"{what} is expected here", self._at)
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _expect(self, text: str) -> None:
         if not self._text.startswith(text, self._at):
@@ -214,5 +214,5 @@ class _Parser:
         self._at += len(text)
 
     def _skip(self, space: re.Pattern[str]) -> None:
-        found = space.match(self._text, self._at)
-        self._at = found.end() if found else self._at
+        match = space.match(self._text, self._at)
+        self._at = match.end() if match else self._at

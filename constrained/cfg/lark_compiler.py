@@ -29,9 +29,9 @@ def compile_lark(spec: Lark, vocabulary: Vocabulary) -> LlguidanceSource:
     >>> compile_lark(Lark('start: "a"+'), vocabulary)                     # doctest: +SKIP
     """
     check_notation(spec.grammar)
-    text = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
+    source = LlguidanceSource(llguidance.LLMatcher.grammar_from_lark(spec.grammar))
     try:
-        return ensure_compiles(text, vocabulary)
+        return ensure_compiles(source, vocabulary)
     except GrammarError as error:
         raise _locate_error(error.reason, spec.grammar) from None
 
@@ -56,9 +56,9 @@ def check_notation(grammar: str) -> None:
 
 
 def _locate_error(reason: str, grammar: str) -> GrammarError:
-    found = _PLACE.match(reason)
-    if found is None:
+    match = _PLACE.match(reason)
+    if match is None:
         return GrammarError(reason)
     lines = grammar.split("\n")
-    row, column = int(found[1]), int(found[2])
-    return GrammarError(found[3], sum(len(line) + 1 for line in lines[: row - 1]) + column - 1)
+    row, column = int(match[1]), int(match[2])
+    return GrammarError(match[3], sum(len(line) + 1 for line in lines[: row - 1]) + column - 1)

@@ -35,8 +35,8 @@ def compile_grammar(spec: Spec, vocabulary: Vocabulary, deadline_s: float = DEAD
 
 
 def _pool_for(vocabulary: Vocabulary, deadline_s: float) -> CompilePool:
-    found = (pool for pool in _pools if pool.vocabulary is vocabulary and pool.deadline_s == deadline_s)
-    pool = next(found, None)
+    matching = (pool for pool in _pools if pool.vocabulary is vocabulary and pool.deadline_s == deadline_s)
+    pool = next(matching, None)
     if pool is None:
         while len(_pools) >= MAX_POOLS:
             _pools.pop(0).close()

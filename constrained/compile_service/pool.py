@@ -114,7 +114,7 @@ class CompilePool:
         self._dispatch()
 
     def submit(self, spec: Spec) -> int:
-        """Requests a grammar. Returns a ticket, which a later `collect` answers once. RuntimeError if not started."""
+        """Requests a grammar. Returns a ticket that `collect` answers once. Raises RuntimeError if not started."""
         if not self._open:
             raise RuntimeError("the pool is not started")
         self._last_ticket += 1
@@ -201,10 +201,10 @@ class CompilePool:
                 self._fail_to_start()
         for child, pending in self._children.items():
             if child.is_ready and pending is None and self._queue:
-                begun = self._queue.popleft()
-                self._children[child] = begun
+                started = self._queue.popleft()
+                self._children[child] = started
                 child.begin(self.deadline_s)
-                child.send(CompileJob(begun.spec, WALL_TIME_FACTOR * self.deadline_s + 1.0))
+                child.send(CompileJob(started.spec, WALL_TIME_FACTOR * self.deadline_s + 1.0))
 
     def _wants_child(self) -> bool:
         if not self._open or not self._wants_children or len(self._children) >= self._workers:

@@ -30,11 +30,11 @@ class SpecCache(Generic[Value]):
 
     def get(self, spec: Spec) -> Value | None:
         """Returns the value of `spec` and marks it as most recently used; None if there is none."""
-        found = self._entries.get(spec)
-        if found is None:
+        entry = self._entries.get(spec)
+        if entry is None:
             return None
         self._entries.move_to_end(spec)
-        return found[0]
+        return entry[0]
 
     def put(self, spec: Spec, value: Value, nbytes: int) -> None:
         """Stores `value` of `nbytes` and evicts the least recently used entries until it fits."""

@@ -72,9 +72,9 @@ def _initialize(init: WorkerInit) -> Vocabulary:
 def _run_job(job: CompileJob, vocabulary: Vocabulary) -> FromWorker:
     # The signal's default action ends the process even while a library holds the interpreter's lock.
     signal.setitimer(signal.ITIMER_REAL, job.limit_s)
-    begun = perf_counter()
+    start = perf_counter()
     try:
-        return CompileResult(_compile(job.spec, vocabulary), perf_counter() - begun)
+        return CompileResult(_compile(job.spec, vocabulary), perf_counter() - start)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -95,13 +95,13 @@ def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[
     longest = max(map(len, ids), default=0)
 
     def encode(text: str) -> Sequence[int]:
-        rest, found = text.encode(), list[int]()
+        rest, tokens = text.encode(), list[int]()
         while rest:
             length = next((n for n in range(longest, 0, -1) if rest[:n] in ids), 0)
             if length:
-                found.append(ids[rest[:length]])
+                tokens.append(ids[rest[:length]])
             rest = rest[length or 1 :]
-        return found
+        return tokens
 
     return encode
 

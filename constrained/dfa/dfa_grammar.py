@@ -63,24 +63,24 @@ class DfaGrammar(Grammar):
 
     def forced(self, state: int) -> bytes:
         """Returns the bytes that every continuation from `state` begins with."""
-        found = self._forced.get(state)
-        if found is None:
-            found = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
-        return found
+        forced = self._forced.get(state)
+        if forced is None:
+            forced = self._forced[state] = forced_bytes(self.table, state, self.vocabulary)
+        return forced
 
     def forced_tokens(self, state: int) -> list[int]:
         """Returns the tokens of `forced`, without those that may turn out to be part of longer tokens."""
-        found = self._forced_tokens.get(state)
-        if found is None:
+        tokens = self._forced_tokens.get(state)
+        if tokens is None:
             text = self.forced(state)
-            found = tokenize_forced_bytes(text, False, self.vocabulary) if text else []
-            reached = self._state_after(state, found)
-            if text and (whole := tokenize_forced_bytes(text, True, self.vocabulary)):
-                end = self._state_after(state, whole)
+            tokens = tokenize_forced_bytes(text, False, self.vocabulary) if text else []
+            reached = self._state_after(state, tokens)
+            if text and (all_tokens := tokenize_forced_bytes(text, True, self.vocabulary)):
+                end = self._state_after(state, all_tokens)
                 if end is not None and self.row_offsets[end] == self.row_offsets[end + 1]:
-                    found, reached = whole, end
-            found = self._forced_tokens[state] = found if reached is not None else []
-        return found
+                    tokens, reached = all_tokens, end
+            tokens = self._forced_tokens[state] = tokens if reached is not None else []
+        return tokens
 
     def _state_after(self, state: int, tokens: list[int]) -> int | None:
         """Returns the state after `tokens`; None if they are not allowed."""

@@ -79,9 +79,9 @@ def _explore_edges(step: ByteTransition, start: int, num_states: int, trie: Byte
         num_walked += len(batch)
         parts.append(part)
         reached = np.unique(part[2])
-        found = reached[~seen[reached]]
-        seen[found] = True
-        todo = np.concatenate((todo, found))
+        new_states = reached[~seen[reached]]
+        seen[new_states] = True
+        todo = np.concatenate((todo, new_states))
         projected_edges = num_edges * (1 + len(todo) / num_walked) if num_edges > EDGES_BEFORE_PROJECTION else num_edges
         if projected_edges > max_edges:
             raise DfaTooLarge
@@ -99,8 +99,8 @@ def _expand_states(step: ByteTransition, sources: Int32Array, trie: ByteTrie) ->
     while len(nodes):
         children, parents = expand_slices(trie.child_offsets, nodes)
         reached = step(states[parents], trie.byte[children])
-        kept = np.flatnonzero(reached >= 0)
-        origin, states, nodes = origin[parents[kept]], reached[kept], children[kept].astype(np.int32)
+        valid = np.flatnonzero(reached >= 0)
+        origin, states, nodes = origin[parents[valid]], reached[valid], children[valid].astype(np.int32)
         ended, pair = expand_slices(trie.entry_offsets, nodes)
         parts.append((sources[origin[pair]], trie.entry_ids[ended], states[pair]))
         pairs += len(children)
@@ -126,8 +126,8 @@ def _distances_to_accept(edges: TokenEdges, accepting: NDArray[np.bool_]) -> Int
 def _to_csr(edges: TokenEdges, distance: Int32Array, accepting: NDArray[np.bool_], start: int, width: int) -> TokenDfa:
     sources, tokens, targets = edges
     alive = distance != UNREACHABLE
-    kept = alive[sources] & alive[targets]
-    sources, tokens, targets = sources[kept], tokens[kept], targets[kept]
+    is_live_edge = alive[sources] & alive[targets]
+    sources, tokens, targets = sources[is_live_edge], tokens[is_live_edge], targets[is_live_edge]
     states = np.unique(np.concatenate((np.array([start], np.int32), sources, targets)))
     states = np.concatenate((np.array([start], np.int32), states[states != start]))
     number = np.zeros(len(alive), np.int32)

@@ -58,8 +58,8 @@ class CompletionSearch:
         """
         best: list[int] | None = None
         for order in self._orders:
-            found = self._search_once(walker(), order, limit if best is None else len(best) - 1)
-            best = found if found is not None else best
+            tokens = self._search_once(walker(), order, limit if best is None else len(best) - 1)
+            best = tokens if tokens is not None else best
             if best is not None and len(best) > GOOD_ENOUGH_TOKENS:
                 break
         return best
@@ -76,7 +76,7 @@ class CompletionSearch:
                 return None
             tokens += next_tokens
             if next_tokens == [self._quote] and tokens[-2:-1] != [self._escape]:
-                use_counts.clear()  # a string ended; what it took to end it says nothing about the rest
+                use_counts.clear()  # a string ended; its characters must not influence the choices after it
         return None
 
     def _choose_token(self, walker: Walker, order: list[int], use_counts: dict[int, int]) -> list[int]:

@@ -45,8 +45,8 @@ class LlguidanceWalker:
     def any_allowed_token(self) -> int | None:
         ends = self._vocabulary.eos_ids
         bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
-        found = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
-        return next((token for token in found if self._vocabulary.token_bytes[token]), None)
+        allowed = (int(token) for token in np.flatnonzero(bits) if int(token) not in ends)
+        return next((token for token in allowed if self._vocabulary.token_bytes[token]), None)
 
     def _number_may_continue(self) -> bool:
         """Returns whether a number at the end of the text may have another digit."""
@@ -82,9 +82,9 @@ def remaining_completions(known_completion: list[int], accepted: list[int], voca
         b"".join(spelled[token] for token in known_completion),
         b"".join(spelled[token] for token in accepted),
     )
-    alike = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
-    few = range(min(len(text), MAX_SKIPPED) + 1)
-    sizes = dict.fromkeys((alike, min(len(text), len(written)), *few))
+    overlap = next((n for n in range(min(len(text), len(written)), 0, -1) if written.endswith(text[:n])), 0)
+    small_sizes = range(min(len(text), MAX_SKIPPED) + 1)
+    sizes = dict.fromkeys((overlap, min(len(text), len(written)), *small_sizes))
     return [_drop_leading_bytes(known_completion, size, vocabulary) for size in sizes]
 
 

@@ -67,8 +67,8 @@ def _next_opening(
     for i, (call, place) in enumerate(zip(delimiters, places, strict=True)):
         if 0 <= place < at:  # a marker that does not occur is searched for once
             places[i] = text.find(call.begin, at)
-    found = [(place, call) for call, place in zip(delimiters, places, strict=True) if place >= 0]
-    return min(found, key=lambda each: each[0], default=None)
+    openings = [(place, call) for call, place in zip(delimiters, places, strict=True) if place >= 0]
+    return min(openings, key=lambda opening: opening[0], default=None)
 
 
 def _skip_end_tag(text: bytes, at: int, end: bytes) -> int:
@@ -94,7 +94,7 @@ def _value(text: bytes, start: int) -> _Value:
         if part["string"] is not None and not part["closed"]:
             return _Value(None, in_string=True)
         depth += (part["open"] is not None) - (part["shut"] is not None)
-        is_whole = part["string"] is not None or part["shut"] is not None or part.end() < len(text)
-        if depth <= 0 and part["open"] is None and is_whole:
+        is_complete = part["string"] is not None or part["shut"] is not None or part.end() < len(text)
+        if depth <= 0 and part["open"] is None and is_complete:
             return _Value(part.end())
     return _Value(None)

@@ -97,7 +97,7 @@ class LlguidanceGrammar(Grammar):
         if self.unchecked and self._segments:
             return segments_validation_error(self._segments, text)
         return next(
-            (found for schema in self._full_check_schemas if (found := json_validation_error(schema, text))), None
+            (error for schema in self._full_check_schemas if (error := json_validation_error(schema, text))), None
         )
 
     def is_at_digit_limit(self, tokens: Sequence[int]) -> bool:
@@ -223,16 +223,16 @@ class LlguidanceMatcher(Matcher):
         vocabulary = self._grammar.vocabulary
         return next(
             (
-                way
-                for way in remaining_completions(self._completion, self._accepted_since, vocabulary)
-                if self._is_completion(way)
+                rest
+                for rest in remaining_completions(self._completion, self._accepted_since, vocabulary)
+                if self._is_completion(rest)
             ),
             None,
         )
 
     def _is_completion(self, way: list[int]) -> bool:
-        whole = [*way, self._grammar.vocabulary.eos_ids[0]]  # the end token is valid if the text is complete
-        leads = self._query(lambda inner: inner.validate_tokens(whole) == len(whole))
+        ended = [*way, self._grammar.vocabulary.eos_ids[0]]  # the end token is valid if the text is complete
+        leads = self._query(lambda inner: inner.validate_tokens(ended) == len(ended))
         return leads and not self._exceeds_digit_limit(way)
 
     def _exceeds_digit_limit(self, way: list[int]) -> bool:
@@ -245,13 +245,13 @@ class LlguidanceMatcher(Matcher):
         grammar = self._grammar
         if not self._tokens and limit <= grammar.no_completion_within:
             return None
-        found = grammar.vocabulary.completion_search.search(self._new_walker, limit + RETOKENIZE_SLACK)
-        way = None if found is None else self._retokenize(found)
-        if not self._tokens and way is not None:
-            grammar.initial_completion = way
+        tokens = grammar.vocabulary.completion_search.search(self._new_walker, limit + RETOKENIZE_SLACK)
+        completion = None if tokens is None else self._retokenize(tokens)
+        if not self._tokens and completion is not None:
+            grammar.initial_completion = completion
         elif not self._tokens:
             grammar.no_completion_within = limit
-        return way
+        return completion
 
     def _new_walker(self) -> LlguidanceWalker:
         grammar = self._grammar
@@ -316,12 +316,12 @@ _tokenizers: WeakKeyDictionary[Vocabulary, llguidance.LLTokenizer] = WeakKeyDict
 
 def _tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
     """Returns llguidance's tokenizer of the vocabulary, built once; about 0.1 s for 49,152 tokens."""
-    found = _tokenizers.get(vocabulary)
-    if found is None:
-        tokens = _TokenizerAdapter(vocabulary)
-        found = llguidance.LLTokenizer(tokens, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids))
-        _tokenizers[vocabulary] = found
-    return found
+    tokenizer = _tokenizers.get(vocabulary)
+    if tokenizer is None:
+        adapter = _TokenizerAdapter(vocabulary)
+        tokenizer = llguidance.LLTokenizer(adapter, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids))
+        _tokenizers[vocabulary] = tokenizer
+    return tokenizer
 
 
 def warm_up(vocabulary: Vocabulary) -> None:

@@ -1,4 +1,4 @@
-"""Bounds the digits of JSON numbers: a schema without bounds does not, and a small model may write zeros forever."""
+"""Bounds the digits of JSON numbers, which a schema may leave unbounded: a small model may write zeros forever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG_LITERAL = re.compile(rf"[0-9][0-9.]{{{MAX_DIGITS},}}|[0-9.]+[eE][+-]?[0-9]
 
 
 class NumberLimiter:
-    """Knows which tokens of one vocabulary make a number longer. `token_bytes[id]` is what a token adds to the text.
+    """Tells which tokens of one vocabulary continue a number. `token_bytes[id]`: the bytes of each token.
 
     >>> NumberLimiter((b"0", b",")).continues_number(0), NumberLimiter((b"0", b",")).continues_number(1)
     (True, False)
@@ -82,11 +82,11 @@ def digit_limit(schema: str) -> int:
     (31, 23)
     """
     max_digits = MAX_DIGITS
-    for listed in _LONG_LITERAL.findall(schema):
-        mantissa, _, exponent = listed.lower().partition("e")
-        whole, _, fraction = mantissa.partition(".")
+    for literal in _LONG_LITERAL.findall(schema):
+        mantissa, _, exponent = literal.lower().partition("e")
+        integer, _, fraction = mantissa.partition(".")
         shift = int(exponent or 0)
-        max_digits = max(max_digits, len(whole) + max(shift, 0) + max(len(fraction) - shift, 0))
+        max_digits = max(max_digits, len(integer) + max(shift, 0) + max(len(fraction) - shift, 0))
     return min(max_digits, _MAX_LITERAL_DIGITS)
 
 

@@ -29,14 +29,15 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     >>> compile_json(JsonSchema({"type": "integer"}), vocabulary)         # doctest: +SKIP
     """
     if isinstance(spec, JsonObject):
-        found = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
-        return ensure_compiles(LlguidanceSource(_grammar(found.schema, spec), max_digits=MAX_DIGITS), vocabulary)
-    found = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
-    checked = (spec.text,) if found.unchecked else ()
+        rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
+        return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
+    rewritten = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    full_check_schemas = (spec.text,) if rewritten.unchecked else ()
     try:
-        grammar = _grammar(found.schema, spec)
+        grammar = _grammar(rewritten.schema, spec)
         return ensure_compiles(
-            LlguidanceSource(grammar, found.unchecked, checked, max_digits=digit_limit(spec.text)), vocabulary
+            LlguidanceSource(grammar, rewritten.unchecked, full_check_schemas, max_digits=digit_limit(spec.text)),
+            vocabulary,
         )
     except GrammarError as error:
         raise GrammarError(_clarify_reason(error.reason), locate_rejected_keyword(spec.text, _rejects)) from None
@@ -54,36 +55,38 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     for index, trigger in enumerate(spec.triggers):
         assert isinstance(trigger, Trigger)
         try:
-            found = rewrite_schema(str(trigger.schema), annotations=spec.annotations, lenient=spec.lenient)
+            rewritten = rewrite_schema(str(trigger.schema), annotations=spec.annotations, lenient=spec.lenient)
         except GrammarError as error:
             where = f"/triggers/{index}/schema{error.where if isinstance(error.where, str) else ''}"
             raise GrammarError(error.reason, where) from None
-        unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in found.unchecked]
+        unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in rewritten.unchecked]
         before = "/(?s:.*)/ " if spec.free_text else ""
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
-        rules.append(f"value{index}: %json {json.dumps(with_options(found.schema, spec))}")
+        rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
         calls.append(f"begin{index} value{index} {json.dumps(trigger.end)}")
     any_begin = "|".join(_regex_literal(trigger.begin) for trigger in spec.triggers if isinstance(trigger, Trigger))
     tail = " TAIL" if spec.free_text else ""
-    most = "" if spec.at_most is None else spec.at_most
+    at_most = "" if spec.at_most is None else spec.at_most
     if spec.otherwise is None:
-        rules.insert(0, f"start: call{{{spec.at_least},{most}}}{tail}")
+        rules.insert(0, f"start: call{{{spec.at_least},{at_most}}}{tail}")
     else:
-        value, missed = _alternative_schema(spec.otherwise)
-        unchecked += missed
-        rules[:0] = [f"start: call{{1,{most}}} | otherwise", f"otherwise: %json {json.dumps(value)}"]
+        otherwise_schema, otherwise_unchecked = _alternative_schema(spec.otherwise)
+        unchecked += otherwise_unchecked
+        rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", f"otherwise: %json {json.dumps(otherwise_schema)}"]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
         rules.append(f"TAIL: /(?s:.*)/ & ~/(?s:.*)({any_begin})(?s:.*)/")
-    text = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
-    segments = tuple(Segment(one.begin, str(one.schema), one.end) for one in spec.triggers if isinstance(one, Trigger))
-    around = tuple((one.begin, one.end) for one in spec.triggers if isinstance(one, Trigger))
-    schemas = [str(one.schema) for one in spec.triggers if isinstance(one, Trigger)]
+    grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(rules))
+    triggers = [trigger for trigger in spec.triggers if isinstance(trigger, Trigger)]
+    segments = tuple(Segment(trigger.begin, str(trigger.schema), trigger.end) for trigger in triggers)
+    delimiters = tuple((trigger.begin, trigger.end) for trigger in triggers)
+    schemas = [str(trigger.schema) for trigger in triggers]
     schemas += [spec.otherwise.text] if isinstance(spec.otherwise, JsonSchema) else []
     digits = max(map(digit_limit, schemas))
-    kept = segments if unchecked else ()
+    segments_to_check = segments if unchecked else ()
     return ensure_compiles(
-        LlguidanceSource(text, tuple(unchecked), (), kept, digits, around, spec.free_text), vocabulary
+        LlguidanceSource(grammar, tuple(unchecked), (), segments_to_check, digits, delimiters, spec.free_text),
+        vocabulary,
     )
 
 
@@ -92,10 +95,10 @@ def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], 
     if isinstance(spec, JsonObject):
         return with_options({} if spec.any_value else {"type": "object"}, spec), []
     try:
-        found = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+        rewritten = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
     except GrammarError as error:
         raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
-    return with_options(found.schema, spec), [f"/otherwise{pointer}" for pointer in found.unchecked]
+    return with_options(rewritten.schema, spec), [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:

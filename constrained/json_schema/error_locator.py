@@ -58,13 +58,16 @@ class _ErrorLocator:
         if keyword == "$ref":
             target = self._document.resolve_reference(part["$ref"], at)
             return (self._document.pointer(target, at), target) if self._is_rejected(target, at) else None
-        held = part[keyword]
+        value = part[keyword]
         for index, (pointer, inner) in enumerate(inner_schemas(part, keyword, at)):
             changed: Any = True
-            if isinstance(held, list):
-                changed = [True if place == index else one for place, one in enumerate(held)]
+            if isinstance(value, list):
+                changed = [True if other_index == index else item for other_index, item in enumerate(value)]
             elif pointer != f"{at}/{keyword}":
-                changed = {name: True if place == index else one for place, (name, one) in enumerate(held.items())}
+                changed = {
+                    name: True if other_index == index else item
+                    for other_index, (name, item) in enumerate(value.items())
+                }
             if self._is_rejected(inner, pointer) and self._is_accepted({**part, keyword: changed}, at):
                 return pointer, inner
         return None

@@ -49,7 +49,7 @@ def compile_plain_pattern(
 ) -> TokenDfa | LlguidanceSource:
     """Compiles a plain pattern like `compile_regex`. `states` builds the byte automaton in place of build_byte_dfa.
 
-    It may raise DfaTooLarge where a limit is exceeded.
+    If it raises DfaTooLarge, the pattern becomes a grammar for llguidance.
 
     >>> compile_plain_pattern(PlainPattern("a{3}", 3, 3), vocabulary)     # doctest: +SKIP
     """
@@ -88,9 +88,9 @@ def build_byte_dfa(plain: str) -> ByteDfa:
     for state, row in edges.items():
         at = number[state]
         accepting[at] = row.get(_END_ID) in ends
-        kept = [(byte, number[to]) for byte, to in row.items() if byte < 256 and to in number]
-        if kept:
-            states[at, [byte for byte, _ in kept]] = [to for _, to in kept]
+        edges_out = [(byte, number[to]) for byte, to in row.items() if byte < 256 and to in number]
+        if edges_out:
+            states[at, [byte for byte, _ in edges_out]] = [to for _, to in edges_out]
     return states, 0, accepting
 
 

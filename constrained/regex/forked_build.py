@@ -59,14 +59,14 @@ def _build_in_child(pattern: str, writing: int, limit_s: float) -> None:
 
 
 def _read(reading: int, until: float) -> bytes:
-    """Returns what is received until the end of the pipe or the time `until`."""
-    found = bytearray()
+    """Returns the bytes received until the end of the pipe or the time `until`."""
+    received = bytearray()
     poller = select.poll()
     poller.register(reading, select.POLLIN)
-    while (left := until - monotonic()) > 0:
-        if poller.poll(1000 * left):
+    while (remaining_s := until - monotonic()) > 0:
+        if poller.poll(1000 * remaining_s):
             chunk = os.read(reading, _CHUNK_BYTES)
             if not chunk:
                 break
-            found += chunk
-    return bytes(found)
+            received += chunk
+    return bytes(received)

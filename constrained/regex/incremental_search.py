@@ -54,24 +54,24 @@ def search_automaton(pattern: str) -> GlushkovAutomaton:
     text.
 
     >>> search_automaton("ab|a").last
-    frozenset({1, 2})
+    frozenset({0, 1})
     """
     if len(pattern.encode(errors="replace")) > MAX_SEARCH_BYTES:
         raise GrammarError(f"the pattern is longer than {MAX_SEARCH_BYTES} bytes")
     builder = _Builder()
     try:
         tree = parse_regex(pattern)
-        whole = builder.sequence(list(tree), tree.state.flags)
+        fragment = builder.sequence(list(tree), tree.state.flags)
     except re.error as error:
         raise GrammarError(error.msg, error.pos) from None
     except OverflowError:
         raise GrammarError("a repeat count is too large") from None
     except RecursionError:
         raise GrammarError("the pattern is nested too deeply") from None
-    if whole.is_optional:
+    if fragment.is_optional:
         raise GrammarError("the pattern matches the empty text")
     return GlushkovAutomaton(
-        tuple(builder.accepts), whole.first, tuple(tuple(sorted(each)) for each in builder.follow), whole.last
+        tuple(builder.accepts), fragment.first, tuple(tuple(sorted(states)) for states in builder.follow), fragment.last
     )
 
 
@@ -120,7 +120,7 @@ class _Fragment(NamedTuple):
 
 
 class _Builder:
-    """Makes states and edges of the items of a parse tree."""
+    """Builds states and edges from the items of a parse tree."""
 
     def __init__(self) -> None:
         self.accepts: list[CharPredicate] = []
@@ -128,10 +128,10 @@ class _Builder:
         self._num_edges = 0
 
     def sequence(self, items: Sequence[ParseItem], flags: int) -> _Fragment:
-        whole = _Fragment()
+        joined = _Fragment()
         for op, value in items:
-            whole = self._joined(whole, self._fragment(str(op), value, flags))
-        return whole
+            joined = self._joined(joined, self._fragment(str(op), value, flags))
+        return joined
 
     def _fragment(self, op: str, value: Any, flags: int) -> _Fragment:
         match op:
@@ -159,7 +159,7 @@ class _Builder:
         return _Fragment((state,), frozenset([state]), False)
 
     def _repeat(self, low: int, high: int, items: Sequence[ParseItem], flags: int) -> _Fragment:
-        whole = _Fragment()
+        joined = _Fragment()
         copies = low if high is MAXREPEAT else high
         for index in range(max(copies, 1) if high is MAXREPEAT else copies):
             copy = self.sequence(items, flags)
@@ -167,8 +167,8 @@ class _Builder:
                 return copy  # nothing but empty text, however often
             if high is MAXREPEAT and index >= copies - 1:
                 self._connect(copy.last, copy.first)
-            whole = self._joined(whole, copy._replace(is_optional=copy.is_optional or index >= low))
-        return whole
+            joined = self._joined(joined, copy._replace(is_optional=copy.is_optional or index >= low))
+        return joined
 
     def _joined(self, before: _Fragment, after: _Fragment) -> _Fragment:
         self._connect(before.last, after.first)
@@ -186,7 +186,7 @@ class _Builder:
 
 
 def _class(op: str, value: Any, flags: int) -> CharPredicate:
-    """What tells whether one character is of a class, as `re` itself sees it."""
+    """Returns a predicate that is true for the characters of a class, as `re` defines it."""
     if op == "ANY":
         return re.compile(".", flags & re.DOTALL).match
     members: Sequence[ParseItem] = value if op == "IN" else [("LITERAL", value)]

@@ -76,7 +76,7 @@ class PlainPattern:
 def to_plain_pattern(pattern: str) -> PlainPattern:
     """Returns `pattern`, as `re.fullmatch` reads it, without flags, anchors or named classes.
 
-    GrammarError, with the position, for what `re` refuses and for what is not regular or not supported.
+    Raises GrammarError, with the position, for what `re` refuses and for what is not regular or not supported.
 
     >>> to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
@@ -180,8 +180,8 @@ class PlainPatternWriter:
         reason, kind, ends = _REFUSED.get(op, (f"{op.lower()} is not supported", "", ""))
         for piece in _PIECES.finditer(self._pattern):
             text = piece.group(0)
-            is_it = piece.lastgroup == kind and text[-1] in ends and text != "(?P="
-            if is_it and not (op == "AT_BEGINNING" and piece.start() == 0):
+            is_refused = piece.lastgroup == kind and text[-1] in ends and text != "(?P="
+            if is_refused and not (op == "AT_BEGINNING" and piece.start() == 0):
                 return GrammarError(reason, piece.start())
             if op == "GROUPREF" and text == "(?P=":
                 return GrammarError(reason, piece.start())

@@ -34,7 +34,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """The end of a turn. `reason`: "stop", "length", or the service's own word for anything else."""
+    """The end of a turn. `reason`: "stop", "length", or the service's own name for any other reason."""
 
     reason: str | None
     usage: Usage = field(default_factory=Usage)
@@ -45,8 +45,8 @@ TurnStream: TypeAlias = Generator[str | TurnEnd, None, None]
 
 
 def changed_params(params: SamplingParams, protocol: str) -> dict[str, Any]:
-    """The parameters that are not the default, by the service's names, but for those that each service writes its own
-    way: max_tokens, stop, logit_bias and the timeout."""
+    """Returns the parameters that differ from the defaults, under the service's names. Each service writes max_tokens,
+    stop, logit_bias and the timeout in its own way, so they are left out here."""
     return {
         name: getattr(params, param)
         for param, name in NAMES[protocol].items()

@@ -22,7 +22,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.token_healing import MAX_HEALED_TOKENS, common_prefix_length, heal_choices
 from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-# these stand at the top of a request: see `logprob_fields`, and the timeout, which is the HTTP client's
+# not in a request's `sampling_params`: `logprob_fields` writes the logprobs; the timeout is the HTTP client's
 _NOT_SAMPLING = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
 _SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if field not in _NOT_SAMPLING}
 
@@ -77,7 +77,7 @@ class RuntimeEndpoint(RemoteClient):
 
     def _is_incremental(self) -> bool:
         """Whether the events of a stream contain only new text and not the whole text so far: SGLang's option
-        --incremental-streaming-output, formerly --stream-output. False, the default, if the server does not tell."""
+        --incremental-streaming-output, formerly --stream-output. False, the default, if it is not reported."""
         try:
             settings = self.server_info()
         except CallFailed:
@@ -106,7 +106,7 @@ class RuntimeEndpoint(RemoteClient):
         if params.logit_bias:
             sampling["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
         logprobs = logprob_fields(params)
-        # with incremental streaming it is not defined whether logprobs are incremental too: then do not stream
+        # with incremental streaming it is not defined whether logprobs are incremental too, so such calls do not stream
         stream = not (self._sends_deltas and logprobs)
         body = {**self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
         meta, stop_pattern = self._stream(call, body, params)

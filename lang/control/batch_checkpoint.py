@@ -81,14 +81,14 @@ def _source(body: Callable[..., Any]) -> str:
 
 def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
     shared = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):
         if not _is_plain(dict(item)):
             raise InputError(f"item {index} of run_batch has arguments that are not JSON values, as resume requires")
         digest = hashlib.sha256(json.dumps([shared, dict(item)], sort_keys=True).encode()).hexdigest()[:32]
-        keys.append(f"{digest}-{seen[digest]}")  # equal items are distinguished by their order
-        seen[digest] += 1
+        keys.append(f"{digest}-{counts[digest]}")  # equal items are distinguished by their order
+        counts[digest] += 1
     return keys
 
 

@@ -160,8 +160,8 @@ def gen(
 
     >>> s += "Q: " + question + "\\nA:" + gen("answer", max_tokens=32, stop="\\n")   # doctest: +SKIP
     """
-    given = locals()
-    sampling = {keyword: given[keyword] for keyword in GEN_SAMPLING_KEYWORDS}
+    arguments = locals()
+    sampling = {keyword: arguments[keyword] for keyword in GEN_SAMPLING_KEYWORDS}
     if logprob_start_len == -1:  # SGLang's default
         sampling["logprob_start_len"] = None
     where = call_label("gen", name)

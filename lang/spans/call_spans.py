@@ -105,18 +105,18 @@ def collect_runs() -> Iterator[list[Run]]:
 def _spans(call_segments: Sequence[CallSegment], run: Run) -> tuple[Span, ...]:
     """Returns the spans. A call is sent before the previous one in its text has ended; its span begins at that end."""
     spans: list[Span] = []
-    ended: dict[int, float] = {}
+    last_end_s: dict[int, float] = {}
     for call_segment in call_segments:
-        began_s, ahead = call_segment.began_s - run.started_s, ended.get(call_segment.lane)
-        if ahead is None and (parent := run.lanes[call_segment.lane]) is not None:
-            began_s = max(began_s, min(ended.get(parent, 0.0), _served_s(call_segment, run.started_s)))
-        spans.append(_span(call_segment, max(began_s, ahead or 0.0), run.started_s))
-        ended[call_segment.lane] = max(ahead or 0.0, spans[-1].end_s)
+        began_s, previous_end_s = call_segment.began_s - run.started_s, last_end_s.get(call_segment.lane)
+        if previous_end_s is None and (parent := run.lanes[call_segment.lane]) is not None:
+            began_s = max(began_s, min(last_end_s.get(parent, 0.0), _served_s(call_segment, run.started_s)))
+        spans.append(_span(call_segment, max(began_s, previous_end_s or 0.0), run.started_s))
+        last_end_s[call_segment.lane] = max(previous_end_s or 0.0, spans[-1].end_s)
     return tuple(spans)
 
 
 def _served_s(call_segment: CallSegment, origin_s: float) -> float:
-    """Returns when the runtime received the call, in seconds from `origin_s`; 0 if it does not tell."""
+    """Returns when the runtime received the call, in seconds from `origin_s`; 0 if it does not report it."""
     usage = None if call_segment.failure() is not None else call_segment.call.result().usage
     return call_segment.ended_s - origin_s - usage.wall_s if usage is not None and usage.wall_s else 0.0
 

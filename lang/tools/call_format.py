@@ -73,7 +73,7 @@ def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCa
     if choice == "none":
         return ToolCallFormat("text", None, _nothing, None, False, syntax, choice, tools)
     if choice == "auto" and not syntax.begin:
-        syntax = DEFAULT_CALL_SYNTAX  # free text and calls must be told apart
+        syntax = DEFAULT_CALL_SYNTAX  # free text and calls must be distinguishable
     read = _reader(tools, syntax)
     if choice == "required":
         return ToolCallFormat(

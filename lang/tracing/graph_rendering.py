@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from plait.constrained.specs import Choices, JsonObject, JsonSchema, Regex, Spec
@@ -131,9 +131,12 @@ def _constraint_label(spec: Spec | None) -> str:
 
 
 def _options(options: Options) -> str:
-    said: Mapping[str, Any] = {KEYWORD_OF_FIELD[field]: value for field, value in options.fields.items()}
-    said = {**said, **({"n": options.n} if options.n else {})}
-    shown = {name: list(value) if isinstance(value, tuple) else value for name, value in said.items() if value != ()}
+    keywords: dict[str, Any] = {KEYWORD_OF_FIELD[field]: value for field, value in options.fields.items()}
+    if options.n:
+        keywords["n"] = options.n
+    shown = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in keywords.items() if value != ()
+    }
     return " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in shown.items())
 
 

@@ -178,7 +178,7 @@ _REASON_OF_NODE = {
 
 
 def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
-    """Returns the indices at which the value stands in a variable: () for the variable itself, None if it does not."""
+    """Returns the indices of the value inside a variable: () for the variable itself, None if it is not there."""
     if isinstance(known, list):
         for index, item in enumerate(known):
             path = _path_to(source, item)
@@ -190,7 +190,7 @@ def _path_to(source: Any, known: VariableSource) -> tuple[int, ...] | None:
 
 def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any]:
     """Returns sampling options under their names in the request."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field, value in options.fields.items():
         name = NAMES["programs"].get(field)
         if name is None and field != "complete":
@@ -198,8 +198,8 @@ def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any
             raise UnsupportedControlFlow(
                 graph.name, [Problem(f"not a straight-line program: {name_in('gen', field)}", place)]
             )
-        said[name or field] = list(value) if isinstance(value, tuple) else value
-    return said if options.n is None else said | {"n": options.n}
+        fields[name or field] = list(value) if isinstance(value, tuple) else value
+    return fields if options.n is None else fields | {"n": options.n}
 
 
 def _constraint(spec: Spec | None) -> dict[str, Any]:

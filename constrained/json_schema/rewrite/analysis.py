@@ -1,7 +1,6 @@
 """Proofs about schemas: the types they allow, the values they list, and that two schemas have no common value.
 
-"False" and
-"None" mean "not proved", never "disproved"; all work is bounded by depth.
+A result of False or None means "not proved", never "disproved". All work is bounded by depth.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _MAX_VALIDATED_VALUES = 60  # listed values that are validated to prove an enum 
 def allowed_kinds(schema: Schema) -> frozenset[str]:
     """Returns the kinds of value that `type` allows; "number" is "integer" and "fraction", which are disjoint.
 
-    >>> sorted(kinds({"type": "number"}))
+    >>> sorted(allowed_kinds({"type": "number"}))
     ['fraction', 'integer']
     """
     if isinstance(schema, bool):
         return KINDS if schema else frozenset()
-    named = schema.get("type")
-    if named is None:
+    type_ = schema.get("type")
+    if type_ is None:
         return KINDS
-    listed = {named} if isinstance(named, str) else set(named)
+    listed = {type_} if isinstance(type_, str) else set(type_)
     return frozenset(listed - {"number"} | ({"integer", "fraction"} if "number" in listed else set()))
 
 
@@ -39,21 +38,21 @@ def conjuncts(schema: Schema, document: SchemaDocument, depth: int = 0) -> list[
     """Returns the schemas that every value of `schema` matches: itself, its $ref target, and its allOf."""
     if isinstance(schema, bool) or depth > MAX_DEPTH:
         return [schema] if depth <= MAX_DEPTH else []
-    found: list[Schema] = []
+    schemas: list[Schema] = []
     if "$ref" in schema:
-        found += conjuncts(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
+        schemas += conjuncts(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
         if document.draft <= 7:
-            return found
-    found.append(schema)
+            return schemas
+    schemas.append(schema)
     for inner in schema.get("allOf", ()):
-        found += conjuncts(inner, document, depth + 1)
-    return found
+        schemas += conjuncts(inner, document, depth + 1)
+    return schemas
 
 
 def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
     """Returns a finite list that contains every value of `schema`; None if none is apparent.
 
-    >>> values({"const": 3}, Document("{}"))
+    >>> listed_values({"const": 3}, SchemaDocument("{}"))
     [3]
     """
     for part in conjuncts(schema, document):
@@ -62,16 +61,16 @@ def listed_values(schema: Schema, document: SchemaDocument) -> list[Any] | None:
                 return [part["const"]]
             if isinstance(part.get("enum"), list):
                 return list(part["enum"])
-    left = frozenset.intersection(*(allowed_kinds(part) for part in conjuncts(schema, document)), KINDS)
-    if left <= {"null", "boolean"}:
-        return [value for kind, value in (("null", None), ("boolean", True), ("boolean", False)) if kind in left]
+    kinds = frozenset.intersection(*(allowed_kinds(part) for part in conjuncts(schema, document)), KINDS)
+    if kinds <= {"null", "boolean"}:
+        return [value for kind, value in (("null", None), ("boolean", True), ("boolean", False)) if kind in kinds]
     return None
 
 
 def are_disjoint(left: Schema, right: Schema, document: SchemaDocument, depth: int = 0) -> bool:
     """Returns whether no value can match both schemas; False if that is not proved.
 
-    >>> disjoint({"type": "string"}, {"type": "number"}, Document("{}"))
+    >>> are_disjoint({"type": "string"}, {"type": "number"}, SchemaDocument("{}"))
     True
     """
     if depth > MAX_DEPTH:
@@ -88,15 +87,15 @@ def are_disjoint(left: Schema, right: Schema, document: SchemaDocument, depth: i
 
 
 def _are_enums_disjoint(listed: Schema, other: Schema, document: SchemaDocument) -> bool:
-    found = listed_values(listed, document)
-    if found is None or len(found) > MAX_VALUES:
+    values = listed_values(listed, document)
+    if values is None or len(values) > MAX_VALUES:
         return False
-    against = listed_values(other, document)
-    if against is not None and len(found) > _MAX_VALIDATED_VALUES:
-        return not {repr(value) for value in found} & {repr(value) for value in against} and all(
-            isinstance(value, str) for value in (*found, *against)
+    other_values = listed_values(other, document)
+    if other_values is not None and len(values) > _MAX_VALIDATED_VALUES:
+        return not {repr(value) for value in values} & {repr(value) for value in other_values} and all(
+            isinstance(value, str) for value in (*values, *other_values)
         )
-    return len(found) <= _MAX_VALIDATED_VALUES and not any(document.is_valid(other, value) for value in found)
+    return len(values) <= _MAX_VALIDATED_VALUES and not any(document.is_valid(other, value) for value in values)
 
 
 def _are_branches_disjoint(parts: list[Schema], other: Schema, document: SchemaDocument, depth: int) -> bool:
@@ -159,10 +158,10 @@ def _plain_patterns(parts: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _are_items_disjoint(a: list[dict[str, Any]], b: list[dict[str, Any]], document: SchemaDocument, depth: int) -> bool:
-    least = max((int(part.get("minItems", 0)) for part in a + b), default=0)
+    min_items = max((int(part.get("minItems", 0)) for part in a + b), default=0)
     return any(
         are_disjoint(x, y, document, depth + 1)
-        for index in range(min(least, 16))
+        for index in range(min(min_items, 16))
         for x in _items_at(a, index)
         for y in _items_at(b, index)
     )

@@ -19,17 +19,17 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
     """Drops `uniqueItems` over at most one item; over a few listed values, lists the arrays.
 
     Proof: an array without repetition of k listed values is an arrangement of some of them, and there are at
-    most 400 within the bounds; a full validator then decides on each together with all other keywords, which
-    stay. What is no array is untouched.
+    most 400 within the bounds; `fold_enum` then validates each against all other keywords, which stay. Values that
+    are not arrays are unaffected.
 
-    >>> unique_items({"uniqueItems": True, "maxItems": 1}, Document("{}"))
+    >>> unique_items({"uniqueItems": True, "maxItems": 1}, SchemaDocument("{}"))
     {'maxItems': 1}
     """
     if "uniqueItems" not in schema:
         return None
     rest = without_keywords(schema, "uniqueItems")
-    most = int(schema.get("maxItems", 10**9))
-    if not schema["uniqueItems"] or most <= 1 or "array" not in allowed_kinds(schema):
+    max_items = int(schema.get("maxItems", 10**9))
+    if not schema["uniqueItems"] or max_items <= 1 or "array" not in allowed_kinds(schema):
         return rest
     items, fixed = schema.get("items", True), schema.get("prefixItems", [])
     if isinstance(items, list):
@@ -40,10 +40,12 @@ def unique_items(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
     if listed is None:
         raise UnsupportedKeywords("it is supported for a few listed values, or at most one item", "uniqueItems")
     listed = [value for value in listed if document.is_valid(items, value)]
-    most, least = min(most, len(listed)), int(schema.get("minItems", 0))
-    if sum(perm(len(listed), size) for size in range(least, most + 1)) > MAX_ARRANGEMENTS:
+    max_items, min_items = min(max_items, len(listed)), int(schema.get("minItems", 0))
+    if sum(perm(len(listed), size) for size in range(min_items, max_items + 1)) > MAX_ARRANGEMENTS:
         raise UnsupportedKeywords(f"there are more than {MAX_ARRANGEMENTS} arrays of its values", "uniqueItems")
-    arrays = [list(some) for size in range(least, most + 1) for some in permutations(listed, size)]
+    arrays = [
+        list(arrangement) for size in range(min_items, max_items + 1) for arrangement in permutations(listed, size)
+    ]
     unique_arrays = [array for array in arrays if len({canonical_json(value) for value in array}) == len(array)]
     others = sorted(allowed_kinds(rest) - {"array", "integer", "fraction"})
     others += (
@@ -58,27 +60,27 @@ def contains(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | N
     """Replaces `contains` S by cases over the position of the item, if there are few positions.
 
     Proof: with at most n items, one of them is valid by S exactly if the first is, or the second, up to the
-    n-th. A minimum of 0 without a maximum demands nothing; `contains: true` is a number of items.
+    n-th. A minimum of 0 without a maximum has no effect; `contains: true` only bounds the number of items.
 
-    >>> contains({"contains": True, "maxContains": 4}, Document("{}"))
+    >>> contains({"contains": True, "maxContains": 4}, SchemaDocument("{}"))
     {'minItems': 1, 'maxItems': 4}
     """
     if not {"contains", "minContains", "maxContains"} & schema.keys():
         return None
     rest = without_keywords(schema, "contains", "minContains", "maxContains")
-    least = int(schema.get("minContains", 1))
-    most: Any = schema.get("maxContains")
-    if "contains" not in schema or (least == 0 and most is None):
+    min_contains = int(schema.get("minContains", 1))
+    max_contains: Any = schema.get("maxContains")
+    if "contains" not in schema or (min_contains == 0 and max_contains is None):
         return rest
     inner = schema["contains"]
     if inner is True or inner == {}:
-        made = {**rest, "minItems": max(least, int(rest.get("minItems", 0)))}
-        if most is not None:
-            made["maxItems"] = min(int(most), int(rest.get("maxItems", most)))
-        return made
+        rewritten = {**rest, "minItems": max(min_contains, int(rest.get("minItems", 0)))}
+        if max_contains is not None:
+            rewritten["maxItems"] = min(int(max_contains), int(rest.get("maxItems", max_contains)))
+        return rewritten
     places = min((int(part["maxItems"]) for part in conjuncts(schema, document)
                   if isinstance(part, dict) and "maxItems" in part), default=MAX_PLACES + 1)  # fmt: skip
-    if least != 1 or most is not None or places > MAX_PLACES:
+    if min_contains != 1 or max_contains is not None or places > MAX_PLACES:
         reason = f"it is supported once, in arrays of at most {MAX_PLACES} items"
         raise UnsupportedKeywords(reason, "contains", "minContains", "maxContains")
     cases: list[SchemaObject] = [{"type": ["null", "boolean", "object", "string", "number"]}]
@@ -92,7 +94,7 @@ def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaO
     Proof: only `allOf` and `$ref` stand beside it (else it is refused), so each conjunct's prefix is evaluated
     always, and one with `items` of its own evaluates all.
 
-    >>> unevaluated_items({"prefixItems": [True], "unevaluatedItems": False}, Document("{}"))
+    >>> unevaluated_items({"prefixItems": [True], "unevaluatedItems": False}, SchemaDocument("{}"))
     {'prefixItems': [True], 'allOf': [{'prefixItems': [True], 'items': False}]}
     """
     if "unevaluatedItems" not in schema:

@@ -1,7 +1,6 @@
 """A parsed schema: its limits, the pointer of each subschema, its references, and validation against any part of it.
 
-No
-reference is ever fetched: what is not inside the schema is refused.
+References are never fetched: one that leads outside of the schema is refused.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ class SchemaDocument:
         self._targets: dict[str, Schema] = {}
         self._bases: set[str] = {""}
         if isinstance(self.schema, dict):
-            own = self.schema.get("$id", self.schema.get("id"))
-            self._bases |= {own.rstrip("#")} if isinstance(own, str) else set()
+            base = self.schema.get("$id", self.schema.get("id"))
+            self._bases |= {base.rstrip("#")} if isinstance(base, str) else set()
             for at, part in subschemas(self.schema, ""):
                 self._index_subschema(at, part)
         self._registry: Any = None
@@ -127,24 +126,24 @@ class SchemaDocument:
                 part["$ref"] = f"{ROOT}#{fragment}" if mark or not base else f"{ROOT}#"
 
     def _resolve_pointer(self, pointer: str, at: str) -> Schema:
-        found: Any = self.schema
+        target: Any = self.schema
         if pointer and not pointer.startswith("/"):
             raise GrammarError("the reference leads to nothing", at)
         for step in pointer.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdigit() and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(target, dict) and key in target:
+                target = target[key]
+            elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
+                target = target[int(key)]
             else:
                 raise GrammarError("the reference leads to nothing", at)
-        if not isinstance(found, dict | bool):
+        if not isinstance(target, dict | bool):
             raise GrammarError("the reference leads to something that is no schema", at)
-        return found
+        return target
 
 
 def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(pointer, schema) of `schema` and all schemas in it that are objects, itself first."""
+    """Yields (pointer, schema) of `schema` and of every subschema that is an object, itself first."""
     todo: list[tuple[str, Any]] = [(at, schema)]
     while todo:
         at, part = todo.pop()
@@ -155,23 +154,23 @@ def subschemas(schema: object, at: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def inner_schemas(part: dict[str, Any], keyword: str, at: str) -> list[tuple[str, Any]]:
-    """(pointer, schema) of each schema that one keyword of `part` holds.
+    """Returns (pointer, schema) of each schema in the value of one keyword of `part`.
 
     >>> inner_schemas({"items": [True, {}]}, "items", "/a")
     [('/a/items/0', True), ('/a/items/1', {})]
     """
-    held = part.get(keyword)
-    if isinstance(held, list) and keyword in _SCHEMA_LIST_KEYWORDS:
-        return [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(held)]
-    if isinstance(held, dict) and keyword in _SCHEMA_MAP_KEYWORDS:
-        return [(f"{at}/{keyword}/{escape_pointer_token(name)}", item) for name, item in held.items()]
-    return [(f"{at}/{keyword}", held)] if keyword in _SINGLE_SCHEMA_KEYWORDS and isinstance(held, dict | bool) else []
+    value = part.get(keyword)
+    if isinstance(value, list) and keyword in _SCHEMA_LIST_KEYWORDS:
+        return [(f"{at}/{keyword}/{index}", item) for index, item in enumerate(value)]
+    if isinstance(value, dict) and keyword in _SCHEMA_MAP_KEYWORDS:
+        return [(f"{at}/{keyword}/{escape_pointer_token(name)}", item) for name, item in value.items()]
+    return [(f"{at}/{keyword}", value)] if keyword in _SINGLE_SCHEMA_KEYWORDS and isinstance(value, dict | bool) else []
 
 
 def escape_pointer_token(name: str) -> str:
-    """A step of a JSON pointer.
+    """Returns `name` escaped as one token of a JSON pointer.
 
-    >>> escaped("a/b")
+    >>> escape_pointer_token("a/b")
     'a~1b'
     """
     return name.replace("~", "~0").replace("/", "~1")
@@ -215,22 +214,22 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise GrammarError(f"the schema names {twice[:50]!r} twice in one object")
-    return made
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise GrammarError(f"the schema names {repeated[:50]!r} twice in one object")
+    return members
 
 
 def _draft(schema: Schema) -> int:
-    named = schema.get("$schema") if isinstance(schema, dict) else None
-    if named is None:
+    uri = schema.get("$schema") if isinstance(schema, dict) else None
+    if uri is None:
         return 2020
     for name, draft in _DRAFTS.items():
-        if isinstance(named, str) and re.search(rf"json-schema\.org/(draft/)?{name}/", named) and draft > 3:
+        if isinstance(uri, str) and re.search(rf"json-schema\.org/(draft/)?{name}/", uri) and draft > 3:
             return draft
-    if isinstance(named, str) and re.fullmatch(r"https?://json-schema\.org/schema#?", named):
+    if isinstance(uri, str) and re.fullmatch(r"https?://json-schema\.org/schema#?", uri):
         return 2020
     raise GrammarError("this draft of JSON Schema is not known", "/$schema")
 
@@ -240,9 +239,9 @@ def _fetch_nothing(address: str) -> NoReturn:
 
 
 def _longest_text(value: object) -> int:
-    """Characters of the longest text in a JSON value."""
+    """Returns the number of characters of the longest text in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return max((max(len(name), _longest_text(each)) for name, each in value.items()), default=0)
+        return max((max(len(name), _longest_text(item)) for name, item in value.items()), default=0)
     return max(map(_longest_text, value), default=0) if isinstance(value, list) else 0

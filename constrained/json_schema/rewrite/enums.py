@@ -17,38 +17,38 @@ _WRITABLE = frozenset("\b\f\n\r\t")
 def upgrade_draft(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces keywords of drafts 4 to 7 by those of 2020-12.
 
-    Proof: `items` with a list is `prefixItems`, and `additionalItems` beside it is `items` (elsewhere it says
-    nothing); `exclusiveMinimum: true` makes `minimum` exclusive (false changes nothing); `dependencies` holds
+    Proof: `items` with a list is `prefixItems`, and `additionalItems` beside it is `items` (elsewhere it has
+    no effect); `exclusiveMinimum: true` makes `minimum` exclusive (false changes nothing); `dependencies` holds
     the entries of `dependentRequired` and `dependentSchemas` together. Each follows from the definitions.
 
-    >>> modern({"minimum": 3, "exclusiveMinimum": True}, Document("{}"))
+    >>> upgrade_draft({"minimum": 3, "exclusiveMinimum": True}, SchemaDocument("{}"))
     {'exclusiveMinimum': 3}
     """
-    made = dict(schema)
-    if isinstance(made.get("items"), list):
-        made["prefixItems"] = [*made.pop("items")]
-        if "additionalItems" in made:
-            made["items"] = made.pop("additionalItems")
-    made.pop("additionalItems", None)
+    upgraded = dict(schema)
+    if isinstance(upgraded.get("items"), list):
+        upgraded["prefixItems"] = [*upgraded.pop("items")]
+        if "additionalItems" in upgraded:
+            upgraded["items"] = upgraded.pop("additionalItems")
+    upgraded.pop("additionalItems", None)
     for bound in ("minimum", "maximum"):
         exclusive = "exclusive" + bound.capitalize()
-        if isinstance(made.get(exclusive), bool) and made.pop(exclusive) and bound in made:
-            made[exclusive] = made.pop(bound)
-    for name, needed in made.pop("dependencies", {}).items():
+        if isinstance(upgraded.get(exclusive), bool) and upgraded.pop(exclusive) and bound in upgraded:
+            upgraded[exclusive] = upgraded.pop(bound)
+    for name, needed in upgraded.pop("dependencies", {}).items():
         kind = "dependentRequired" if is_string_list(needed) else "dependentSchemas"
-        if name in made.get(kind, {}):
+        if name in upgraded.get(kind, {}):
             raise UnsupportedKeywords("it repeats an entry of its newer spelling", "dependencies")
-        made[kind] = {**made.get(kind, {}), name: needed}
-    return made if made != schema else None
+        upgraded[kind] = {**upgraded.get(kind, {}), name: needed}
+    return upgraded if upgraded != schema else None
 
 
 def fold_enum(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces a schema that lists its values by the list of those that match the whole schema.
 
-    Proof: `const`, `enum`, or a type of `boolean` or `null` only, bound the values from above; a full validator
-    decides on each. It decides twice, with formats asserted and as annotations, and both must agree to valid.
+    Proof: `const`, `enum`, or a type of only `boolean` or `null` gives a list that contains every valid value; a full
+    validator checks each. It checks twice, with formats asserted and as annotations; a value must be valid both times.
 
-    >>> folded({"enum": [1, "a"], "type": "string"}, Document("{}"))
+    >>> fold_enum({"enum": [1, "a"], "type": "string"}, SchemaDocument("{}"))
     {'enum': ['a']}
     """
     if schema.keys() == {"enum"} or not ({"enum", "const"} & schema.keys() or _is_boolean_or_null(schema)):
@@ -63,8 +63,8 @@ def fold_enum(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | 
 
 
 def _is_boolean_or_null(schema: SchemaObject) -> bool:
-    named = schema.get("type")
-    listed = [named] if isinstance(named, str) else named or ["object"]
+    type_ = schema.get("type")
+    listed = [type_] if isinstance(type_, str) else type_ or ["object"]
     return set(listed) <= {"boolean", "null"}
 
 
@@ -88,7 +88,7 @@ def _texts(value: Any) -> list[str]:
 def canonical_json(value: Any) -> str:
     """Returns a value as JSON text with sorted keys, to compare values.
 
-    >>> canonical({"b": 1, "a": 2})
+    >>> canonical_json({"b": 1, "a": 2})
     '{"a":2,"b":1}'
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,7 +1,7 @@
 """The supported formats, each as a pattern of the whole text.
 
-A pattern may leave out rare forms that its RFC allows, but never
-allows what the RFC does not. docs/constraints.md lists what is left out.
+A pattern may refuse rare forms that its RFC allows, but never allows what the RFC forbids. docs/constraints.md lists
+the forms that are refused.
 """
 
 from __future__ import annotations

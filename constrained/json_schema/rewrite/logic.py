@@ -16,11 +16,11 @@ MAX_EXCLUDED = 6
 def one_of(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `oneOf` by `anyOf` if the branches are disjoint; otherwise each branch excludes the others.
 
-    Proof: a value is valid by exactly one branch if it is valid by some branch and by no other. Where no two
-    share a value, the second half is met by itself. Otherwise it is said: the branch and the complements of
-    those that it is not proved disjoint from.
+    Proof: a value is valid by exactly one branch if it is valid by some branch and by no other. If the branches are
+    disjoint, the second condition always holds. Otherwise it is added: each branch is combined with the complements of
+    the branches that it is not proved disjoint from.
 
-    >>> one_of({"oneOf": [{"type": "null"}, {"type": "string"}]}, Document("{}"))
+    >>> one_of({"oneOf": [{"type": "null"}, {"type": "string"}]}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': 'null'}, {'type': 'string'}]}]}
     """
     if "oneOf" not in schema:
@@ -49,21 +49,21 @@ def _exclusive_branch(
 ) -> SchemaObject:
     if len(shared) > MAX_EXCLUDED:
         raise UnsupportedKeywords("its branches are not proved to exclude each other", "oneOf")
-    others = []
+    complements = []
     for j in sorted(shared):
-        other = negate(branches[j], document)
-        if other is None:
+        complement = negate(branches[j], document)
+        if complement is None:
             raise UnsupportedKeywords(f"its branches {min(index, j)} and {max(index, j)} may share values", "oneOf")
-        others.append(other)
-    return {"allOf": [branches[index], *others]}
+        complements.append(complement)
+    return {"allOf": [branches[index], *complements]}
 
 
 def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `not` by the complement of its schema, if that can be written without `not`.
 
-    Proof: by the definition of the complement; see negate.py.
+    Proof: by the definition of the complement; see negation.py.
 
-    >>> not_({"not": {"required": ["a"]}}, Document("{}"))
+    >>> not_({"not": {"required": ["a"]}}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}]}
     """
     if "not" not in schema:
@@ -71,19 +71,19 @@ def not_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     rest, inner = without_keywords(schema, "not"), schema["not"]
     if "type" in schema and are_disjoint({"type": schema["type"]}, inner, document):
         return rest
-    other = negate(inner, document)
-    if other is None:
+    complement = negate(inner, document)
+    if complement is None:
         raise UnsupportedKeywords("this schema has no complement that can be written without not", "not")
-    return with_all_of(rest, other)
+    return with_all_of(rest, complement)
 
 
 def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `if` C `then` T `else` E by: C and T, or not C and E.
 
-    Proof: each value is valid by C or by its complement and never by both; in the first case T is demanded, in
-    the second E; a missing T or E demands nothing. `then` and `else` without `if` demand nothing at all.
+    Proof: each value is valid by C or by its complement and never by both; the first case requires T, the second
+    E; a missing T or E requires nothing. `then` and `else` without `if` have no effect.
 
-    >>> if_({"if": {"required": ["a"]}, "then": False}, Document("{}"))
+    >>> if_({"if": {"required": ["a"]}, "then": False}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}]}]}
     """
     if not {"if", "then", "else"} & schema.keys():
@@ -92,8 +92,8 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     if "if" not in schema or ("then" not in schema and "else" not in schema):
         return rest
     condition, then, otherwise = schema["if"], schema.get("then", True), schema.get("else", True)
-    failing = negate(condition, document)
-    if failing is None:
+    negation = negate(condition, document)
+    if negation is None:
         raise UnsupportedKeywords(
             "the condition has no complement that can be written without not", "if", "then", "else"
         )
@@ -101,5 +101,5 @@ def if_(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     if then is not False:
         cases.append({"allOf": [condition, then]} if then is not True else condition)
     if otherwise is not False:
-        cases.append({"allOf": [failing, otherwise]} if otherwise is not True else failing)
+        cases.append({"allOf": [negation, otherwise]} if otherwise is not True else negation)
     return with_all_of(rest, {"anyOf": cases} if cases else False)

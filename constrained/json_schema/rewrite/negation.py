@@ -1,7 +1,7 @@
 """Complements of schemas, written without `not` where possible.
 
-A conjunction of keywords is negated into the
-alternatives of their negations (De Morgan); one keyword without a complement leaves the whole without.
+The negation of a conjunction of keywords is the disjunction of their negations (De Morgan). If one keyword has no
+complement, neither has the schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LISTED = 200
 def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema | None:
     """Returns a schema of exactly the values that do not match `schema`; None if none is known.
 
-    >>> negated({"required": ["a"]}, Document("{}"))
+    >>> negate({"required": ["a"]}, SchemaDocument("{}"))
     {'anyOf': [{'type': ['object'], 'properties': {'a': False}}]}
     """
     if isinstance(schema, bool):
@@ -32,13 +32,13 @@ def negate(schema: Schema, document: SchemaDocument, depth: int = 0) -> Schema |
         return negate(document.resolve_reference(schema["$ref"], ""), document, depth + 1)
     alternatives: list[Schema] = []
     for name, value in schema.items():
-        found = [] if name not in ASSERTIONS else _negate_keyword(name, value, schema, document, depth + 1)
-        if found is None:
+        negations = [] if name not in ASSERTIONS else _negate_keyword(name, value, schema, document, depth + 1)
+        if negations is None:
             return None
-        alternatives += found
-    if any(one is True for one in alternatives):
+        alternatives += negations
+    if any(alternative is True for alternative in alternatives):
         return True
-    alternatives = [one for one in alternatives if one is not False]
+    alternatives = [alternative for alternative in alternatives if alternative is not False]
     return {"anyOf": alternatives} if alternatives else False
 
 
@@ -47,10 +47,10 @@ def _negate_keyword(
 ) -> list[Schema] | None:
     """Returns schemas of the values that violate one keyword; [] if there are none, None if they cannot be written.
 
-    type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts, and likewise the
-    other bounds, each of which speaks of one kind of value only, so its failure is of that kind. required: an
-    object without one of the names. properties: an object that has one of them, with a value that fails.
-    allOf: a failure of any; anyOf: failures of all; not: the schema itself; $ref: what fails what is referred to.
+    type: the other kinds of value. const, enum: see `_negate_enum`. minLength n: shorter texts; likewise the other
+    bounds, each of which constrains one kind of value, so only values of that kind violate it. required: an object
+    without one of the names. properties: an object that has one of them, with a value that violates its schema.
+    allOf: a violation of any branch; anyOf: of all branches; not: the schema itself; $ref: a violation of its target.
     """
     match name:
         case "type":
@@ -79,10 +79,10 @@ def _negate_keyword(
 
 
 def _negate_type(schema: dict[str, Any]) -> list[Schema] | None:
-    left = KINDS - allowed_kinds(schema)
-    if "fraction" in left and "integer" not in left:
+    kinds = KINDS - allowed_kinds(schema)
+    if "fraction" in kinds and "integer" not in kinds:
         return None  # no schema expresses "a number but not an integer"
-    names = sorted(left - {"fraction", "integer"}) + (["number"] if "fraction" in left else [])
+    names = sorted(kinds - {"fraction", "integer"}) + (["number"] if "fraction" in kinds else [])
     return [{"type": names}] if names else []
 
 
@@ -133,8 +133,8 @@ def _negate_subschemas(name: str, value: Any, document: SchemaDocument, depth: i
     if name == "not":
         return [value]
     inner = [document.resolve_reference(value, "")] if name == "$ref" else value
-    failing = [negate(one, document, depth) for one in inner]
-    if any(one is None for one in failing):
+    negations = [negate(branch, document, depth) for branch in inner]
+    known = [negation for negation in negations if negation is not None]
+    if len(known) < len(negations):
         return None
-    found = [one for one in failing if one is not None]
-    return [{"allOf": found}] if name == "anyOf" else found
+    return [{"allOf": known}] if name == "anyOf" else known

@@ -1,7 +1,7 @@
 """Rewrite rule for numbers that llguidance would round: it reads every number of a schema as a double.
 
-{"type": "integer", "exclusiveMinimum": 9007199254740992}  ->  {"type": "integer", "minimum": 9007199254740993}
-                                                                    is no double: refused, never 9007199254740992
+{"type": "integer", "exclusiveMinimum": 9007199254740992} means {"type": "integer", "minimum": 9007199254740993}. The
+latter bound is not a double, so the schema is refused; it is never rounded to 9007199254740992.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ def exact_bounds(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
     Proof: for an integer x, x > b is x >= floor(b) + 1, and x < b is x <= ceil(b) - 1, which are integers; the compiler
     itself adds 1 to a double, to which that is nothing from 2^53 on.
 
-    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740994}, Document("{}"))
+    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740994}, SchemaDocument("{}"))
     Traceback (most recent call last):
-    plait.constrained.json_schema.rewrite.base.Objection: it is beyond 2^53 and would be rounded
-    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740995}, Document("{}"))
+    plait.constrained.json_schema.rewrite.base.UnsupportedKeywords: it is beyond 2^53 and would be rounded
+    >>> exact_bounds({"type": "integer", "exclusiveMaximum": 9007199254740995}, SchemaDocument("{}"))
     {'type': 'integer', 'maximum': 9007199254740994}
     """
     if not all(map(_is_exact, schema.get("enum", ()))):
         raise UnsupportedKeywords(
             "it lists an integer that is outside of 64 bits or would be rounded, as most beyond 2^53 are", "enum"
         )
-    made = dict(schema)
+    rewritten = dict(schema)
     for closed, sign in (("minimum", 1), ("maximum", -1)):
         exclusive = "exclusive" + closed.capitalize()
-        if _is_large(made.get(exclusive)):
+        if _is_large(rewritten.get(exclusive)):
             if not _wants_integers(schema):
                 raise UnsupportedKeywords(_ROUNDED, exclusive)
-            outside = made.pop(exclusive)
+            outside = rewritten.pop(exclusive)
             inside = (math.floor(outside) if sign > 0 else math.ceil(outside)) + sign
-            made[closed] = (max if sign > 0 else min)(inside, made.get(closed, inside))
-        bound = made.get(closed)
+            rewritten[closed] = (max if sign > 0 else min)(inside, rewritten.get(closed, inside))
+        bound = rewritten.get(closed)
         if bound is not None and (bound <= _LOWEST or (sign > 0 and bound > _HIGHEST)):
             raise UnsupportedKeywords(
                 "it is outside of 64 bits, which cannot be compiled", closed if closed in schema else exclusive
@@ -53,12 +53,12 @@ def exact_bounds(schema: SchemaObject, document: SchemaDocument) -> SchemaObject
         shortened = not _wants_integers(schema) and _is_shortened(bound)
         if shortened or (_is_rounded(bound) and not counts_as_highest):
             raise UnsupportedKeywords(_ROUNDED, closed if closed in schema else exclusive)
-    return made if made != schema else None
+    return rewritten if rewritten != schema else None
 
 
 def _wants_integers(schema: SchemaObject) -> bool:
-    named = schema.get("type", ())
-    kinds = {named} if isinstance(named, str) else set(named)
+    type_ = schema.get("type", ())
+    kinds = {type_} if isinstance(type_, str) else set(type_)
     return "integer" in kinds and "number" not in kinds
 
 

@@ -22,10 +22,11 @@ _NOT_AN_OBJECT = {"type": ["array", "boolean", "null", "number", "string"]}
 def dependent_required(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `dependentRequired` {a: names} by: no a, or names; for each entry.
 
-    Proof: by cases on whether an object has a; of other values neither side says anything. Before that, up to
-    three names in it that are not listed are: in every order, since listed names are written in theirs.
+    Proof: by cases on whether an object has a; neither side constrains other values. Before that, up to three of its
+    names that `properties` does not list are added there, in every order, since listed names are generated in the
+    order of `properties`.
 
-    >>> dependent_required({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, Document("{}"))
+    >>> dependent_required({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, SchemaDocument("{}"))
     {'properties': {'a': {}, 'b': {}}, 'allOf': [{'anyOf': [{'properties': {'a': False}}, {'required': ['b']}]}]}
     """
     if "dependentRequired" not in schema:
@@ -37,15 +38,16 @@ def dependent_required(schema: SchemaObject, document: SchemaDocument) -> Schema
     rest = without_keywords(schema, "dependentRequired")
     orders = _listed_in_every_order(rest, [name for item in entries.items() for name in (item[0], *item[1])])
     if orders is not None:
-        return {"anyOf": [with_all_of(one, *cases) for one in orders]}
+        return {"anyOf": [with_all_of(ordered, *cases) for ordered in orders]}
     return with_all_of(rest, *cases) if cases else rest
 
 
 def _listed_in_every_order(schema: SchemaObject, names: list[str]) -> list[SchemaObject] | None:
     """Returns equivalent schemas that list `names` as well, one for each order of them; None if there are none.
 
-    Proof: a name that is not listed and matches no pattern has the schema of additional properties, so to list
-    it with that schema changes nothing. With counts or `propertyNames` later rewrites tell such names apart.
+    Proof: a name that is not listed and matches no pattern has the schema of additional properties, so
+    listing it with that schema changes nothing. Not applied beside counts or `propertyNames`, because later rewrite
+    rules treat listed and other names differently.
     """
     listed = schema.get("properties", {})
     new = [name for name in dict.fromkeys(names) if name not in listed]
@@ -58,9 +60,10 @@ def _listed_in_every_order(schema: SchemaObject, names: list[str]) -> list[Schem
 def dependent_schemas(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `dependentSchemas` {a: S} by: no a, or S; for each entry.
 
-    Proof: by cases on whether an object has a. The first case holds for what is no object, as does the keyword.
+    Proof: by cases on whether an object has a. The first case holds for a value that is not an object, as the keyword
+    does.
 
-    >>> dependent_schemas({"dependentSchemas": {"a": False}}, Document("{}"))
+    >>> dependent_schemas({"dependentSchemas": {"a": False}}, SchemaDocument("{}"))
     {'allOf': [{'anyOf': [{'properties': {'a': False}}, False]}]}
     """
     if "dependentSchemas" not in schema:
@@ -79,12 +82,12 @@ def dependent_schemas(schema: SchemaObject, document: SchemaDocument) -> SchemaO
 def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
     """Replaces `propertyNames` by a pattern for the names that are not listed.
 
-    Proof: a listed name that fails may not occur, so its schema is false. Any other name must match the
-    pattern of the texts that pass; `patternProperties` with it and the schema of additional properties, and
-    `additionalProperties: false`, say just that, provided that no other pattern and no listed name matches too
-    (or that the schema of additional properties allows all). Refused where that is not so.
+    Proof: a listed name that violates `propertyNames` may not occur, so its schema is false. Any other name must match
+    the pattern of the valid names. `patternProperties` with that pattern and the schema of additional properties, and
+    `additionalProperties: false`, express just that, provided that no other pattern and no listed name matches too (or
+    that the schema of additional properties allows all). Refused otherwise.
 
-    >>> property_names({"propertyNames": {"enum": ["a"]}}, Document("{}"))
+    >>> property_names({"propertyNames": {"enum": ["a"]}}, SchemaDocument("{}"))
     {'additionalProperties': False, 'patternProperties': {'^(?:a)$': True}, 'properties': {}}
     """
     if "propertyNames" not in schema:
@@ -98,17 +101,17 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
         raise UnsupportedKeywords("it stands beside patternProperties", "propertyNames")
     try:
         pattern = f"^(?:{_to_ecma(_names_pattern(names, document))})$"
-        made = _forbid_failing_names(rest, names, document)
+        rewritten = _forbid_failing_names(rest, names, document)
         additional = rest.get("additionalProperties", True)
-        if additional is not True and any(matches(pattern, name) for name in made["properties"]):
+        if additional is not True and any(matches(pattern, name) for name in rewritten["properties"]):
             raise UnsupportedKeywords(
                 "it stands beside additionalProperties and listed names that match", "propertyNames"
             )
     except GrammarError as error:
         raise UnsupportedKeywords(error.reason, "propertyNames") from None
-    made["additionalProperties"] = False
-    made["patternProperties"] = {pattern: additional}
-    return dict(sorted(made.items()))
+    rewritten["additionalProperties"] = False
+    rewritten["patternProperties"] = {pattern: additional}
+    return dict(sorted(rewritten.items()))
 
 
 def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDocument) -> SchemaObject:
@@ -119,7 +122,7 @@ def _forbid_failing_names(rest: SchemaObject, names: Schema, document: SchemaDoc
 
 def _names_pattern(names: Schema, document: SchemaDocument) -> str:
     """Returns the plain pattern of the names that match `names`. Raises UnsupportedKeywords if there is none."""
-    found, low, high, listed = "", 0, "", None
+    pattern, low, high, listed = "", 0, "", None
     for part in conjuncts(names, document):
         if isinstance(part, bool):
             continue
@@ -129,8 +132,8 @@ def _names_pattern(names: Schema, document: SchemaDocument) -> str:
             match keyword:
                 case "enum" | "const":
                     listed = [value] if keyword == "const" else value
-                case "pattern" if not found:
-                    found = ecma_to_plain_pattern(value).pattern
+                case "pattern" if not pattern:
+                    pattern = ecma_to_plain_pattern(value).pattern
                 case "minLength":
                     low = max(low, int(value))
                 case "maxLength":
@@ -144,9 +147,9 @@ def _names_pattern(names: Schema, document: SchemaDocument) -> str:
     if listed is not None:
         texts = [text for text in listed if isinstance(text, str) and document.is_valid(names, text)]
         return "|".join(literal(text) for text in texts) or r"[^\U00000000-\U0010ffff]"
-    if found and (low or high):
+    if pattern and (low or high):
         raise UnsupportedKeywords("a pattern and a length in it are not combined", "propertyNames")
-    return found or f"{ANY}{{{low},{high}}}"
+    return pattern or f"{ANY}{{{low},{high}}}"
 
 
 def _to_ecma(plain: str) -> str:
@@ -158,32 +161,32 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
 
     Proof: with n names listed, no patterns and no additional ones, an object has at least m properties exactly
     if it has all of some m of them, and at most m if it lacks all of some n - m. Required names always count;
-    `minProperties` up to their number says nothing. With additional names, counting is left to the compiler,
-    and refused from two of them on, since a name given twice would be counted twice.
+    `minProperties` up to their number has no effect. With additional names, counting is left to the compiler,
+    and refused from two of them on, since a repeated name would be counted twice.
     """
-    least, most = int(schema.get("minProperties", 0)), schema.get("maxProperties")
-    if not least and most is None:
+    min_count, max_count = int(schema.get("minProperties", 0)), schema.get("maxProperties")
+    if not min_count and max_count is None:
         return None
     listed = {name for name, inner in schema.get("properties", {}).items() if inner is not False}
     required = set(schema.get("required", ()))
     rest = without_keywords(schema, "minProperties", "maxProperties")
-    if least <= len(required):
-        least = 0
+    if min_count <= len(required):
+        min_count = 0
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if closed:
-        return _count_in_closed_object(rest, sorted(listed), required, least, most)
-    if most is not None and int(most) == 0:
+        return _count_in_closed_object(rest, sorted(listed), required, min_count, max_count)
+    if max_count is not None and int(max_count) == 0:
         return with_all_of(
-            rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if least else [])
+            rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if min_count else [])
         )
-    if least > len(required) + 1:
+    if min_count > len(required) + 1:
         raise UnsupportedKeywords("more than one property beyond the required ones is not counted", "minProperties")
-    if listed - required and (least or most is not None):
-        return _count_in_open_object(rest, sorted(listed - required), least, most)
-    kept = {"minProperties": least} if least else {}
-    kept |= {"maxProperties": int(most)} if most is not None else {}
-    made = rest | kept
-    return made if made != schema else None
+    if listed - required and (min_count or max_count is not None):
+        return _count_in_open_object(rest, sorted(listed - required), min_count, max_count)
+    bounds = {"minProperties": min_count} if min_count else {}
+    bounds |= {"maxProperties": int(max_count)} if max_count is not None else {}
+    rewritten = rest | bounds
+    return rewritten if rewritten != schema else None
 
 
 def _count_in_open_object(rest: SchemaObject, optional: list[str], least: int, most: Any) -> SchemaObject:
@@ -192,13 +195,13 @@ def _count_in_open_object(rest: SchemaObject, optional: list[str], least: int, m
     if most is not None or len(optional) > MAX_SUBSETS or "allOf" in rest or "anyOf" in rest:
         raise UnsupportedKeywords("it stands beside optional and additional properties", keyword)
     none = dict.fromkeys(optional, False)
-    extra = {**rest, "properties": {n: s for n, s in rest["properties"].items() if n not in none}}
+    with_additional = {**rest, "properties": {n: s for n, s in rest["properties"].items() if n not in none}}
     if any(_is_matched(rest, name) for name in optional):
         raise UnsupportedKeywords("it stands beside patternProperties that match listed names", keyword)
     patterns = {f"^{literal_ecma(name)}$": False for name in optional}
-    extra["patternProperties"] = {**rest.get("patternProperties", {}), **patterns}
-    extra["minProperties"] = least
-    return {"anyOf": [{**rest, "required": [*rest.get("required", ()), name]} for name in optional] + [extra]}
+    with_additional["patternProperties"] = {**rest.get("patternProperties", {}), **patterns}
+    with_additional["minProperties"] = least
+    return {"anyOf": [{**rest, "required": [*rest.get("required", ()), name]} for name in optional] + [with_additional]}
 
 
 def _is_matched(schema: SchemaObject, name: str) -> bool:
@@ -223,13 +226,14 @@ def _count_in_closed_object(
     more, fewer = least - len(required), len(listed) - most
     if max(comb(len(optional), max(0, more)), comb(len(optional), max(0, fewer))) > MAX_SUBSETS:
         raise UnsupportedKeywords(f"more than {MAX_SUBSETS} cases", "minProperties" if more > 0 else "maxProperties")
-    made = rest
+    rewritten = rest
     if more > 0:
-        made = with_all_of(made, {"anyOf": [{"required": list(names)} for names in combinations(optional, more)]})
+        present = [{"required": list(names)} for names in combinations(optional, more)]
+        rewritten = with_all_of(rewritten, {"anyOf": present})
     if fewer > 0:
         lacking = [{"properties": dict.fromkeys(names, False)} for names in combinations(optional, fewer)]
-        made = with_all_of(made, {"anyOf": lacking})
-    return made
+        rewritten = with_all_of(rewritten, {"anyOf": lacking})
+    return rewritten
 
 
 def unevaluated_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaObject | None:
@@ -239,7 +243,7 @@ def unevaluated_properties(schema: SchemaObject, document: SchemaDocument) -> Sc
     object, and the names that it lists or matches by a pattern are evaluated always; one with additional
     properties of its own evaluates all of them.
 
-    >>> unevaluated({"properties": {"a": True}, "unevaluatedProperties": False}, Document("{}"))
+    >>> unevaluated_properties({"properties": {"a": True}, "unevaluatedProperties": False}, SchemaDocument("{}"))
     {'properties': {'a': True}, 'allOf': [{'properties': {'a': True}, 'patternProperties': {}, \
 'additionalProperties': False}]}
     """

@@ -1,7 +1,6 @@
 """Converts patterns of JSON Schema (ECMA 262, searched) to plain patterns that match the whole text.
 
-The
-pattern is first spelled in Python's syntax with ECMA's meaning, since the tree is Python's.
+A pattern is first translated to Python's syntax with ECMA's meaning, because Python's parser builds the tree.
 """
 
 from __future__ import annotations
@@ -41,17 +40,17 @@ def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
     >>> ecma_to_plain_pattern("^ab?$").pattern
     'a(?:b){0,1}'
     """
-    spelled = _to_python_syntax(pattern)
+    translated = _to_python_syntax(pattern)
     try:
-        arms = [_unanchored(items, spelled) for items in _alternatives(list(parse_regex(spelled)))]
+        arms = [_unanchored(items, translated) for items in _alternatives(list(parse_regex(translated)))]
     except re.error as error:
         raise GrammarError(f"the pattern is wrong: {error.msg}") from None
     except (OverflowError, RecursionError):
         raise GrammarError("the pattern is too large or nested too deeply") from None
-    whole = arms[0] if len(arms) == 1 else _any_of(arms)
-    if whole.length > MAX_LENGTH:
+    plain = arms[0] if len(arms) == 1 else _any_of(arms)
+    if plain.length > MAX_LENGTH:
         raise GrammarError("the pattern is too large once its repeats are written out")
-    return whole
+    return plain
 
 
 def _any_of(arms: list[PlainPattern]) -> PlainPattern:
@@ -60,7 +59,7 @@ def _any_of(arms: list[PlainPattern]) -> PlainPattern:
 
 
 def _unanchored(items: list[Any], spelled: str) -> PlainPattern:
-    """One alternative, and whether other text may precede and follow it (where it is not anchored)."""
+    """Returns one alternative as a pattern of the whole text: any text may surround it where it is not anchored."""
     starts = bool(items) and _is_anchor(items[0], "AT_BEGINNING")
     ends = bool(items) and _is_anchor(items[-1], "AT_END")
     inner = PlainPatternWriter(spelled).sequence(items, re.ASCII, True, True)
@@ -80,10 +79,10 @@ def _alternatives(items: list[Any]) -> list[list[Any]]:
         if op == "SUBPATTERN" and not value[1] and not value[2] and _has_anchor(items[place]):
             return _alternatives(_joined(rest, list(value[3])))
         if op == "BRANCH" and _has_anchor(items[place]):
-            found = [arm for inner in value[1] for arm in _alternatives(_joined(rest, list(inner)))]
-            if len(found) > MAX_ARMS:
+            expanded = [arm for inner in value[1] for arm in _alternatives(_joined(rest, list(inner)))]
+            if len(expanded) > MAX_ARMS:
                 raise GrammarError("the pattern has too many anchored alternatives")
-            return found
+            return expanded
     return [items]
 
 
@@ -143,21 +142,21 @@ def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str,
 
 def _translate_escape(pattern: str, at: int, in_class: bool) -> tuple[str, int]:
     """Returns (the escape at `at` in Python's syntax, the index after it)."""
-    found = _ESCAPE.match(pattern, at)
-    if found is None:
+    escape = _ESCAPE.match(pattern, at)
+    if escape is None:
         raise GrammarError("the pattern is wrong: bad escape at its end")
-    code = found["braced"] or found["four"] or found["two"]
+    code = escape["braced"] or escape["four"] or escape["two"]
     if code is not None:
-        high, end = int(code, 16), found.end()
+        high, end = int(code, 16), escape.end()
         low = _ESCAPE.match(pattern, end)
         if 0xD800 <= high < 0xDC00 and low and low["four"] and 0xDC00 <= int(low["four"], 16) < 0xE000:
             high, end = 0x10000 + ((high - 0xD800) << 10) + int(low["four"], 16) - 0xDC00, low.end()
         if high > 0x10FFFF:
             raise GrammarError("the pattern names a code point beyond U+10FFFF")
         return f"\\U{high:08x}", end
-    if found["control"]:
-        return f"\\x{ord(found['control']) % 32:02x}", found.end()
-    return _translate_single_escape(found, in_class), found.end()
+    if escape["control"]:
+        return f"\\x{ord(escape['control']) % 32:02x}", escape.end()
+    return _translate_single_escape(escape, in_class), escape.end()
 
 
 def _translate_single_escape(found: re.Match[str], in_class: bool) -> str:
@@ -190,11 +189,11 @@ def matches(pattern: str, text: str) -> bool:
 
 
 def are_disjoint(left: str, right: str, max_weight: float = 400.0) -> bool:
-    """Returns whether no text matches both plain patterns; False if interegular cannot decide within its limits.
+    """Returns whether no text matches both plain patterns.
 
-    False where it cannot be told: larger patterns, or ones that interegular cannot read.
+    Returns False if that cannot be decided: for larger patterns, and for ones that interegular cannot read.
 
-    >>> disjoint("ab", "a(?:c){1,2}")
+    >>> are_disjoint("ab", "a(?:c){1,2}")
     True
     """
     import interegular
@@ -217,7 +216,7 @@ _RANGE = re.compile(r"\\U([0-9a-f]{8})(?:-\\U([0-9a-f]{8}))?")
 def _for_interegular(plain: str) -> str:
     """Returns a plain pattern for interegular, which expands ranges: large classes are written as complements."""
 
-    def one(found: re.Match[str]) -> str:
+    def rewrite_class(found: re.Match[str]) -> str:
         if found[3]:
             return re.escape(chr(int(found[3], 16)))
         spans = [(int(a, 16), int(b or a, 16)) for a, b in _RANGE.findall(found[2])]
@@ -227,7 +226,7 @@ def _for_interegular(plain: str) -> str:
             return _listed("[", ranges) if ranges else r"[^\s\S]"
         return _listed("[^", gaps) if gaps else r"(?:.|\n)"
 
-    return _CLASS.sub(one, plain)
+    return _CLASS.sub(rewrite_class, plain)
 
 
 def _listed(opened: str, ranges: tuple[tuple[int, int], ...]) -> str:

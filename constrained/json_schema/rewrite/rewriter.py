@@ -1,7 +1,6 @@
-"""Walks a schema, applies the rewrites, and writes what is left in the keywords that the compiler honours.
+"""Rewrites a schema: applies the rewrite rules to each subschema and emits only keywords that the compiler supports.
 
-Each `$ref`
-becomes a definition of its own, rewritten once, so recursion ends.
+The target of each `$ref` becomes a definition that is rewritten once, so recursive schemas end.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from plait.constrained.json_schema.rewrite.patterns import are_disjoint, ecma_to
 from plait.constrained.specs import GrammarError
 
 REWRITE_RULES: tuple[RewriteRule, ...] = (
-    fold_enum,  # before what is spelled for another draft than the validator's
+    fold_enum,  # before upgrade_draft, since it validates by the document's own draft
     unique_items,
     fold_enum,
     upgrade_draft,
@@ -67,25 +66,26 @@ _COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minPrope
 
 @dataclass(frozen=True)
 class RewrittenSchema:
-    """An equal schema in the compiler's keywords, and the pointers of what was dropped on the user's demand."""
+    """An equivalent schema in the compiler's keywords, and the pointers of the keywords that `lenient` dropped."""
 
     schema: SchemaObject
     unchecked: tuple[str, ...]
 
 
 def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = False) -> RewrittenSchema:
-    """The schema `text` in the compiler's keywords; GrammarError with a JSON pointer where there is no equal one.
+    """Returns schema `text` in the compiler's keywords. Raises GrammarError with the JSON pointer of a keyword that
+    has no equivalent there.
 
-    >>> rewritten('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
+    >>> rewrite_schema('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
     return _Rewriter(SchemaDocument(text), annotations, lenient).rewrite_document()
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
-    """`schema`, a part of `document` or made of its parts, by itself; what lenient drops is dropped.
+    """Rewrites a schema that is part of `document`, or built from its parts, by itself. Always lenient.
 
-    >>> rewrite_subschema(Document("{}"), {"const": 3}, "")
+    >>> rewrite_subschema(SchemaDocument("{}"), {"const": 3}, "")
     {'enum': [3]}
     """
     return _Rewriter(document, annotations=True, lenient=True).rewrite_part(schema, at)
@@ -111,12 +111,14 @@ class _Rewriter:
         return RewrittenSchema(body, tuple(self._unchecked))
 
     def rewrite_part(self, schema: Schema, at: str) -> Schema:
-        """One part and the definitions that it needs."""
-        found = self._schema(schema, at, frozenset())
-        return {**found, "$defs": self._definitions} if self._definitions and isinstance(found, dict) else found
+        """Returns one part, rewritten, with the definitions that it needs."""
+        rewritten = self._schema(schema, at, frozenset())
+        if not self._definitions or not isinstance(rewritten, dict):
+            return rewritten
+        return {**rewritten, "$defs": self._definitions}
 
     def _check_names(self, part: SchemaObject, at: str) -> None:
-        """Refuse, or drop, what is no keyword; then each keyword's value is of its kind."""
+        """Refuses or drops unknown and unsupported keywords, and checks the values of the others."""
         for name in list(part):
             if name in ASSERTIONS:
                 check_keyword_value(name, part[name], at)
@@ -130,7 +132,7 @@ class _Rewriter:
                     self._reject_or_drop(reason, at, part, name)
 
     def _reject_or_drop(self, reason: str, at: str, part: SchemaObject, *names: str) -> None:
-        """GrammarError; or, where the user said so, `names` are gone from `rewrite_part` and noted."""
+        """Raises GrammarError; with `lenient`, removes `names` from `part` and records their pointers instead."""
         if not self._lenient:
             raise GrammarError(reason[:200], f"{at}/{names[0] if '/' in names[0] else escape_pointer_token(names[0])}")
         for name in names:
@@ -139,7 +141,10 @@ class _Rewriter:
                 self._unchecked[f"{at}/{escape_pointer_token(name)}"] = None
 
     def _schema(self, schema: Schema, at: str, active_references: frozenset[int]) -> Schema:
-        """`schema` rewritten; `active_references` are the references followed without entering a part of the value."""
+        """Returns `schema` rewritten.
+
+        `active_references`: the ids of the `$ref` targets entered for the same value; a reference to one never ends.
+        """
         at = self._document.pointer(schema, at)
         if isinstance(schema, bool):
             return schema
@@ -147,18 +152,18 @@ class _Rewriter:
         self._nesting += 1
         if self._parts > MAX_PARTS or self._nesting > MAX_NESTING:
             raise GrammarError("written out, the schema is too large", at)
-        made: SchemaObject = {name: value for name, value in schema.items() if name in ASSERTIONS}
-        for rewrite in REWRITE_RULES:
-            made = self._apply_rule(rewrite, made, at)
-        written = self._emit(made, at, active_references)
+        rewritten: SchemaObject = {name: value for name, value in schema.items() if name in ASSERTIONS}
+        for rule in REWRITE_RULES:
+            rewritten = self._apply_rule(rule, rewritten, at)
+        emitted = self._emit(rewritten, at, active_references)
         self._nesting -= 1
-        return written
+        return emitted
 
     def _apply_rule(self, rewrite: RewriteRule, schema: SchemaObject, at: str) -> SchemaObject:
         for _ in range(len(schema) + 1):
             try:
-                found = rewrite(schema, self._document)
-                return schema if found is None else found
+                rewritten = rewrite(schema, self._document)
+                return schema if rewritten is None else rewritten
             except UnsupportedKeywords as objection:
                 schema = dict(schema)
                 named = [name for name in objection.keywords if name in schema]
@@ -173,24 +178,24 @@ class _Rewriter:
         if "enum" in schema and not schema["enum"]:
             return False
         out: SchemaObject = {name: schema[name] for name in _COPIED_KEYWORDS if name in schema}
-        every: list[Schema] = []
+        conjuncts: list[Schema] = []
         if "enum" in schema:
-            every.append(self._enum(schema, at))
-        every += self._text_patterns(schema, at)
+            conjuncts.append(self._enum(schema, at))
+        conjuncts += self._text_patterns(schema, at)
         self._children(schema, out, at)
         if "$ref" in schema:
-            every.append(self._reference(schema["$ref"], at, active_references))
-        every += [
+            conjuncts.append(self._reference(schema["$ref"], at, active_references))
+        conjuncts += [
             self._schema(inner, f"{at}/allOf/{i}", active_references) for i, inner in enumerate(schema.get("allOf", ()))
         ]
         if "anyOf" in schema:
-            every.append(self._any_of(schema["anyOf"], at, active_references))
-        if any(one is False for one in every):
+            conjuncts.append(self._any_of(schema["anyOf"], at, active_references))
+        if any(conjunct is False for conjunct in conjuncts):
             return False
-        every = [one for one in every if one is not True and one != {}]
-        if not out and len(every) == 1:
-            return every[0]
-        return {**out, "allOf": every} if every else out
+        conjuncts = [conjunct for conjunct in conjuncts if conjunct is not True and conjunct != {}]
+        if not out and len(conjuncts) == 1:
+            return conjuncts[0]
+        return {**out, "allOf": conjuncts} if conjuncts else out
 
     def _enum(self, schema: SchemaObject, at: str) -> Schema:
         try:
@@ -201,24 +206,24 @@ class _Rewriter:
         return {"enum": schema["enum"]}
 
     def _any_of(self, branches: list[Schema], at: str, active_references: frozenset[int]) -> Schema:
-        found = [self._schema(inner, f"{at}/anyOf/{i}", active_references) for i, inner in enumerate(branches)]
-        if any(one is True or one == {} for one in found):
+        rewritten = [self._schema(inner, f"{at}/anyOf/{i}", active_references) for i, inner in enumerate(branches)]
+        if any(branch is True or branch == {} for branch in rewritten):
             return True
-        found = [one for one in found if one is not False]
-        return {"anyOf": found} if len(found) > 1 else found[0] if found else False
+        rewritten = [branch for branch in rewritten if branch is not False]
+        return {"anyOf": rewritten} if len(rewritten) > 1 else rewritten[0] if rewritten else False
 
     def _text_patterns(self, schema: SchemaObject, at: str) -> list[Schema]:
         """Returns `pattern` and `format`, each as a pattern of the whole text."""
-        found: list[Schema] = []
+        patterns: list[Schema] = []
         for name in ("pattern", "format"):
             if name not in schema or (name == "format" and schema[name] not in FORMATS):
                 continue
             pattern = schema[name] if name == "pattern" else f"^(?:{FORMATS[schema[name]]})$"
             try:
-                found.append({"pattern": f"^(?:{ecma_to_plain_pattern(pattern).pattern})$"})
+                patterns.append({"pattern": f"^(?:{ecma_to_plain_pattern(pattern).pattern})$"})
             except GrammarError as error:
                 self._reject_or_drop(error.reason, at, dict(schema), name)
-        return found
+        return patterns
 
     def _children(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Rewrites the schemas of an object's properties and an array's items."""
@@ -239,25 +244,25 @@ class _Rewriter:
 
     def _patterns(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Rewrites patternProperties to disjoint patterns of whole names that match no listed name."""
-        found: dict[str, Schema] = {}
+        rewritten: dict[str, Schema] = {}
         try:
             for pattern, inner in schema["patternProperties"].items():
                 plain = ecma_to_plain_pattern(pattern).pattern
-                found[f"^(?:{plain})$"] = self._schema(
+                rewritten[f"^(?:{plain})$"] = self._schema(
                     inner, f"{at}/patternProperties/{escape_pointer_token(pattern)}", frozenset()
                 )
             self._add_matched(schema, out, at)
-            for (one, a), (two, b) in combinations(found.items(), 2):
-                if a != b and not are_disjoint(one[1:-1], two[1:-1]):
+            for (pattern, inner), (other_pattern, other_inner) in combinations(rewritten.items(), 2):
+                if inner != other_inner and not are_disjoint(pattern[1:-1], other_pattern[1:-1]):
                     raise UnsupportedKeywords("two patterns are not proved to exclude each other", "patternProperties")
         except (GrammarError, UnsupportedKeywords) as error:
             if isinstance(error, GrammarError) and isinstance(error.where, str):
                 raise
             self._reject_or_drop(error.reason, at, dict(schema), "patternProperties")
             return
-        if len({repr(inner) for inner in found.values()}) < len(found):
-            found = _merge_patterns(found)
-        out["patternProperties"] = found
+        if len({repr(inner) for inner in rewritten.values()}) < len(rewritten):
+            rewritten = _merge_patterns(rewritten)
+        out["patternProperties"] = rewritten
 
     def _add_matched(self, schema: SchemaObject, out: SchemaObject, at: str) -> None:
         """Adds the schema of a matching pattern to each listed name."""
