@@ -1,7 +1,8 @@
 """The eviction policy: `eviction_key` orders the evictable nodes, `EvictionQueue` keeps them in that order.
 
 To change the policy, change `eviction_key`. Whatever changes a key must push the node again: `RadixTree` does so when
-a node is unlocked, loses its last child, or gains its first or loses its last pin.
+a node is unlocked, loses its last child, is split, or gains its first or loses its last pin. End a key that has ties
+with `last_used`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from plait.runtime.kv_cache.radix_node import RadixNode
 
 EVICTION_HEAP_SLACK = 256  # heap entries allowed beyond two for each node
-EvictionKey = tuple[bool, int]
+EvictionKey = tuple[int, ...]
 
 
 def eviction_key(node: RadixNode) -> EvictionKey:
@@ -21,7 +22,7 @@ def eviction_key(node: RadixNode) -> EvictionKey:
 
     Nodes without pins come before nodes on which an idle session counts, and among these the least recently used first.
     """
-    return bool(node.pins), node.last_used
+    return int(bool(node.pins)), node.last_used
 
 
 class EvictionQueue:

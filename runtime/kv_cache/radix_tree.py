@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from plait.runtime.arrays import IntArray
-from plait.runtime.kv_cache.eviction import EvictionQueue
+from plait.runtime.kv_cache.eviction import EvictionQueue, eviction_key
 from plait.runtime.kv_cache.radix_node import EMPTY, CacheNamespace, Match, PinHolder, RadixNode
 
 
@@ -203,12 +203,15 @@ class RadixTree:
         """Inserts a node with the first `length` tokens above `node`, which keeps the rest, its children and pins."""
         parent = node.parent
         assert parent is not None and 0 < length < len(node.key)
+        eviction_key_before = eviction_key(node)
         upper = RadixNode(node.key[:length], node.pages[:length], parent, node.namespace)
         upper.lock_count, upper.last_used = node.lock_count, node.last_used
         self._num_nodes += 1
         parent.children[upper.key.item(0)] = upper
         node.key, node.pages, node.parent = node.key[length:], node.pages[length:], upper
         upper.children[node.key.item(0)] = node
+        if eviction_key(node) != eviction_key_before:  # a policy may look at the node's length
+            self._queue_if_evictable(node)
         return upper
 
     def drop_if_empty(self, node: RadixNode) -> None:
