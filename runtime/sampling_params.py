@@ -217,16 +217,16 @@ def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingPa
     unknown = fields.keys() - _FIELD_NAMES
     if unknown:
         raise InputError(f"unknown sampling parameter {sorted(unknown)[0]!r}; known are: {', '.join(_FIELDS)}")
-    given = {name: value for name, value in fields.items() if value is not None}
+    values = {name: value for name, value in fields.items() if value is not None}
     for name in ("stop", "stop_regex", "stop_token_ids"):
-        if isinstance(given.get(name), (str, int)):
-            given[name] = (given[name],)
-        elif isinstance(given.get(name), (list, set, frozenset)):
-            given[name] = tuple(given[name])
-    for name, value in given.items():
+        if isinstance(values.get(name), (str, int)):
+            values[name] = (values[name],)
+        elif isinstance(values.get(name), (list, set, frozenset)):
+            values[name] = tuple(values[name])
+    for name, value in values.items():
         if name in _NUMBER_TYPES:
-            given[name] = _checked_number(name, value, protocol)
-    params = SamplingParams(**given)
+            values[name] = _checked_number(name, value, protocol)
+    params = SamplingParams(**values)
     check_sampling(params, protocol=protocol)
     return params
 
@@ -234,8 +234,9 @@ def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingPa
 def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, protocol: str | None = None) -> None:
     """Raises InputError unless every field is finite, typed and in range (and token ids fit `vocab_size`)."""
     values = zip(_FIELDS, msgspec.structs.astuple(params), _DEFAULTS, strict=True)
-    given = {name: value for name, value, default in values if value is not default}  # a quick filter: few are set
-    for name, value in given.items():
+    # A quick filter: few parameters are set.
+    non_default = {name: value for name, value, default in values if value is not default}
+    for name, value in non_default.items():
         if name in _NUMBER_TYPES:
             kind, param = _NUMBER_TYPES[name], PARAMS[name]
             if value is not None and not (type(value) is kind and param.low < value < param.high):
@@ -244,11 +245,11 @@ def check_sampling(params: SamplingParams, *, vocab_size: int | None = None, pro
             raise InputError(f"{name_in(protocol, name)} must be True or False, not {value!r}", field=name)
     _check_top_k(params.top_k, protocol)
     _check_combinations(params, protocol)
-    if "stop" in given:
+    if "stop" in non_default:
         _check_stop_strings(params.stop, protocol)
-    if "stop_regex" in given:
+    if "stop_regex" in non_default:
         _check_stop_patterns(params.stop_regex, protocol)
-    if "stop_token_ids" in given:
+    if "stop_token_ids" in non_default:
         _check_token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size, protocol)
     _check_logit_bias(params.logit_bias, vocab_size, protocol)
 

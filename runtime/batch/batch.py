@@ -21,9 +21,8 @@ class PlaceholderToken(NamedTuple):
     page: int
 
 
-@dataclass(
-    slots=True, eq=False
-)  # not frozen: every step makes one for each request, and frozen ones take twice as long
+# Not frozen: every step makes one for each request, and frozen ones take twice as long.
+@dataclass(slots=True, eq=False)
 class ScheduledRequest:
     """Tokens [start, start + count) of `request`, to be computed in this step.
 

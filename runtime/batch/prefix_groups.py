@@ -69,9 +69,10 @@ class PrefixGroups:
         return self._groups
 
     def _shared_nodes(self, positions: list[PrefixPosition]) -> dict[RadixNode, list[int]]:
-        """Maps each row to the last node on its path that other requests lock, too, if it is long enough.
+        """Maps nodes to rows: each row to the last node on its path that other requests lock, too.
 
-        If a row's new tokens begin inside a node (published by `publish_early`), the row counts as ending before it.
+        Omits rows for which this node ends before `align` tokens. If a row's new tokens begin inside a node (published
+        by `publish_early`), the row counts as ending before that node.
         """
         rows_at: dict[RadixNode, list[int]] = {}
         for row, position in enumerate(positions):

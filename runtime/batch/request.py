@@ -4,7 +4,7 @@
     ScoringRequest      reads the logprobs of given tokens         (one of several for a Select message)
     PoolingRequest      pools the hidden states of a text          (an Embed message, see pooling_request.py)
 
-A request knows its own progress only. `batch.py` has the part of a request that one step computes.
+A request holds its own progress only. `batch.py` defines the part of a request that one step computes.
 """
 
 from __future__ import annotations

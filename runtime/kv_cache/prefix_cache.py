@@ -81,7 +81,7 @@ class PrefixCache:
         return seq.num_computed + self.tree.match(start, seq.tokens.view()[seq.num_computed : limit]).length
 
     def num_locked_match(self, seq: Sequence, limit: int) -> int:
-        """How many of the tokens counted by `match_length` lie in pages that running sequences lock already."""
+        """Returns how many of the tokens counted by `match_length` lie in pages that running sequences lock already."""
         start = seq.node if seq.node is not None else self.tree.find_root(seq.namespace)
         if start is None:
             return 0

@@ -122,7 +122,7 @@ class RadixTree:
             node_on_path = node_on_path.parent
 
     def pin(self, node: RadixNode, holder: PinHolder) -> None:
-        """Lets `holder` count on the node: it is evicted after nodes without pins, and `holder` is told."""
+        """Pins the node for `holder`: it is evicted after nodes without pins, and `holder.on_evicted` is called."""
         is_first = not node.pins
         node.pins.add(holder)
         if is_first:

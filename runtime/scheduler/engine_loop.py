@@ -85,7 +85,7 @@ class EngineLoop:
             self.error_log,
         )
         self.calls = self.sessions.calls
-        self.pending_step: OverlappedStep | None = None  # launched, and its tokens not yet committed
+        self.pending_step: OverlappedStep | None = None  # a launched step whose tokens are not committed yet
         self.overlap_controller = OverlapController()
         self.num_steps = self.num_computed_tokens = 0
 
@@ -95,10 +95,11 @@ class EngineLoop:
         if not self._may_overlap():
             self.commit_pending_step()
         batch = self.batch_scheduler.next_batch()
-        step = self.launch(batch) if batch is not None else None  # a GPU computes it while the host
-        self.commit_pending_step(overlapped=step)  #                 commits the previous step
+        # A GPU computes the new step while the host commits the previous one and fills the masks of the new one.
+        step = self.launch(batch) if batch is not None else None
+        self.commit_pending_step(overlapped=step)
         if step is not None:
-            self.sample(step)  #                                     and fills the masks of this one
+            self.sample(step)
         if self.pending_step is not None and self.pending_step.is_complete:
             self.commit_pending_step()
         if self.config.check_integrity:
@@ -125,13 +126,13 @@ class EngineLoop:
         return self.cache.num_available >= self.batch_scheduler.max_batch_tokens
 
     def launch(self, batch: Batch) -> OverlappedStep:
-        """Starts the batch's forward pass, if that is possible now."""
+        """Starts the batch's forward pass. If it must wait for the pending step's tokens, `sample` starts it."""
         step = OverlappedStep(batch, self.batch_scheduler.provisional_nodes)
         step.launch(self.step_executor, self.pending_step)
         return step
 
     def commit_pending_step(self, overlapped: OverlappedStep | None = None) -> None:
-        """Waits for the tokens of the pending step and commits them. `overlapped`: a step launched behind it."""
+        """Waits for the tokens of the pending step and commits them. `overlapped`: the step after it."""
         step, self.pending_step = self.pending_step, None
         if step is None:
             return

@@ -96,12 +96,12 @@ class OverlappedStep:
         return not self.batch.rows and self.in_flight is None
 
     def mark_in_flight(self) -> None:
-        """Tells the step's requests the slot of their next token."""
+        """Sets `in_flight_slot` of the step's requests."""
         for slot, (_, request) in enumerate(self.sampled_requests):
             request.in_flight_slot = slot if request not in self.discarded else -1
 
     def continuing_requests(self, max_length: int) -> list[GenerationRequest]:
-        """The requests that could be scheduled in the next step before this step's tokens are known."""
+        """Returns the requests that could be scheduled in the next step before this step's tokens are known."""
         return [request for _, request in self.sampled_requests if request.expects_more_tokens(max_length)]
 
     def finish(self, cache: PrefixCache) -> None:

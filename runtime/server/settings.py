@@ -63,8 +63,8 @@ def server_settings(**settings: Any) -> ServerSettings:
     >>> server_settings(port=0).port
     0
     """
-    given = {name: value for name, value in settings.items() if value is not None}
+    non_default = {name: value for name, value in settings.items() if value is not None}
     try:
-        return msgspec.convert(given, ServerSettings)
+        return msgspec.convert(non_default, ServerSettings)
     except msgspec.ValidationError as error:
         raise InputError(f"a server setting does not fit: {error}") from None

@@ -33,7 +33,7 @@ _NESTED = ("normalizers", "pretokenizers", "decoders", "processors")
 
 
 def definition_from_folder(folder: Path, vocab_size: int | None = None) -> TokenizerDefinition:
-    """Builds the tokenizer. `vocab_size` is the model's number of logits; by default config.json tells it.
+    """Builds the tokenizer. `vocab_size` is the model's number of logits; by default it is read from config.json.
 
     Raises ModelNotFound if there is no tokenizer.json, CorruptModel or UnsupportedModel.
     """
@@ -195,7 +195,7 @@ def _metaspace_scheme(step: Mapping[str, Any]) -> str:
 
 
 def _prefix_schemes(source: Mapping[str, Any]) -> set[str]:
-    """Returns when a space is put before text: "always" (after control tokens too), "first", both or never (empty)."""
+    """Returns which texts get a leading space: "always" (also after control tokens), "first", both, or none (empty)."""
     schemes: set[str] = set()
     for step in [*_iter_steps(source.get("normalizer")), *_iter_steps(source.get("pre_tokenizer"))]:
         kind = step.get("type")

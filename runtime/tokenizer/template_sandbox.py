@@ -46,8 +46,8 @@ def check_size(value: Any, times: int = 1) -> Any:
 
     The size includes all contained values. A value that occurs twice counts twice, as it would when written out.
     """
-    left = MAX_VALUE_SIZE // max(times, 1)
-    if type(value) is str and len(value) < left:  # the common case
+    size_left = MAX_VALUE_SIZE // max(times, 1)
+    if type(value) is str and len(value) < size_left:  # the common case
         return value
     stack = [value]
     while stack:
@@ -55,17 +55,17 @@ def check_size(value: Any, times: int = 1) -> Any:
         if isinstance(item, Namespace):
             item = item._Namespace__attrs
         if isinstance(item, str | bytes):
-            left -= len(item)
+            size_left -= len(item)
         elif isinstance(item, Mapping):
-            left -= len(item) * _ITEM_SIZE
-            if left >= 0:
+            size_left -= len(item) * _ITEM_SIZE
+            if size_left >= 0:
                 stack += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set | frozenset | deque):
-            left -= len(item) * _ITEM_SIZE
-            if left >= 0:
+            size_left -= len(item) * _ITEM_SIZE
+            if size_left >= 0:
                 stack += item
-        left -= 1
-        if left < 0:
+        size_left -= 1
+        if size_left < 0:
             raise LimitReached("it makes a value that is too large")
     return value
 
@@ -73,12 +73,12 @@ def check_size(value: Any, times: int = 1) -> Any:
 @contextmanager
 def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LINES) -> Iterator[None]:
     """Raises LimitReached in template code of this thread that takes more than `seconds` or `lines` in the block."""
-    previous, end, left = sys.gettrace(), time.monotonic() + seconds, lines
+    previous, end, lines_left = sys.gettrace(), time.monotonic() + seconds, lines
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0 or (left % 64 == 0 and time.monotonic() > end):
+        nonlocal lines_left
+        lines_left -= 1
+        if lines_left < 0 or (lines_left % 64 == 0 and time.monotonic() > end):
             raise LimitReached("it runs too long")
         return count if frame.f_code.co_filename == "<template>" else None
 

@@ -51,8 +51,9 @@ class DrivenTransport(Protocol):
 
 
 class IoDriver(Protocol):
-    """Calls `send_and_receive()` after a wake-up or when input is ready, and `finish()` once when `is_closed` is
-    true.
+    """Calls the transport's `send_and_receive()` after a wake-up or when input is ready.
+
+    Calls `finish()` once when `is_closed` is true.
     """
 
     def wake(self) -> None:

@@ -33,9 +33,8 @@ FRAMES_SOCKET, LIFELINE_SOCKET = "frames", "lifeline"
 MAX_POLL_S = 3600.0  # poll() takes its milliseconds as a C int
 MAX_RECEIVE_S = 0.005  # `receive` starts no frame after this time; the remaining frames wait for the next step
 MAX_MESSAGES_PER_RECEIVE = 1024  # `receive` starts no frame after this many messages
-MAX_SOCKET_BYTES = (
-    16 << 20
-)  # ZeroMQ disconnects a larger sender; smaller frames beyond the limits of `messages` are answered
+# ZeroMQ disconnects the sender of a larger frame. Smaller frames beyond the limits of `messages` are answered.
+MAX_SOCKET_BYTES = 16 << 20
 
 
 class ZmqServerTransport:

@@ -155,10 +155,10 @@ def attend_kv_range(
         if SOFTCAP:
             scores = tanh(scores * inner_scale)
         if MASKED:
-            seen = at[None, :] <= positions[:, None]
+            visible = at[None, :] <= positions[:, None]
             if WINDOW:
-                seen = seen & (at[None, :] > positions[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
+                visible = visible & (at[None, :] > positions[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(running_max, tl.max(scores, 1) * outer_scale)
         weights = tl.exp2(scores * outer_scale - new_max[:, None])
         rescale = tl.exp2(running_max - new_max)

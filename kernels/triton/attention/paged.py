@@ -25,7 +25,7 @@ ASSUMED_PROMPT_TOKENS = 128  # new tokens per row that deterministic runs choose
 
 
 def max_new_tokens_per_row(layout: AttentionLayout) -> int:
-    """Returns the most new tokens that a row can have, as far as the host knows."""
+    """Returns an upper bound on the new tokens of a row, without reading from the device."""
     if layout.max_q_len is not None:
         return layout.max_q_len
     return max(1, len(layout.positions) - layout.num_rows + 1)

@@ -73,12 +73,14 @@ def _prefill_kernel(
     lowest = kv_len - q_len + first  # the tile's positions are lowest .. highest
     highest = kv_len - q_len + tl.minimum(first + BLOCK_Q, q_len) - 1
     positions = lowest + m // GROUP
-    kv_begin, left = 0, 0
-    if WINDOW:  # keys before kv_begin are visible to no token of the tile; the window of all starts at or before left
+    kv_begin, unmasked_begin = 0, 0
+    # Keys before kv_begin are visible to no token of the tile. [unmasked_begin, unmasked_end), possibly empty: whole
+    # blocks of keys that are visible to all of them.
+    if WINDOW:
         kv_begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
-        left = tl.maximum(highest - window + 1 + BLOCK_N - 1, 0) // BLOCK_N * BLOCK_N
-        left = tl.minimum(left, tl.cdiv(highest + 1, BLOCK_N) * BLOCK_N)
-    right = tl.maximum((lowest + 1) // BLOCK_N * BLOCK_N, left)  # keys before it precede all tokens of the tile
+        unmasked_begin = tl.maximum(highest - window + 1 + BLOCK_N - 1, 0) // BLOCK_N * BLOCK_N
+        unmasked_begin = tl.minimum(unmasked_begin, tl.cdiv(highest + 1, BLOCK_N) * BLOCK_N)
+    unmasked_end = tl.maximum((lowest + 1) // BLOCK_N * BLOCK_N, unmasked_begin)
     k_head, v_head = k_cache + head.to(tl.int64) * head_stride, v_cache + head.to(tl.int64) * head_stride
     inner_scale = inner_scale * cache_scale(k_scales, CACHE) if SOFTCAP else inner_scale
     outer_scale = outer_scale if SOFTCAP else outer_scale * cache_scale(k_scales, CACHE)
@@ -86,8 +88,8 @@ def _prefill_kernel(
     running_max = tl.full([BLOCK_M], -1e30, tl.float32)
     running_sum = tl.zeros([BLOCK_M], tl.float32)
     for phase in tl.static_range(0 if WINDOW else 1, 3):
-        begin = kv_begin if phase == 0 else (left if phase == 1 else right)
-        end = left if phase == 0 else (right if phase == 1 else highest + 1)
+        begin = kv_begin if phase == 0 else (unmasked_begin if phase == 1 else unmasked_end)
+        end = unmasked_begin if phase == 0 else (unmasked_end if phase == 1 else highest + 1)
         acc, running_max, running_sum = attend_kv_range(
             acc,
             running_max,

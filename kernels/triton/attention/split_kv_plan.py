@@ -81,15 +81,15 @@ def _plan_kernel(
     is_unsplit = ((count == 1) & no_prefix).to(tl.int32)
     for i in range(0, tl.max(count, 0)):
         item = work_items + (first + i) * 8
-        here = i < count
-        tl.store(item + 0, r, mask=here)
-        tl.store(item + 1, q_start, mask=here)
-        tl.store(item + 2, q_len, mask=here)
-        tl.store(item + 3, kv_len, mask=here)
-        tl.store(item + 4, pages_at, mask=here)
-        tl.store(item + 5, begin + i * step, mask=here)
-        tl.store(item + 6, tl.minimum(begin + i * step + step, kv_len), mask=here)
-        tl.store(item + 7, is_unsplit, mask=here)
+        has_item = i < count
+        tl.store(item + 0, r, mask=has_item)
+        tl.store(item + 1, q_start, mask=has_item)
+        tl.store(item + 2, q_len, mask=has_item)
+        tl.store(item + 3, kv_len, mask=has_item)
+        tl.store(item + 4, pages_at, mask=has_item)
+        tl.store(item + 5, begin + i * step, mask=has_item)
+        tl.store(item + 6, tl.minimum(begin + i * step + step, kv_len), mask=has_item)
+        tl.store(item + 7, is_unsplit, mask=has_item)
 
 
 def allocate_plan(

@@ -73,7 +73,7 @@ class GpuSampler:
 
     def set_mask(self, mask: TokenMask | None) -> None:
         """Starts uploading the next step's masks."""
-        self._masks.begin()  # waits for the last upload of the rows, which followed that of the words
+        self._masks.begin()  # waits for this buffer's last upload, which was enqueued after that of the words
         rows = self._masks.host["rows"]
         rows.fill(-1)
         if mask is not None:

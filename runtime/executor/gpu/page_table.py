@@ -41,7 +41,7 @@ class DevicePageTable:
 
         The step itself writes the pages of the new tokens.
         """
-        for row in rows:  # so that none of them is evicted for another
+        for row in rows:  # so that no sequence of this batch loses its table row to another
             if row.request.seq in self._rows:
                 self._rows.move_to_end(row.request.seq)
         table_rows = [self._row_of(row.request.seq) for row in rows]

@@ -59,15 +59,15 @@ def require_full_rotary(config: Mapping[str, Any]) -> None:
 
 def layer_types(config: Mapping[str, Any], num_layers: int, default: Callable[[int], bool]) -> tuple[bool, ...]:
     """For each layer, whether it has a sliding window. `default(layer)` applies if the config has no `layer_types`."""
-    named = config.get("layer_types")
-    if named is None:
+    layer_kinds = config.get("layer_types")
+    if layer_kinds is None:
         return tuple(default(i) for i in range(num_layers))
-    if not isinstance(named, list):
+    if not isinstance(layer_kinds, list):
         raise CorruptModel("layer_types in config.json is not a list")
-    for kind in named:
+    for kind in layer_kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise UnsupportedModel(f"layers of the type {kind!r:.40} are not supported")
-    return tuple(kind == "sliding_attention" for kind in named)
+    return tuple(kind == "sliding_attention" for kind in layer_kinds)
 
 
 def qwen_sliding_window(config: Mapping[str, Any], num_layers: int) -> Fields:
@@ -156,5 +156,5 @@ def _longrope(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling
 
 def _original_context_length(rope: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """The context length of pretraining, from the three fields that transformers reads, in its order."""
-    named = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    return config.get("max_position_embeddings", 0) if named is None else named
+    original_length = rope.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    return config.get("max_position_embeddings", 0) if original_length is None else original_length

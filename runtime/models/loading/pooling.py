@@ -115,10 +115,10 @@ def _module(entry: Any) -> tuple[str, str]:
 
 def _modes(config: Mapping[str, Any]) -> list[str]:
     """The modes of a Pooling module, from `pooling_mode` or from one flag per mode."""
-    named = config.get("pooling_mode")
-    if named is not None:
-        given = named if isinstance(named, list) else [named]
-        return [str(mode).lower()[:40] for mode in given]
+    pooling_mode = config.get("pooling_mode")
+    if pooling_mode is not None:
+        modes = pooling_mode if isinstance(pooling_mode, list) else [pooling_mode]
+        return [str(mode).lower()[:40] for mode in modes]
     return [mode for name, (mode, default) in _POOLING_FLAGS.items() if checked_bool(name, config.get(name, default))]
 
 

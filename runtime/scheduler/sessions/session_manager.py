@@ -262,9 +262,8 @@ class SessionManager:
             self.calls.submit_grammar(request, message.constraint)
             return
         if not (params.logprobs or params.frequency_penalty or params.presence_penalty):
-            request.ngram_proposer = (
-                NgramProposer()
-            )  # verification gives no logprobs and does not count uses for penalties
+            # Draft verification returns no logprobs and does not count token uses for the penalties.
+            request.ngram_proposer = NgramProposer()
         self.batch_scheduler.add(request)
 
     def _start_constrained(self, request: GenerationRequest, outcome: Grammar | GrammarError) -> None:

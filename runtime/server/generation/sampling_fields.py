@@ -47,8 +47,8 @@ def read_sampling_params(
     `path`: where `body` stands in the whole request. `top_level`: fields that stand at the request's top instead.
     Raises ApiError 400, which names the parameter as the client wrote it.
     """
-    given = {field: getattr(body, name) for field, name in NAMES[protocol].items() if field not in values}
-    return checked_sampling_params(protocol, path=path, top_level=top_level, **given, **values)
+    body_values = {field: getattr(body, name) for field, name in NAMES[protocol].items() if field not in values}
+    return checked_sampling_params(protocol, path=path, top_level=top_level, **body_values, **values)
 
 
 def checked_sampling_params(

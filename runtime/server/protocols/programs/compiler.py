@@ -195,15 +195,15 @@ def gather_variables(before: Mapping[str, Any], branches: Sequence[Mapping[str, 
 
 
 def _kind_of(node: Node, path: str) -> str:
-    given = [kind for kind in _KINDS if getattr(node, kind) is not UNSET]
-    if len(given) != 1:
-        kinds = " and ".join(given) or "none of them"
-        raise invalid(f"'{path}' must have exactly one of {', '.join(_KINDS)}; it has {kinds}", path)
-    if (node.content is not UNSET) != (given[0] == "role"):
+    kinds = [kind for kind in _KINDS if getattr(node, kind) is not UNSET]
+    if len(kinds) != 1:
+        listed = " and ".join(kinds) or "none of them"
+        raise invalid(f"'{path}' must have exactly one of {', '.join(_KINDS)}; it has {listed}", path)
+    if (node.content is not UNSET) != (kinds[0] == "role"):
         raise invalid(f"'{path}': a role must have content, and no other node can", f"{path}.content")
-    if node.index is not UNSET and given[0] != "var":
+    if node.index is not UNSET and kinds[0] != "var":
         raise invalid(f"'{path}': index belongs to var", f"{path}.index")
-    return given[0]
+    return kinds[0]
 
 
 def _variable(node: Node, path: str, scope: Scope) -> VariableStep:
@@ -224,12 +224,12 @@ def _variable(node: Node, path: str, scope: Scope) -> VariableStep:
 
 def _constraint(gen: Gen, path: str) -> tuple[Spec | None, str | None]:
     names = ("regex", "json_schema", "ebnf", "lark", "choices", "constraint")
-    given = [name for name in names if getattr(gen, name) is not None]
-    if len(given) > 1:
-        raise invalid(f"'{given[0]}' and '{given[1]}' cannot both hold", f"{path}.{given[1]}")
-    if not given:
+    set_fields = [name for name in names if getattr(gen, name) is not None]
+    if len(set_fields) > 1:
+        raise invalid(f"'{set_fields[0]}' and '{set_fields[1]}' cannot both hold", f"{path}.{set_fields[1]}")
+    if not set_fields:
         return None, None
-    name, param = given[0], f"{path}.{given[0]}"
+    name, param = set_fields[0], f"{path}.{set_fields[0]}"
     value = getattr(gen, name)
     if name == "constraint":
         return value, param

@@ -147,13 +147,13 @@ def _logprob_start(start: int | None, length: int, params: SglangSamplingParams)
 
 
 def _constraint(params: SglangSamplingParams, path: str) -> tuple[Spec | None, str | None]:
-    given = {name: text for name in ("regex", "json_schema", "ebnf") if (text := getattr(params, name)) is not None}
-    if not given:
+    grammars = {name: text for name in ("regex", "json_schema", "ebnf") if (text := getattr(params, name)) is not None}
+    if not grammars:
         return None, None
-    if len(given) > 1:
-        first, second = list(given)[:2]
+    if len(grammars) > 1:
+        first, second = list(grammars)[:2]
         raise invalid(f"'{first}' and '{second}' cannot both constrain the answer", f"{path}.{second}")
-    ((name, text),) = given.items()
+    ((name, text),) = grammars.items()
     if name == "json_schema" and text == ANY_JSON:
         return JsonObject(any_value=True), f"{path}.{name}"
     kinds: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf}
