@@ -80,18 +80,18 @@ def check_rope_scaling(scaling: RopeScaling, dims: int) -> None:
     if scaling.kind in ("llama3", "yarn", "longrope"):
         checked_int("original_context_length", scaling.original_context_length, MAX_VALUES["context_length"])
     if scaling.kind == "llama3":
-        _check_below("low_freq_factor", scaling.low_freq_factor, scaling.high_freq_factor)
+        _check_below("low_freq_factor", scaling.low_freq_factor, "high_freq_factor", scaling.high_freq_factor)
     if scaling.kind == "yarn":
-        _check_below("beta_slow", scaling.beta_slow, scaling.beta_fast)
+        _check_below("beta_slow", scaling.beta_slow, "beta_fast", scaling.beta_fast)
     if scaling.kind in ("divisors", "longrope"):
         _check_divisors(scaling.divisors, dims)
     if scaling.kind == "longrope":
         _check_divisors(scaling.long_divisors, dims)
 
 
-def _check_below(name: str, low: float, high: float) -> None:
-    if not checked_float(name, low, 0.0, 1e6) < checked_float("its upper bound", high, 0.0, 1e6):
-        raise CorruptModel(f"rope scaling: {name} {low:g} is not below {high:g}")
+def _check_below(low_name: str, low: float, high_name: str, high: float) -> None:
+    if not checked_float(low_name, low, 0.0, 1e6) < checked_float(high_name, high, 0.0, 1e6):
+        raise CorruptModel(f"rope scaling: {low_name} {low:g} is not below {high_name} {high:g}")
 
 
 def _check_divisors(divisors: Sequence[float], dims: int) -> None:

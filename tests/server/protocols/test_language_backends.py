@@ -226,7 +226,7 @@ def test_typed_values_over_chat_apis(chat):
     state = ask(gen("x", json_schema=SCHEMA, max_tokens=60), chat)
     assert set(json.loads(state["x"])) == {"a", "b"} and json.dumps(json.loads(state["x"])) == state["x"]
     assert set(ask(gen("x", regex="[ab]{4}"), chat)["x"]) <= set("ab")
-    with pytest.raises(plait.ProgramError, match="max_tokens=3 ended the value"):
+    with pytest.raises(plait.ProgramError, match="max_tokens=3 cut the value off"):
         ask(gen("x", type=Point, max_tokens=3), chat)
 
 

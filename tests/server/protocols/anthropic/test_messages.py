@@ -226,9 +226,9 @@ def test_errors_name_the_field(http, change, named):
     for extra in ({}, {"stream": True}):
         answer = http.post("/v1/messages", json={**body, **extra})
         assert answer.status_code == 400, answer.text
-        body = answer.json()
-        assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-        assert named in body["error"]["message"] and body["request_id"].startswith("req-")
+        error = answer.json()
+        assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+        assert named in error["error"]["message"] and error["request_id"].startswith("req-")
 
 
 def test_client_raises_its_own_error_types(claude, address):

@@ -275,7 +275,7 @@ def test_text_longer_than_the_context_is_not_tokenized(http):
     answer = http.post("/v1/programs", json={"program": [{"text": "a" * 1_000_000}] * 3 + [{"gen": {}}]})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert error["param"] == "program[3].gen" and "3000000 characters, which cannot" in error["message"]
+    assert error["param"] == "program[3].gen" and "3000000 characters" in error["message"]
 
 
 @pytest.mark.parametrize("depth", [1, MAX_DEPTH - 1])
