@@ -143,7 +143,7 @@ def table(found: dict[str, Side], names: list[str]) -> str:
     first, last = next(iter(found)), list(found)[-1]
     sides = " | ".join(found)
     lines = [
-        f"| program | {sides} | ratio | said | computed | cached | of the best |",
+        f"| program | {sides} | ratio | output | computed | cached | of the best |",
         "|---|" + "---|" * (len(found) + 5),
     ]
     finished_by_all = [name for name in names if not any(isinstance(rows[name], FailedRun) for rows in found.values())]
@@ -174,7 +174,7 @@ def _compared(mine: Measurement | FailedRun, other: Measurement | FailedRun) -> 
     if isinstance(mine, FailedRun) or isinstance(other, FailedRun):
         return "- | - | - | - | -"
     of_best = "-" if mine.of_best is None else f"{mine.of_best:.1%}"
-    counts = f"{mine.said:,} / {other.said:,} | {mine.computed:,} / {other.computed:,}"
+    counts = f"{mine.output_tokens:,} / {other.output_tokens:,} | {mine.computed:,} / {other.computed:,}"
     return f"{mine.seconds / other.seconds:.2f} | {counts} | {mine.cached:.1%} / {other.cached:.1%} | {of_best}"
 
 

@@ -15,13 +15,13 @@ from paper.workloads import Work
 
 
 class Measurement(NamedTuple):
-    """One run from an empty cache. `said`: the tokens of the answers, on which the time depends. `best`: the prompt
+    """One run from an empty cache. `output_tokens`: the tokens of the answers, on which the time depends. `best`: the prompt
     tokens that a cache without limits would have served; None if unknown."""
 
     seconds: float
     prompt: int
     computed: int
-    said: int
+    output_tokens: int
     best: int | None = None
 
     @property
