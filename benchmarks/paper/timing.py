@@ -17,8 +17,8 @@ from paper.workloads import Work
 class Measurement(NamedTuple):
     """One run from an empty cache.
 
-    `output_tokens`: the tokens of the answers, on which the time depends. `best`: the prompt tokens that a cache without
-    limits would have served; None if unknown.
+    `output_tokens`: the tokens of the answers, on which the time depends. `best`: the prompt tokens that a cache
+    without limits would have served; None if unknown.
     """
 
     seconds: float
