@@ -35,3 +35,11 @@ def cached_njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(function)
 
     return compiled
+
+
+def cached_cfunc(signature: Any, function: Callable[..., Any]) -> Any:
+    """Returns `numba.cfunc` of a function, compiled or from the cache on disk if a folder for it can be written."""
+    try:
+        return numba.cfunc(signature, cache=True)(function)
+    except RuntimeError:
+        return numba.cfunc(signature)(function)

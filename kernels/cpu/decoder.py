@@ -103,6 +103,8 @@ class CpuDecoder:
         self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
         self._tile_tokens = max(1, tiling.MAX_TILE_LANES // weights.heads.q_per_kv)
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
+        self._head_settings = np.zeros((1, 2), np.int64)
+        self._head_args.set(arg.HEAD_SETTINGS, self._head_settings)
         self._args = self._model_args()
         self._token_capacity = 0
         self._logits = aligned_empty((0, 0), np.float32)
@@ -162,7 +164,8 @@ class CpuDecoder:
         args.set(arg.HEAD_COUNTERS, self._counters)
         args.set(arg.HEAD_ARGMAX, argmax_out)
         self._counters[0, : arg.HEAD_PHASES].fill(0)  # only these: the other counters are in other cores' caches
-        decoder_kernels.compute_logits(args.descriptors, head.bits, head.outputs, self.threads)
+        self._head_settings[0] = head.bits, head.outputs
+        decoder_kernels.compute_logits(args.descriptors, self.threads)
         logits: Floats = out[:, : head.outputs]
         return logits
 

@@ -45,8 +45,10 @@ NUM_TILES, NUM_PARTITIONS, SPLIT_KV, KV_HEADS_PER_ITEM, TILE_LANES = range(11, 1
 NUM_SETTINGS = 16
 
 # Entries of `compute_logits`; HEAD_ACTIVATIONS takes four.
-HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS, HEAD_WEIGHT, HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX = 0, 1, 2, 6, 7, 8, 9
-HEAD_ENTRIES, HEAD_PHASES = 10, 3
+HEAD_IN, HEAD_OUT, HEAD_ACTIVATIONS = range(3)
+HEAD_WEIGHT, HEAD_COUNTERS, HEAD_AMX_SCRATCH, HEAD_ARGMAX, HEAD_SETTINGS = range(6, 11)
+HEAD_ENTRIES, HEAD_PHASES = 11, 3
+HEAD_BITS, HEAD_OUTPUTS = range(2)  # columns of HEAD_SETTINGS: bits of the weights, outputs without padding
 
 PHASES_PER_LAYER = 8  # the fourth is attention, which all partitions count on the first partition's counters
 

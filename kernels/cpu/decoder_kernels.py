@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from plait.kernels.cpu import amx
 from plait.kernels.cpu import decoder_args as arg
 from plait.kernels.cpu.attention.paged import AttentionSchedule, attend, choose_schedule
 from plait.kernels.cpu.attention.tiling import build_tiles, count_splits
-from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_njit
+from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.decoder_args import PHASES_PER_LAYER, num_phases
 from plait.kernels.cpu.gemm.packed_layout import TILE_OUTPUTS, dequantize_row
 from plait.kernels.cpu.gemm.packed_linear import gate_up_linear, linear
 from plait.kernels.cpu.gemm.row_argmax import row_argmax
 from plait.kernels.cpu.jit import inner_njit
 from plait.kernels.cpu.kernel_args import (
+    args_at,
     float32_matrix,
     float64_matrix,
     int8_matrix,
@@ -32,7 +32,15 @@ from plait.kernels.cpu.kernel_args import (
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations, StepBuffers
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
 from plait.kernels.cpu.row_partition import partition_batch, partition_bounds, partition_buffers, partition_context
-from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
+from plait.kernels.cpu.threads import (
+    SERIAL_PART,
+    ThreadContext,
+    ThreadKernel,
+    barrier_wait,
+    claim_work,
+    items_per_claim,
+    mark_done,
+)
 from plait.kernels.cpu.vector_ops import address_of
 
 GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up
@@ -40,10 +48,10 @@ GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up
 
 @inner_njit
 def _thread_context(thread_id: int, threads: int, args: Any, counters: int, scratch: int) -> ThreadContext:
-    # A parallel loop's index is unsigned; unless it is converted, all functions that take a context compile twice.
-    index: Any = np.int64(thread_id)
     address = args[scratch, 0]
-    return ThreadContext(index, threads, args[counters, 0], address + index * args[scratch, 2] if address else 0)
+    return ThreadContext(
+        thread_id, threads, args[counters, 0], address + thread_id * args[scratch, 2] if address else 0
+    )
 
 
 @inner_njit
@@ -79,7 +87,10 @@ def _schedule_attention(args: Any, threads: int) -> None:
         num_tiles, np.int64(split_starts[num_tiles]), max_splits, tokens * heads.q_per_kv, heads, threads
     )
     settings[arg.SPLIT_KV], settings[arg.KV_HEADS_PER_ITEM] = split_kv, kv_heads_per_item
-    int64_matrix(args, arg.FINISHED_SPLITS)[:] = 0
+    finished_splits = int64_matrix(args, arg.FINISHED_SPLITS)
+    for row in range(len(finished_splits)):
+        for kv_head in range(finished_splits.shape[1]):
+            finished_splits[row, kv_head] = 0
 
 
 @inner_njit
@@ -216,9 +227,10 @@ def _embed(ctx: ThreadContext, args: Any, bits: int, tokens: Any, buffers: StepB
 
 
 @inner_njit
-def _compute_logits(ctx: ThreadContext, args: Any, bits: int, outputs: int) -> None:
+def _compute_logits(ctx: ThreadContext, args: Any) -> None:
     """Quantizes the hidden states, multiplies them with the head, and searches the logits for their maxima."""
     hidden, quantized = float32_matrix(args, arg.HEAD_IN), _activations(args, arg.HEAD_ACTIVATIONS)
+    settings = int64_matrix(args, arg.HEAD_SETTINGS)[0]
     items, channels = hidden.shape
     while True:
         row = claim_work(ctx.counters, 0, 1)
@@ -228,8 +240,8 @@ def _compute_logits(ctx: ThreadContext, args: Any, bits: int, outputs: int) -> N
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
         mark_done(ctx.counters, 0, 1)
     barrier_wait(ctx.counters, 0, items)
-    linear(ctx, 1, args[arg.HEAD_WEIGHT, 0], bits, quantized, float32_matrix(args, arg.HEAD_OUT))
-    _argmax_rows(ctx, args, outputs)
+    linear(ctx, 1, args[arg.HEAD_WEIGHT, 0], settings[arg.HEAD_BITS], quantized, float32_matrix(args, arg.HEAD_OUT))
+    _argmax_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 
 @inner_njit
@@ -248,38 +260,48 @@ def _argmax_rows(ctx: ThreadContext, args: Any, outputs: int) -> None:
     barrier_wait(ctx.counters, 2, items)
 
 
-def _compiled_kernels(source_hash: int) -> tuple[Any, Any]:
+@inner_njit
+def _run_step(thread_id: int, threads: int, args: Any) -> None:
+    """One thread's part of `forward`."""
+    if thread_id == SERIAL_PART:
+        _schedule_attention(args, threads)
+        return
+    ctx = _thread_context(thread_id, threads, args, arg.COUNTERS, arg.AMX_SCRATCH)
+    if ctx.scratch:
+        amx.load_tile_config(ctx.scratch)
+    _run_thread(ctx, args)
+    if ctx.scratch:
+        amx.release_tiles()
+
+
+@inner_njit
+def _run_head(thread_id: int, threads: int, args: Any) -> None:
+    """One thread's part of `compute_logits`."""
+    if thread_id == SERIAL_PART:
+        return
+    ctx = _thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
+    if ctx.scratch:
+        amx.load_tile_config(ctx.scratch)
+    _compute_logits(ctx, args)
+    if ctx.scratch:
+        amx.release_tiles()
+
+
+def _compiled_kernels(source_hash: int) -> tuple[ThreadKernel, ThreadKernel]:
     """Returns the two kernels that Python calls, which are cached on disk (`compile_cache`)."""
 
-    @cached_njit(parallel=True)
-    def forward(args: Any, threads: int) -> None:
-        """Runs the step that `args` describes and leaves its hidden states in NORMED. The counters must be zero."""
+    def forward(thread_id: int, threads: int, address: int) -> None:
         _ = source_hash
-        _schedule_attention(args, threads)
-        for thread_id in numba.prange(threads):
-            ctx = _thread_context(thread_id, threads, args, arg.COUNTERS, arg.AMX_SCRATCH)
-            if ctx.scratch:
-                amx.load_tile_config(ctx.scratch)
-            _run_thread(ctx, args)
-            if ctx.scratch:
-                amx.release_tiles()
+        _run_step(thread_id, threads, args_at(address, arg.ENTRIES))
 
-    @cached_njit(parallel=True)
-    def compute_logits(args: Any, bits: int, outputs: int, threads: int) -> None:
-        """Multiplies float32 [n, C] with a packed weight, and finds the largest of its `outputs` real outputs.
-
-        The product is in bfloat16 if HEAD_ACTIVATIONS has room for that.
-        """
+    def compute_logits(thread_id: int, threads: int, address: int) -> None:
         _ = source_hash
-        for thread_id in numba.prange(threads):
-            ctx = _thread_context(thread_id, threads, args, arg.HEAD_COUNTERS, arg.HEAD_AMX_SCRATCH)
-            if ctx.scratch:
-                amx.load_tile_config(ctx.scratch)
-            _compute_logits(ctx, args, bits, outputs)
-            if ctx.scratch:
-                amx.release_tiles()
+        _run_head(thread_id, threads, args_at(address, arg.HEAD_ENTRIES))
 
-    return forward, compute_logits
+    return ThreadKernel(forward), ThreadKernel(compute_logits)
 
 
+# `forward` runs the step that its arguments describe and leaves the hidden states in NORMED. `compute_logits`
+# multiplies float32 [n, C] with a packed weight and finds the largest of its real outputs; the product is in bfloat16
+# if HEAD_ACTIVATIONS has room for that. Their counters must be zero.
 forward, compute_logits = _compiled_kernels(SOURCE_HASH)

@@ -1,8 +1,8 @@
 """`inner_njit`: `numba.njit` for functions that only other compiled functions call.
 
-numba makes machine code and Python wrappers of every function, each together with all that it calls, although a step
-enters through one of them. `inner_njit` stops at optimized LLVM code, which callers link and inline as before: the
-outermost function comes out the same and compiles in three fifths of the processor time (63 s instead of 107).
+numba links, optimizes and makes machine code of every function together with all that it calls, so an inner function
+is optimized again at each level of calls above it. `inner_njit` stops before that: the outermost function is optimized
+once with all that it calls, and comes out the same in a third of the processor time.
 
 This replaces a pass of numba that is not a public interface, so other versions of numba than the tested one compile
 inner functions in the ordinary way.
@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import numba
+from llvmlite.binding import Linkage
 from numba import _dynfunc
 from numba.core import codegen, compiler, typed_passes
 from numba.core.compiler_machinery import register_pass
@@ -23,12 +24,39 @@ TESTED_NUMBA = (0, 68)
 
 
 class _LinkedLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
-    """A library that callers link, without machine code of its own."""
+    """A library that callers link: no machine code, and no optimization but that of single functions."""
 
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
-        self._verify_declare_only_symbols()
+    def finalize(self) -> None:
+        """Leaves the functions as they are; whoever links them optimizes them together with all that they call."""
+        self._raise_if_finalized()
+        for library in self._linking_libraries:
+            self._reload_init.update(library._reload_init)
         self._finalized = True
+
+    def _get_module_for_linking(self) -> Any:
+        """Returns a module of these functions and all that they call, directly or not."""
+        linked = self._final_module.clone()
+        inner, others = self._reachable_libraries()
+        for library in inner:
+            linked.link_in(library._final_module, preserve=True)
+        for library in others:  # last: of these modules, LLVM links only functions that are called already
+            linked.link_in(library._get_module_for_linking(), preserve=True)
+        for function in linked.functions:
+            if not function.is_declaration and function.linkage == Linkage.external:
+                function.linkage = "linkonce_odr"
+        return linked
+
+    def _reachable_libraries(self) -> tuple[list[Any], list[Any]]:
+        """Returns the libraries that these functions call, directly or not: those of this class, and others."""
+        seen, waiting = {self}, [self]
+        while waiting:
+            for library in waiting.pop()._linking_libraries:
+                if library not in seen:
+                    seen.add(library)
+                    if isinstance(library, _LinkedLibrary):
+                        waiting.append(library)
+        inner = [library for library in seen if isinstance(library, _LinkedLibrary) and library is not self]
+        return inner, [library for library in seen if not isinstance(library, _LinkedLibrary)]
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

@@ -70,6 +70,12 @@ def as_pointer(context: Any, address: Any) -> Any:
 
 
 @inner_njit
+def args_at(address: int, entries: int) -> Any:
+    """Returns the descriptors at an address, int64 [entries, 3]."""
+    return numba.carray(as_pointer(address), (entries, INTS_PER_ENTRY), np.int64)
+
+
+@inner_njit
 def float32_matrix(args: Any, entry: int) -> Any:
     """Returns an entry as float32 [rows, width]."""
     return numba.carray(as_pointer(args[entry, 0]), (args[entry, 1], args[entry, 2]), np.float32)

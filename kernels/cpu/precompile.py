@@ -20,14 +20,14 @@ from pathlib import Path
 import numba
 from numba import types
 
-from plait.kernels.cpu import decoder_kernels, isa
+from plait.kernels.cpu import decoder_kernels, isa, threads
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 
-COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute to two minutes on an idle machine
-ARGS_TYPE = types.Array(types.int64, 2, "C")
-KERNELS = {
-    "forward": (decoder_kernels.forward, (ARGS_TYPE, types.int64)),
-    "compute_logits": (decoder_kernels.compute_logits, (ARGS_TYPE, types.int64, types.int64, types.int64)),
+COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute on an idle machine
+LAUNCH_SIGNATURE = (types.int64, types.Array(types.int64, 2, "C"), types.int64)
+KERNELS: dict[str, Callable[[], object]] = {
+    "forward": lambda: decoder_kernels.forward.address,
+    "compute_logits": lambda: (decoder_kernels.compute_logits.address, threads.launch.compile(LAUNCH_SIGNATURE)),
 }
 
 
@@ -40,7 +40,7 @@ def compile_missing(progress: Callable[[str], None]) -> None:
     marker = _marker_path()
     if marker is None or marker.exists():
         return
-    progress("compiling kernels for this processor, which takes up to two minutes once")
+    progress("compiling kernels for this processor, once: about half a minute")
     with _compile_lock(marker.with_suffix(".lock")):
         if not marker.exists() and _compile_in_subprocesses():
             with contextlib.suppress(OSError):  # the folder cannot be written: the next start tries again
@@ -79,7 +79,7 @@ def _marker_path() -> Path | None:
 
     None if there is no cache.
     """
-    folder = decoder_kernels.forward.stats.cache_path
+    folder = threads.launch.stats.cache_path
     if folder is None:
         return None
     key = (SOURCE_HASH, numba.__version__, sys.implementation.cache_tag, *isa.compile_target())
@@ -91,8 +91,7 @@ def main() -> None:
     if not sys.argv[1:]:
         compile_missing(print)
     for name in sys.argv[1:]:
-        function, signature = KERNELS[name]
-        function.compile(signature)
+        KERNELS[name]()
 
 
 if __name__ == "__main__":

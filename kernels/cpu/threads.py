@@ -11,17 +11,23 @@ numba compiles no closures here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from plait.kernels.cpu import llvm as v
+from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_cfunc, cached_njit
 from plait.kernels.cpu.jit import inner_njit
+from plait.kernels.cpu.vector_ops import address_of
 
+SERIAL_PART = -1  # the thread id with which a kernel runs once before its threads start
 COUNTER_STRIDE = 16  # int64 from one counter to the next: two cache lines, so that two counters never share a pair
 SPINS_BEFORE_YIELD = 4000  # reads of a counter before a waiting thread offers its processor to others
 
@@ -76,6 +82,55 @@ def yield_thread(context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args: Any) -> Any:
+    """Calls the machine code at an address."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [v.I64] * 3)
+        b.call(b.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), generate
+
+
+def _compiled_launcher(source_hash: int) -> Any:
+    @cached_njit(parallel=True)
+    def launch(function: int, args: Any, threads: int) -> None:
+        """Runs the kernel at an address: first its serial part, then each thread's part in a parallel region."""
+        _ = source_hash
+        address = address_of(args)
+        _call_kernel(function, np.int64(SERIAL_PART), threads, address)
+        for thread_id in numba.prange(threads):
+            _call_kernel(function, np.int64(thread_id), threads, address)
+
+    return launch
+
+
+launch = _compiled_launcher(SOURCE_HASH)
+
+
+class ThreadKernel:
+    """A function (thread_id, threads, address of the arguments) that several threads run at once.
+
+    It is compiled by its first call, or found in the cache. numba compiles the body of a parallel loop four times; here
+    that body is one call of an address, so the function itself is compiled once.
+    """
+
+    def __init__(self, function: Callable[[int, int, int], None]) -> None:
+        self.function = function
+
+    @cached_property
+    def address(self) -> int:
+        """The address of the machine code."""
+        self._compiled = cached_cfunc(types.void(types.int64, types.int64, types.int64), self.function)
+        return int(self._compiled.address)
+
+    def __call__(self, args: Any, threads: int) -> None:
+        """Runs the kernel on `args`, int64 [entries, 3] (`kernel_args`), with `threads` threads."""
+        launch(self.address, args, threads)
 
 
 @inner_njit

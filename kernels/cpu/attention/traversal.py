@@ -58,6 +58,21 @@ def _segment(batch: AttentionBatch, segment: int) -> Any:
     return np.int64(batch.segments[field]), np.int64(batch.segments[field + 1]), np.int64(batch.segments[field + 2])
 
 
+# Loops instead of slices: assigning to a slice compiles some forty functions that word an error about shapes.
+@inner_njit
+def _fill_floats(address: int, count: int, value: float) -> None:
+    array = float32_array(address, count)
+    for i in range(count):
+        array[i] = value
+
+
+@inner_njit
+def _copy_floats(source: int, target: int, count: int) -> None:
+    read, written = float32_array(source, count), float32_array(target, count)
+    for i in range(count):
+        written[i] = read[i]
+
+
 @inner_njit
 def init_lanes(
     isa: int,
@@ -73,8 +88,8 @@ def init_lanes(
     head_dim = heads.head_dim
     for i in range(tile_slice.end_kv_head - tile_slice.kv_head):
         lane = i * tile_slice.lane_stride
-        float32_array(ws.running_max + 4 * lane, tile_slice.lanes)[:] = np.float32(online_softmax.INITIAL_MAX)
-        float32_array(ws.running_sum + 4 * lane, tile_slice.lanes)[:] = np.float32(0.0)
+        _fill_floats(ws.running_max + 4 * lane, tile_slice.lanes, np.float32(online_softmax.INITIAL_MAX))
+        _fill_floats(ws.running_sum + 4 * lane, tile_slice.lanes, np.float32(0.0))
         kv_layout.zero_floats(ws.accumulators + 4 * lane * head_dim, tile_slice.lanes * head_dim // 16)
         if load_queries:
             _load_queries(isa, tile_slice, tile_slice.kv_head + i, lane, qkv, cache.window, heads, batch, ws)
@@ -273,9 +288,9 @@ def _finalize_segment(
         to_max = slot + 4 * partial_lanes * head_dim + 4 * first_lane
         to_sum = to_max + 4 * partial_lanes
         if on_end == STORE_PARTIAL:
-            float32_array(to_accumulators, lanes * head_dim)[:] = float32_array(accumulators, lanes * head_dim)
-            float32_array(to_max, lanes)[:] = float32_array(running_max, lanes)
-            float32_array(to_sum, lanes)[:] = float32_array(running_sum, lanes)
+            _copy_floats(accumulators, to_accumulators, lanes * head_dim)
+            _copy_floats(running_max, to_max, lanes)
+            _copy_floats(running_sum, to_sum, lanes)
         else:
             _merge_lanes(lanes, head_dim, accumulators, running_max, running_sum, to_accumulators, to_max, to_sum)
 

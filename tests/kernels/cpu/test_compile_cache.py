@@ -7,14 +7,16 @@ import shutil
 from pathlib import Path
 
 import pytest
+from numba import types
 from numba.core import caching
 
-from plait.kernels.cpu import compile_cache, decoder_kernels, precompile
+from plait.kernels.cpu import compile_cache, decoder_kernels, precompile, threads
+
+CACHED = [decoder_kernels.forward.function, decoder_kernels.compute_logits.function, threads.launch.py_func]
 
 
-@pytest.mark.parametrize("name", ["forward", "compute_logits"])
-def test_cached_kernels_capture_the_source_hash(name) -> None:
-    function = getattr(decoder_kernels, name).py_func
+@pytest.mark.parametrize("function", CACHED, ids=lambda function: function.__name__)
+def test_cached_kernels_capture_the_source_hash(function) -> None:
     assert [cell.cell_contents for cell in function.__closure__].count(compile_cache.SOURCE_HASH) == 1
 
 
@@ -38,7 +40,9 @@ def test_without_a_writable_folder_kernels_are_compiled_but_not_cached(monkeypat
         monkeypatch.setattr(locator, "ensure_cache_path", refuse)
     function = compile_cache.cached_njit()(lambda x: x + 1)
     assert function(2) == 3 and function.stats.cache_path is None
-    monkeypatch.setattr(decoder_kernels, "forward", function)
+    pointer = compile_cache.cached_cfunc(types.int64(types.int64), lambda x: x + 1)
+    assert pointer.ctypes(2) == 3 and pointer._cache.cache_path is None
+    monkeypatch.setattr(threads, "launch", function)
     messages: list[str] = []
     precompile.compile_missing(messages.append)
     assert messages == []

@@ -12,6 +12,7 @@ from tiny_hf_models import all_logits, randomized, run, runner, text, transforme
 
 from plait.kernels.cpu import amx, decoder_args, precompile
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, MIN_PARTITION_ROWS, CpuDecoder, missing_features
+from plait.kernels.cpu.threads import launch
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.errors import InputError
 
@@ -123,9 +124,9 @@ def test_logits_of_some_tokens_have_the_bits_of_all_logits(packed):
 
 
 def test_steps_call_the_precompiled_signatures(packed):
-    """Otherwise each kernel would be compiled twice."""
-    for function, types in precompile.KERNELS.values():
-        assert function.signatures == [types]
+    """Otherwise the launcher would be compiled again by the first step."""
+    compiled = [tuple(signature) for signature in launch.signatures]
+    assert compiled == [precompile.LAUNCH_SIGNATURE]
 
 
 def test_argmax_tokens_matches_the_logits(packed):
