@@ -27,7 +27,7 @@ _END_POSITION = ReadPosition(1 << 62, 1 << 62, 1 << 62)
 
 
 class BudgetExceeded(PlaitError):
-    """The budget of a program is used up. Its calls were aborted, and new ones are refused."""
+    """The budget of a program is used up. Its calls were aborted, and new ones are refused. Pass a larger Budget."""
 
 
 @dataclass(frozen=True)

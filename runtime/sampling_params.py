@@ -319,7 +319,7 @@ def _check_stop_patterns(patterns: Any, protocol: str | None) -> None:
             text = f"{name} has {pattern!r:.80}, which cannot be used: {error}"
             raise InputError(text, field="stop_regex") from None
     if num_edges > MAX_EDGES:
-        text = f"the patterns of {name} together can go on in too many ways at once"
+        text = f"the patterns of {name} together have too many possible continuations at once"
         raise InputError(text, field="stop_regex")
 
 

@@ -136,7 +136,9 @@ class RemoteSession:
 
         def run() -> None:
             if self._failed is not None:
-                call.on_failed(CallFailed(f"the session cannot continue: {self._failed}", self._failed.kind))
+                call.on_failed(
+                    CallFailed(f"the session cannot continue after a failed call: {self._failed}", self._failed.kind)
+                )
                 return
             try:
                 if not call.done():

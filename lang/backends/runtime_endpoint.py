@@ -254,7 +254,7 @@ class RuntimeEndpoint(RemoteClient):
         answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **fields}, timeout_s)
         (batch,) = prompts.values()
         if not isinstance(answers, list) or len(answers) != len(batch):
-            raise CallFailed(f"{self.name} did not answer each of {len(batch)} prompts")
+            raise CallFailed(f"{self.name} did not return one answer for each of {len(batch)} prompts")
         return answers
 
 

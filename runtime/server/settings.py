@@ -67,4 +67,4 @@ def server_settings(**settings: Any) -> ServerSettings:
     try:
         return msgspec.convert(non_default, ServerSettings)
     except msgspec.ValidationError as error:
-        raise InputError(f"a server setting does not fit: {error}") from None
+        raise InputError(f"a server setting is invalid: {error}") from None

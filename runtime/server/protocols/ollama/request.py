@@ -115,7 +115,7 @@ def _constraint(format: str | dict[str, Any] | None) -> Spec | None:
     if format == "json":
         return JsonObject()
     if isinstance(format, str):
-        raise invalid("'format' is json or a JSON schema", "format")
+        raise invalid("'format' must be json or a JSON schema", "format")
     constraint: Spec = build_constraint("format", JsonSchema, format, annotations=True)
     return constraint
 
