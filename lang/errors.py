@@ -19,8 +19,10 @@ from plait.runtime.errors import InputError, PlaitError
 
 
 class ProgramError(PlaitError):
-    """A program failed. `program`: its name. `variable`: the variable without a value (None: no single one). `place`:
-    the file and line of the failure, or of the call that failed.
+    """A program failed: its body raised, or one of its calls ended without a value.
+
+    `program`: its name. `variable`: the variable without a value (None: no single one). `place`: the file and line of
+    the failure, or of the call that failed.
 
     `__cause__` is the original exception with its traceback.
 

@@ -42,7 +42,7 @@ class ModelError(PlaitError):
 
 
 class ModelNotFound(ModelError):
-    """There is no model at that path, or none is installed. The message names the command that installs one."""
+    """There is no model at that path, or none is installed. The message says what to install or correct."""
 
 
 class CorruptModel(ModelError):
@@ -54,8 +54,9 @@ class UnsupportedModel(ModelError):
 
 
 class CallFailed(PlaitError):
-    """A call ended without a value; the subclass tells why. `kind`: the error code. "internal", which has no subclass,
-    is an error inside the runtime; its log has the traceback."""
+    """A call ended without a value; the subclass tells why.
+
+    `kind`: the error code. "internal", which has no subclass, is an error inside the runtime, whose log has the traceback, or an unexpected answer of a service."""
 
     kind = "internal"
 

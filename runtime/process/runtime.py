@@ -118,9 +118,9 @@ class Runtime:
     ) -> npt.NDArray[np.float32]:
         """Embeds each text: [len(texts), dimensions] float32, for a model whose files specify pooling.
 
-        dimensions: keep only the first values of each vector, for models trained that way. Whether vectors have unit
-            length is the model's default.
-        timeout_s: per text.
+        dimensions: keep only the first values of each vector, for models trained that way. Vectors have unit
+            length if the model's files say so.
+        timeout_s: time limit per text, in seconds.
 
         Raises UnsupportedModel if the model has no pooling, InputError, or the CallFailed of the first text that fails.
 
