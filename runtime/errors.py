@@ -56,7 +56,9 @@ class UnsupportedModel(ModelError):
 class CallFailed(PlaitError):
     """A call ended without a value; the subclass tells why.
 
-    `kind`: the error code. "internal", which has no subclass, is an error inside the runtime, whose log has the traceback, or an unexpected answer of a service."""
+    `kind`: the error code. "internal", which has no subclass, is an error inside the runtime, whose log
+    has the traceback, or an unexpected answer of a service.
+    """
 
     kind = "internal"
 
