@@ -69,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Tokens before which the output cannot end",
         "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT)] = 0
     temperature: Annotated[float, Param(
-        "Divides the logits; 0 takes the likeliest token",
+        "Divides the logits; 0 takes the most likely token",
         "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0)] = 1.0
     top_p: Annotated[float, Param(
         "Samples from the likeliest tokens whose probabilities sum to this (nucleus sampling)",
@@ -126,7 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "A pattern or a list of patterns (Python syntax); the output ends where the first complete match begins",
         "gen programs openai sglang", json_type=str | list[str])] = ()
     if_it_fits: Annotated[bool, Param(
-        "With complete: where no whole value fits, max_tokens cuts the output; otherwise such a call fails")] = False
+        "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails")] = False
     # fmt: on
 
     @property

@@ -1,4 +1,4 @@
-"""`RemoteSession`: a session with another service. It stores the text itself; each call is a request of its own.
+"""`RemoteSession`: a session with another service. It stores the text itself; each call is a separate request.
 
 The instructions of one session run in order, on threads of the client's pool; sessions run in parallel.
 """

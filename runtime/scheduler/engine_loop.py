@@ -1,6 +1,6 @@
 """The engine loop. One step: receive messages, choose a batch, compute it, fill token masks, sample, commit.
 
-An error in one request ends that request; the loop and the other requests go on.
+An error in one request ends that request; the loop and the other requests continue.
 """
 
 from __future__ import annotations

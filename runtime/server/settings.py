@@ -56,7 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def server_settings(**settings: Any) -> ServerSettings:
-    """Returns checked settings; None stands for a default.
+    """Returns checked settings; None means the default.
 
     Raises InputError for a setting that is unknown, of the wrong type, or out of range.
 

@@ -72,7 +72,7 @@ def _is_anchor(item: Any, kind: str) -> bool:
 
 
 def _alternatives(items: list[Any]) -> list[list[Any]]:
-    """Expands `items` into alternatives whose anchors stand at their ends, also those from groups at the ends."""
+    """Expands `items` into alternatives whose anchors are at their ends, also those from groups at the ends."""
     for place in (0, -1) if items else ():
         op, value = str(items[place][0]), items[place][1]
         rest = (items[1:], None) if place == 0 else (None, items[:-1])

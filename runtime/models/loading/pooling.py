@@ -27,7 +27,7 @@ _POOLING_FLAGS = {  # field of a Pooling module -> (mode, default of sentence-tr
 _POOLING_KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 _GGUF_POOLING_TYPES = {0: "none", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
 _BUILTIN_PROMPTS = {"query": "", "document": ""}  # sentence-transformers gives these to every model
-_NOT_SPECIFIED = "its files do not say how the states of a text's tokens become one vector"
+_NOT_SPECIFIED = "its files do not define how hidden states become one vector"
 
 
 @dataclass(frozen=True)
