@@ -99,7 +99,7 @@ def _added_tokens(
 ) -> tuple[dict[str, AddedToken], set[int]]:
     """Returns the added tokens that control text may contain, and the ids of those that are not text.
 
-    An added token that is text and that BPE also builds by merges (e.g. a run of spaces) stays an ordinary token, as does
+    An added token that is text and that BPE also builds by merges (e.g. spaces) stays an ordinary token, as does
     one that the backends match in any text (see `_plain_text_added_tokens`). A token beyond `vocab_size` has no logit
     and is omitted.
     """
