@@ -265,7 +265,7 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
     if params.if_it_fits and not params.complete:
         raise InputError("if_it_fits needs complete to be on", field="if_it_fits")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
-        text = "complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value"
+        text = "complete cannot be combined with stop, stop_regex or stop_token_ids, which would cut the value"
         raise InputError(text, field="complete")
 
 

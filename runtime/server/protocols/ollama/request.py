@@ -87,7 +87,7 @@ def check_options(options: OllamaOptions, refused: UnsupportedFields, context_le
     """Raises ApiError 400 for a refused option, or for `num_ctx` above `context_length`."""
     check_unsupported(options, refused, path="options")
     if options.num_ctx is not None and options.num_ctx > context_length:
-        text = f"'num_ctx' is {options.num_ctx}; the context holds {context_length} tokens"
+        text = f"'num_ctx' is {options.num_ctx}, above the context length of {context_length} tokens"
         raise invalid(text, "options.num_ctx")
 
 
