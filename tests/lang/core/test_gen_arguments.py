@@ -91,7 +91,10 @@ def test_a_callers_stop_list_is_not_changed(backend):
         (lambda: gen("x", stop_regex="(a?){99}b"), "too many possible continuations"),
         (lambda: gen("x", stop_regex="("), "unterminated subpattern"),
         (lambda: gen("x", stop_regex=[1]), "stop_regex has 1, which is not text"),
-        (lambda: gen("x", stop_regex="a", regex="a+", complete=True), "complete cannot be combined with stop, stop_regex"),
+        (
+            lambda: gen("x", stop_regex="a", regex="a+", complete=True),
+            "complete cannot be combined with stop, stop_regex",
+        ),
         (lambda: gen("x", stop_regex="a", type=int), "stop_regex has no effect with type=int"),
         (lambda: gen("x", max_new_tokens=3), "did you mean 'max_tokens'"),
         (lambda: gen("x", return_text_in_logprobs=False), "return_text_in_logprobs must be True"),
