@@ -62,7 +62,7 @@ class Matcher(ABC):
     @property
     @abstractmethod
     def is_accepting(self) -> bool:
-        """Whether the text is complete as it stands; it may still continue."""
+        """Whether the text so far is complete; it may still continue."""
 
     @property
     @abstractmethod

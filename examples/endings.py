@@ -1,4 +1,6 @@
-"""The likeliest ending, the shape of HellaSwag: one context, several endings, scored side by side."""
+"""The most likely ending of a text, as in HellaSwag: `select` scores several endings of one context.
+
+The scores are mean logprobs per token."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Facts out of documents as typed objects: every answer parses, fits its class, and is read as it.
+"""Extraction of facts from documents as typed objects: every answer parses and is read as an object of its class.
 
-Two examples stand before every document; they are computed once. Without them a very small model guesses.
+The prompt begins with two examples, which are computed once for all documents. Without them a very small model guesses.
 """
 
 from __future__ import annotations

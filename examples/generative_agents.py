@@ -1,7 +1,8 @@
-"""A step of generative agents: each person of a village decides what to do next. Park et al. 2023, arXiv:2304.03442.
+"""One step of generative agents: the people of a village decide what to do next. Park et al. 2023, arXiv:2304.03442.
 
-The whole village takes its step in one batch. What all prompts share, the rules, is computed once; what one person's
-calls share, the memories, as well.
+All people decide in one batch. The rules, which all prompts share, are computed once, and so are the memories of a
+person, which that person's calls share. The numbers in the output are the weights of the memories: the probability that
+the person still thinks of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def step(s, person, memories):
     s += system(RULES)
     s += user(f"You are {person}. What you remember:\n" + "\n".join(f"- {memory}" for memory in memories))
 
-    def weigh(branch, memory):  # how likely it moves that person, each on a branch of its own
+    def weigh(branch, memory):  # the weight of one memory, in its own branch
         branch += user(f"Do you still think of this: you {memory}?")
         branch += assistant(select("moves", ["No", "Yes"]))
 

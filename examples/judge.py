@@ -1,4 +1,4 @@
-"""A judge with forked criteria: one essay, judged on each criterion side by side, then in all."""
+"""A judge with one branch per criterion: the branches grade one essay in parallel, then the judge sums up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def judge(s, essay):
         branch += user("From 1 (bad) to 5 (very good), which grade do you give for that?")
         branch += assistant("I give it a " + gen("grade", type=Literal[1, 2, 3, 4, 5]) + ".")
 
-    plait.map(s, CRITERIA, ask)  # the essay is computed once, the criteria side by side
+    plait.map(s, CRITERIA, ask)  # the essay is computed once, the criteria in parallel
     grades = ", ".join(f"{criterion} {grade}" for criterion, grade in zip(CRITERIA, s["grade"], strict=True))
     s += user(f"The grades are: {grades}. Sum up in one sentence.")
     s += assistant(gen("summary", max_tokens=40, stop=["\n", "."]) + ".")

@@ -1,6 +1,7 @@
-"""Few-shot multiple choice, the shape of MMLU: many questions over one prefix of examples, which is computed once.
+"""Few-shot multiple choice, as in MMLU: many questions share one prefix of examples, which is computed once.
 
-The options are scored by their texts: to say A, B, C or D is more than a very small model can do.
+`select` scores the options by their texts, not by the letters A to D, because a very small model cannot map letters
+to options.
 """
 
 from __future__ import annotations

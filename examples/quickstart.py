@@ -1,4 +1,4 @@
-"""A first plait program: turns, a value held to a pattern, a choice, and three branches that run side by side.
+"""A first plait program: chat turns, a value that matches a pattern, a choice, and three parallel branches.
 
 Run it with `plait run examples/quickstart.py`, or as a plain Python file.
 """
@@ -25,7 +25,7 @@ def trip(s, country):
     s += user("How should I get around there?")
     s += assistant("In the city, take the " + select("transport", ["metro", "bicycle", "car"]) + ".")
 
-    # Three branches share all of the text above, and are computed side by side.
+    # Three branches share all of the text above, and are computed in parallel.
     branches = s.fork(3)
     for branch, topic in zip(branches, ["food", "museums", "parks"], strict=True):
         branch += user(f"Give me one tip about {topic}.")

@@ -1,7 +1,7 @@
-"""Answers from documents, with citations: a folder is chunked, embedded and searched, and the model is held to cite.
+"""Answers from documents, with citations: a folder is chunked, embedded and searched; a regex makes the model cite.
 
 Needs the extra `rag` and the embedding model (docs/examples.md). all-MiniLM-L6-v2 (Wang et al. 2020, arXiv:2002.10957)
-makes the vectors, sqlite-vec keeps and searches them. The excerpts stand once before all questions, which are branches.
+computes the vectors; sqlite-vec stores and searches them. All excerpts are one prefix; the questions are branches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_CHARACTERS = 600  # of a chunk; the embedding model reads 256 tokens
 
 def chunks(folder: Path) -> Iterator[tuple[str, str]]:
     """(an id such as tools.md:2, text) for each piece of the folder's pages: paragraphs, up to NUM_CHARACTERS."""
-    for page in sorted(set(folder.glob("*.md")) - {folder / "examples.md"}):  # where the questions themselves stand
+    for page in sorted(set(folder.glob("*.md")) - {folder / "examples.md"}):  # it contains the questions
         pieces = [""]
         for paragraph in re.split(r"\n\s*\n", page.read_text()):
             if len(pieces[-1]) + len(paragraph) > NUM_CHARACTERS:
@@ -72,18 +72,18 @@ class Index:
         import sqlite_vec
 
         self.embed = embed
-        self.db = apsw.Connection(":memory:")  # a path keeps it
+        self.db = apsw.Connection(":memory:")  # a path instead would store it on disk
         self.db.enable_load_extension(True)
         self.db.load_extension(sqlite_vec.loadable_path())
-        columns = "embedding float[384] distance_metric=cosine, +id text, +said text"
+        columns = "embedding float[384] distance_metric=cosine, +id text, +content text"
         self.db.execute(f"create virtual table chunks using vec0({columns})")
         vectors = embed([text for _, text in pieces])
         rows = [(vector, *piece) for vector, piece in zip(vectors, pieces, strict=True)]
-        self.db.executemany("insert into chunks(embedding, id, said) values (?, ?, ?)", rows)
+        self.db.executemany("insert into chunks(embedding, id, content) values (?, ?, ?)", rows)
 
     def search(self, question: str, k: int) -> list[tuple[str, str, float]]:
         """The k nearest chunks: (id, text, cosine distance), the nearest first."""
-        query = "select id, said, distance from chunks where embedding match ? and k = ? order by distance"
+        query = "select id, content, distance from chunks where embedding match ? and k = ? order by distance"
         return list(self.db.execute(query, (self.embed([question])[0], k)))
 
 

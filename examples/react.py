@@ -1,6 +1,6 @@
 """A ReAct agent: it thinks, calls a tool, reads the result, and answers in the end. Yao et al. 2022, arXiv:2210.03629.
 
-As in the paper, two examples show it how: a very small model needs them.
+As in the paper, the prompt begins with examples of such steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def agent(s, question, max_steps=4):
     for step in range(max_steps):
         s += "Thought:" + gen(f"thought_{step}", stop="\n", max_tokens=24)
         s += "\nAction: " + gen(f"call_{step}", tools=TOOLS, max_tokens=64)
-        result = s.call(f"call_{step}")  # what the tool raises is told to the model too
+        result = s.call(f"call_{step}")  # the model also reads the error of a tool that raised
         print(f" {s[f'thought_{step}']}")
         print(f"    {result.name}({result.call.arguments if result.call else ''}) -> {result.text}")
         if result.name == "calculate":

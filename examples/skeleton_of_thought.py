@@ -1,7 +1,7 @@
-"""A skeleton of thought: first the points of an answer, then all of them side by side.
+"""Skeleton of thought: first the points of an answer, then the text of all points in parallel.
 
-Ning et al. 2023, arXiv:2307.15337. The points are a typed list, so there is nothing to parse; each is written out on a
-branch of its own, and the branches are decoded together in one batch.
+Ning et al. 2023, arXiv:2307.15337. The points are a typed list, so nothing has to be parsed. The text of a point is
+generated in its own branch, and all branches are decoded in one batch.
 """
 
 from __future__ import annotations

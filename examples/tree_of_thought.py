@@ -1,8 +1,9 @@
-"""A tree of thoughts: several beginnings of a story, each judged; the best goes on. Yao et al. 2023, arXiv:2305.10601.
+"""Tree of thoughts: several beginnings of a story are scored, and the best continue. Yao et al. 2023, arXiv:2305.10601.
 
-The paper's creative writing, made small: the end is given, and a thought is good if the end is likely behind it. So the
-judge needs no words; it scores the end as a choice, on a branch of the branch. Whatever two thoughts have in common is
-computed once, and a fork that is not carried on gives its pages back.
+The paper's creative writing task in small: the last sentence is given, and a beginning is good if that sentence is
+likely after it. `select` scores that sentence in a fork of the branch, so no judgement has to be generated. The output
+shows the mean logprob of the sentence after one sentence of the story and after two. The text that branches share is
+computed once.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ TOPIC, END = "a boy who finds an old boat", " And so the old boat sailed again."
 
 
 def judged(branch, end):
-    """Asks how likely `end` is behind the branch; a function that reads it."""
+    """Starts scoring `end` after the text of the branch. Returns a function that reads the mean logprob."""
     judge = branch.fork(1)
     judge += select("end", [end])
     return lambda: judge[0].get_meta_info("end")["choice_scores"][0]
 
 
 def best(branches, end, keep):
-    """The branches with the highest scores. All judges are asked before any score is read."""
+    """The branches with the highest scores. All scoring calls are sent before a score is read."""
     judges = [(judged(branch, end), branch) for branch in branches]
     scored = [(round(read_score(), 2), -place, branch) for place, (read_score, branch) in enumerate(judges)]
     return [(score, branch) for score, _, branch in sorted(scored, key=lambda row: row[:2], reverse=True)[:keep]]
@@ -49,7 +50,7 @@ def write(s, topic, end, width=4, keep=2):
 def main() -> None:
     state = write.run(TOPIC, END, temperature=0)
     (first, then), scores = state.ret_value
-    print(f"{first}.\n{then}.\n{END.strip()}\nscores of the end behind each: {scores}")
+    print(f"{first}.\n{then}.\n{END.strip()}\nmean logprob of the end: {scores}")
     usage = state.usage
     print(f"{usage.calls} calls; {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens came from the cache")
 

@@ -40,7 +40,7 @@ def dequantize(raw: torch.Tensor, quantization: str, shape: tuple[int, ...]) -> 
     tensor([1.])
     """
     if quantization not in GGUF_BLOCK_SHAPES:
-        raise ValueError(f"no dequantization for {quantization}; there is one for {', '.join(GGUF_BLOCK_SHAPES)}")
+        raise ValueError(f"{quantization} cannot be dequantized; supported are {', '.join(GGUF_BLOCK_SHAPES)}")
     values, size = GGUF_BLOCK_SHAPES[quantization]
     count = math.prod(shape)
     if raw.dtype != torch.uint8 or not shape or shape[-1] % values or raw.numel() != count // values * size:

@@ -70,4 +70,4 @@ def _describe_packed_weights(device: torch.device) -> str:
         return f"none: numba cannot be imported ({error})"
     if missing := missing_features():
         return f"none: this CPU has no {', '.join(missing)}"
-    return f"numba, {instruction_set()}, a whole step in one call"
+    return f"numba, {instruction_set()}, a step is one call"

@@ -27,7 +27,7 @@ _END_POSITION = ReadPosition(1 << 62, 1 << 62, 1 << 62)
 
 
 class BudgetExceeded(PlaitError):
-    """The budget of a program is used up. Its calls were aborted, and new ones are refused."""
+    """The budget of a program is used up. Its calls were aborted, and new ones are refused. Pass a larger Budget."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class BudgetTracker:
             return
 
         def count() -> None:
-            # read before taking the lock, since the call has a lock of its own
+            # read before taking the lock, since the call has its own lock
             num_tokens = call.read_since(_END_POSITION)[1].num_tokens
             with self._lock:
                 before = self._tokens

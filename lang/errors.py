@@ -19,8 +19,10 @@ from plait.runtime.errors import InputError, PlaitError
 
 
 class ProgramError(PlaitError):
-    """A program failed. `program`: its name. `variable`: the variable without a value (None: no single one). `place`:
-    the file and line of the failure, or of the call that failed.
+    """A program failed: its body raised, or one of its calls ended without a value.
+
+    `program`: its name. `variable`: the variable without a value (None: no single one). `place`: the file and line of
+    the failure, or of the call that failed.
 
     `__cause__` is the original exception with its traceback.
 
@@ -44,13 +46,16 @@ class ProgramError(PlaitError):
 
 
 class MissingVariable(ProgramError, KeyError):
-    """The program has no variable of that name."""
+    """The program has no variable of that name. The message lists its variables."""
 
     __str__ = Exception.__str__  # KeyError.__str__ returns the repr
 
 
 class UnreadableValue(ProgramError, ValueError):
-    """The text of a typed gen cannot be parsed as its type. `text`: the generated text."""
+    """The text of a typed gen is not a value of its type: `max_tokens` cut it off, or a validator rejected it.
+
+    `text`: the generated text. To avoid cut values, raise `max_tokens` or leave out `complete=False`.
+    """
 
     def __init__(self, text: str, *, program: str, variable: str | None = None, generated: str = "") -> None:
         super().__init__(text, program=program, variable=variable)
@@ -71,7 +76,10 @@ class CompileError(PlaitError):
 
 
 class DependsOnValue(CompileError):
-    """The next step of the body depends on a value that is known at run time only."""
+    """The next step of the body depends on a value that is known at run time only, so the program has no single graph.
+
+    If the value is an argument, pass it to `compile`; otherwise run the program without compiling it.
+    """
 
 
 class Problem(NamedTuple):
@@ -142,6 +150,6 @@ def unknown_keyword(where: str, name: str, known: Iterable[str]) -> InputError:
 _PER_GEN_ONLY = "a constraint belongs to one gen; pass it to that gen"
 UNSUPPORTED_KEYWORDS = {
     **dict.fromkeys(("json_schema", "ebnf", "lark", "constraint", "complete"), _PER_GEN_ONLY),
-    "use_thread": "calls always run in parallel to the body, so it can only be True, in run",
+    "use_thread": "calls always run in parallel to the body; the only supported value is True, in run",
     "num_api_spec_tokens": "plait has no speculative execution for API models",
 }

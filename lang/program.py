@@ -192,10 +192,12 @@ class Program:
         budget: Budget | None = None,
         **kwargs: Any,
     ) -> ProgramState | AsyncState:
-        """`run` for an event loop. An `async def` body runs on the event loop; a plain body uses a thread while it
-        runs, but not while its last calls finish. Cancelling the task ends the program's calls.
+        """`run` for an event loop: waits for all calls without blocking the loop. Cancelling the task ends the calls.
 
-        `stream=True` returns an AsyncState at once; the body runs as a task of its own.
+        An `async def` body runs on the event loop. A plain body uses a thread while it runs, but not while its last
+        calls finish.
+
+        `stream=True` returns an AsyncState at once; the body runs as a separate task.
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """

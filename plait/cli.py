@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
     _add_model(talk)
     talk.add_argument("--system", metavar="TEXT", help="the system message")
-    talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0 takes the likeliest tokens")
+    talk.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
     talk.set_defaults(command=_chat)
 
     server = commands.add_parser("serve", help="serve the model over HTTP to clients of common APIs")

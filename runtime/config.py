@@ -90,10 +90,10 @@ def engine_config(**settings: Any) -> EngineConfig:
     try:
         config = msgspec.convert(non_default, EngineConfig)
     except msgspec.ValidationError as error:
-        raise InputError(f"a runtime setting does not fit: {error}") from None
+        raise InputError(f"a runtime setting is invalid: {error}") from None
     for name, (lowest, highest) in _LIMITS.items():
         if not lowest <= getattr(config, name) <= highest:
             raise InputError(f"{name} must be from {lowest} to {highest}, not {getattr(config, name)!r}")
     if not (math.isfinite(config.compile_deadline_s) and 0 < config.compile_deadline_s <= 600):
-        raise InputError(f"compile_deadline_s must be above 0 to 600, not {config.compile_deadline_s!r}")
+        raise InputError(f"compile_deadline_s must be above 0 and at most 600, not {config.compile_deadline_s!r}")
     return config

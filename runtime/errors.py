@@ -38,23 +38,27 @@ class InputError(PlaitError, ValueError):
 
 
 class ModelError(PlaitError):
-    """The model cannot be used."""
+    """Base class of the errors of a model: it is missing, damaged or not supported."""
 
 
 class ModelNotFound(ModelError):
-    """There is no file at that path, or no model is installed."""
+    """There is no model at that path, or none is installed. The message says what to install or correct."""
 
 
 class CorruptModel(ModelError):
-    """A model file is truncated or inconsistent."""
+    """A model file is truncated or inconsistent. Download it again."""
 
 
 class UnsupportedModel(ModelError):
-    """The model file is valid, but plait does not support it."""
+    """The model is valid, but plait cannot run it. The message names the architecture, format or field."""
 
 
 class CallFailed(PlaitError):
-    """A call ended without a value. `kind` is the error code of the `Failed` message."""
+    """A call ended without a value; the subclass tells why.
+
+    `kind`: the error code. "internal", which has no subclass, is an error inside the runtime, whose log
+    has the traceback, or an unexpected answer of a service.
+    """
 
     kind = "internal"
 
@@ -65,31 +69,44 @@ class CallFailed(PlaitError):
 
 
 class ContextOverflow(CallFailed):
+    """Prompt and completion exceed the context length or the KV cache. Shorten the prompt or lower `max_tokens`."""
+
     kind = "context_overflow"
 
 
 class ConstraintFailed(CallFailed):
+    """The constraint could not be compiled, failed during generation, or has no complete value within `max_tokens`.
+    The message names the reason; correct the pattern, schema or grammar, or raise `max_tokens`."""
+
     kind = "constraint"
 
 
 class Aborted(CallFailed):
+    """The call, its session or its client was ended: by `abort`, `cancel`, a race, a closed session or a shutdown."""
+
     kind = "aborted"
 
 
 class DeadlineExceeded(CallFailed):
+    """The call did not finish within its `timeout`. Raise it, or generate fewer tokens."""
+
     kind = "deadline"
 
 
 class Overloaded(CallFailed):
+    """The queue of the runtime or service is full, and nothing was computed. Try again later."""
+
     kind = "overloaded"
 
 
 class RuntimeGone(CallFailed):
+    """The runtime process ended, or cannot be reached. Start a new Runtime and run the program again."""
+
     kind = "runtime_gone"
 
 
 class CallRejected(CallFailed, ValueError):
-    """The scheduler rejected a value that the client should have rejected before."""
+    """The runtime or service refused the arguments of the call. The message names the argument to correct."""
 
     kind = "invalid"
 

@@ -54,7 +54,7 @@ class Open(Message, frozen=True):
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
-    program: int = 0  # sessions of one program are scheduled as one user; 0: a program of its own
+    program: int = 0  # sessions of one program are scheduled as one user; 0: a separate program
 
 
 class Append(Message, frozen=True):

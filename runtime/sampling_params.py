@@ -69,7 +69,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "Tokens before which the output cannot end",
         "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT)] = 0
     temperature: Annotated[float, Param(
-        "Divides the logits; 0 takes the likeliest token",
+        "Divides the logits; 0 takes the most likely token",
         "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0)] = 1.0
     top_p: Annotated[float, Param(
         "Samples from the likeliest tokens whose probabilities sum to this (nucleus sampling)",
@@ -126,7 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         "A pattern or a list of patterns (Python syntax); the output ends where the first complete match begins",
         "gen programs openai sglang", json_type=str | list[str])] = ()
     if_it_fits: Annotated[bool, Param(
-        "With complete: where no whole value fits, max_tokens cuts the output; otherwise such a call fails")] = False
+        "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails")] = False
     # fmt: on
 
     @property
@@ -265,7 +265,7 @@ def _check_combinations(params: SamplingParams, protocol: str | None) -> None:
     if params.if_it_fits and not params.complete:
         raise InputError("if_it_fits needs complete to be on", field="if_it_fits")
     if params.complete and (params.stop or params.stop_token_ids or params.stop_regex):
-        text = "complete cannot be had with stop, stop_regex or stop_token_ids, which would cut the value"
+        text = "complete cannot be combined with stop, stop_regex or stop_token_ids, which would cut the value"
         raise InputError(text, field="complete")
 
 
@@ -319,7 +319,7 @@ def _check_stop_patterns(patterns: Any, protocol: str | None) -> None:
             text = f"{name} has {pattern!r:.80}, which cannot be used: {error}"
             raise InputError(text, field="stop_regex") from None
     if num_edges > MAX_EDGES:
-        text = f"the patterns of {name} together can go on in too many ways at once"
+        text = f"the patterns of {name} together have too many possible continuations at once"
         raise InputError(text, field="stop_regex")
 
 

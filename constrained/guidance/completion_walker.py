@@ -102,7 +102,7 @@ def _drop_leading_bytes(known_completion: list[int], size: int, vocabulary: Voca
 
 
 def _encode_fragment(text: bytes, vocabulary: Vocabulary) -> list[int]:
-    """Returns the tokens of a part of a token; [] if it is not valid UTF-8 by itself."""
+    """Returns the tokens of a part of a token; [] if it alone is not valid UTF-8."""
     try:
         return list(vocabulary.encode(text.decode()))
     except UnicodeDecodeError:

@@ -29,7 +29,7 @@ MAX_REASON = 200
 MAX_LITERAL = 16_384  # llguidance tokenizes all forced bytes again at each step: 0.4 us a byte
 RETOKENIZE_SLACK = 64  # tokens that a completion may save when the tokenizer spells it
 _DEAD_END = "the constraint cannot be met from here on"
-_EMPTY_LANGUAGE = "the constraint matches nothing that the vocabulary can spell"
+_EMPTY_LANGUAGE = "no text of this constraint can be written in tokens of the vocabulary"
 BYTES_PER_CHARACTER = 100  # measured: a literal of 1 MB takes 86 MB
 ASSUMED_BYTES = 2 << 20  # the size of a lexer in ordinary use; the library does not report it
 

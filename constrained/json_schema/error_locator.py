@@ -54,7 +54,7 @@ class _ErrorLocator:
         return at
 
     def _inner(self, part: dict[str, Any], keyword: str, at: str) -> tuple[str, Schema] | None:
-        """Returns the subschema of `keyword` that is refused by itself and alone causes `part` to be refused."""
+        """Returns the subschema of `keyword` that is refused alone and is the only reason why `part` is refused."""
         if keyword == "$ref":
             target = self._document.resolve_reference(part["$ref"], at)
             return (self._document.pointer(target, at), target) if self._is_rejected(target, at) else None

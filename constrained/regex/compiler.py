@@ -63,7 +63,7 @@ def compile_plain_pattern(
     except (DfaTooLarge, ValueError):
         return regex_source(plain.pattern, vocabulary)
     if table is None:
-        raise GrammarError("the constraint matches nothing that the vocabulary can spell")
+        raise GrammarError("no text of this constraint can be written in tokens of the vocabulary")
     return table
 
 

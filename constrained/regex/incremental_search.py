@@ -182,7 +182,7 @@ class _Builder:
             self.follow[state].update(first)
             self._num_edges += len(self.follow[state]) - known
         if self._num_edges > MAX_EDGES:
-            raise GrammarError("the pattern may go on in too many ways at once")
+            raise GrammarError("the pattern has too many possible continuations at once")
 
 
 def _class(op: str, value: Any, flags: int) -> CharPredicate:

@@ -85,7 +85,7 @@ def run_all_in_new_loop(
 
 
 def start_loop_thread(execution: Execution) -> ProgramState:
-    """Starts an async body on an event loop in a thread of its own. Returns at once."""
+    """Starts an async body on an event loop in a separate thread. Returns at once."""
     name = f"plait program {execution.run.program}"
     threading.Thread(target=lambda: asyncio.run(_run_to_end(execution)), name=name, daemon=True).start()
     return execution.state

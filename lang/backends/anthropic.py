@@ -22,7 +22,7 @@ class Anthropic(ChatClient):
     """A model of Anthropic's messages API. Needs the package `anthropic`. `client_arguments` are passed to its client:
     api_key (or ANTHROPIC_API_KEY), base_url, max_retries, default_headers and so on.
 
-    As with every chat API, each gen is a whole assistant turn. Constraints and `select` become structured output;
+    As with every chat API, a gen must be a complete assistant turn. Constraints and `select` become structured output;
     `get_meta_info` shows this under `method`. System turns are allowed at the beginning only.
 
     >>> plait.set_default_backend(Anthropic("claude-sonnet-4-5"))                # doctest: +SKIP

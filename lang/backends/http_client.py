@@ -55,7 +55,7 @@ class JsonHttp:
             except TimeoutError as error:
                 raise DeadlineExceeded(f"{self.base_url} sent nothing within the timeout of the call") from error
             except OSError as error:
-                raise RuntimeGone(f"the connection to {self.base_url} broke: {error}") from error
+                raise RuntimeGone(f"the connection to {self.base_url} was lost: {error}") from error
 
     def _open(self, method: str, path: str, body: Any, timeout_s: float | None) -> Any:
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()

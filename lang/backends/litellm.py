@@ -23,7 +23,7 @@ class LiteLLM(ChatClient):
     """A model by its litellm name: "anthropic/...", "vertex_ai/...", "bedrock/...", "openai/..." with `base_url`.
     Needs the package `litellm`, which reads the keys of each service from the environment.
 
-    As with every chat API, each gen is a whole assistant turn. Constraints and `select` become structured output;
+    As with every chat API, a gen must be a complete assistant turn. Constraints and `select` become structured output;
     `get_meta_info` shows this under `method`. litellm itself refuses parameters that a service lacks. `timeout`: in
     seconds, for calls without a timeout of their own.
 

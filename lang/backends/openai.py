@@ -24,7 +24,7 @@ _UNSUPPORTED_ARGUMENTS = {
 class OpenAI(ChatClient):
     """A model of OpenAI's chat API, or with `base_url` of a compatible server: vLLM, Ollama, LiteLLM's proxy, plait.
 
-    Each gen is a whole assistant turn: text before or between gens inside a turn is refused. Constraints become
+    A gen must be a complete assistant turn: text before or between gens inside a turn is refused. Constraints become
     structured output. So does `select`, because choices cannot be scored; `get_meta_info` shows this under `method`.
     Needs no package. `organization` and `default_headers` are sent as headers.
 

@@ -1,4 +1,4 @@
-"""`RemoteSession`: a session with another service. It stores the text itself; each call is a request of its own.
+"""`RemoteSession`: a session with another service. It stores the text itself; each call is a separate request.
 
 The instructions of one session run in order, on threads of the client's pool; sessions run in parallel.
 """
@@ -136,7 +136,9 @@ class RemoteSession:
 
         def run() -> None:
             if self._failed is not None:
-                call.on_failed(CallFailed(f"the session cannot continue: {self._failed}", self._failed.kind))
+                call.on_failed(
+                    CallFailed(f"the session cannot continue after a failed call: {self._failed}", self._failed.kind)
+                )
                 return
             try:
                 if not call.done():

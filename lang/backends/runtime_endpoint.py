@@ -28,7 +28,7 @@ _SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if fie
 
 
 class RuntimeEndpoint(RemoteClient):
-    """A server with SGLang's protocol. Each call posts the whole text so far; the server's prefix cache recognizes it.
+    """A server with SGLang's protocol. A call posts all text so far; the server's prefix cache finds the known part.
 
     `tokenizer`: a model folder or GGUF file on this machine; by default the server's `model_path`, if it exists here
     too. With a tokenizer, text is tokenized here, turns use the model's chat template, and text of a user cannot become
@@ -254,7 +254,7 @@ class RuntimeEndpoint(RemoteClient):
         answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **fields}, timeout_s)
         (batch,) = prompts.values()
         if not isinstance(answers, list) or len(answers) != len(batch):
-            raise CallFailed(f"{self.name} did not answer each of {len(batch)} prompts")
+            raise CallFailed(f"{self.name} did not return one answer for each of {len(batch)} prompts")
         return answers
 
 

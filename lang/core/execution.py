@@ -1,4 +1,4 @@
-"""Runs a program's body once: in the caller's thread, in a thread of its own, or as an item of a batch.
+"""Runs a program's body once: in the caller's thread, in a separate thread, or as an item of a batch.
 
 An exception of the body is stored in the run and raised where the result is read. KeyboardInterrupt and SystemExit
 pass through, after the calls of the program were aborted.
@@ -72,7 +72,7 @@ class Execution:
         return self.run_batch_item()
 
     def start(self) -> ProgramState:
-        """Runs the body in a thread of its own. Returns at once."""
+        """Runs the body in a separate thread. Returns at once."""
         name = f"plait program {self.run.program}"
         threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
         return self.state

@@ -23,7 +23,7 @@ from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
 REGEX_STRING = r'"[\w\d\s]*"'
-MAX_SELECT_CHOICES = 1024  # each choice is scored as a sequence of its own; a mask (sampled choices) takes more
+MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a mask (sampled choices) takes more
 
 Stop = str | Collection[str]
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}

@@ -45,7 +45,7 @@ class StateWriter(RoleMethods):
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """`with s.var_scope("x"): s += ...`: variable `name` is the text appended inside, from the end of the scope
+        """`with s.var_scope("x"): s += ...`: variable `x` is the text appended inside, from the end of the block
         on."""
         start = len(self._branch.segments)
         yield

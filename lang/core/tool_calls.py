@@ -155,7 +155,7 @@ def _failed(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
-    """Appends the result as the model expects it: as a turn of its own, or as a line inside an open turn."""
+    """Appends the result as the model expects it: as a separate turn, or as a line inside an open turn."""
     line = f"Result of {result.name}: {result.text}"
     template = branch.run.client.tokenizer.chat_template
     if template is None or branch.in_turn or not branch.turns:

@@ -31,7 +31,7 @@ class ReplayMismatch(ScriptError):
 
 class Replay(TextClient):
     """A backend that answers from the recording at `path`. Each call must have a recorded prompt and recorded
-    parameters; it gets the recorded value, meta info and usage. Equal calls are answered in the order in which they
+    parameters; it returns the recorded value, meta info and usage. Equal calls are answered in the order in which they
     were recorded.
 
     Inside a `with` block it is the default backend. At the end of the block, recorded calls that were not made raise a

@@ -172,7 +172,9 @@ class TextSession:
         self._name = None
         call = TextCall(self._client.next_id(), Detokenizer(self._client.tokenizer.vocabulary), timeout_s)
         if self._failed is not None:
-            call.on_failed(CallFailed(f"the session cannot continue: {self._failed}", self._failed.kind))
+            call.on_failed(
+                CallFailed(f"the session cannot continue after a failed call: {self._failed}", self._failed.kind)
+            )
             return call
         try:
             outcome = self._client.answer(asked)

@@ -146,7 +146,7 @@ class _Writer:
         branches = [self._writers[number] for number in node.branches]
         for branch in branches:
             if branch.is_in_turn or branch.forked:
-                self._refuse(node, "a branch has an open turn or branches of its own")
+                self._refuse(node, "a branch has an open turn or a nested fork")
         program = [branch.root_nodes for branch in branches]
         writer.nodes.append({"fork": {"branches": program, "join": _JOINS[node.mode]}})
         if node.mode == "gather_variable":

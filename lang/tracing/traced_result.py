@@ -1,4 +1,4 @@
-"""`TracedResult`: the segment that stands for the result of a step while a program is being compiled."""
+"""`TracedResult`: the placeholder of a step's result while a program is being compiled."""
 
 from __future__ import annotations
 

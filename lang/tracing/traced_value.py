@@ -1,4 +1,4 @@
-"""`TracedValue`: stands for a value that is known at run time only, while the body of a program is being compiled.
+"""`TracedValue`: the placeholder of a value known at run time only, while the body of a program is being compiled.
 
 It can be appended, put into other text, indexed, called and combined with operators. Each result is a TracedValue too,
 which records how to compute it from run-time values. An operation whose result the body could branch on (a comparison,

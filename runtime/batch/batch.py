@@ -45,7 +45,7 @@ class ScheduledRequest:
         return self.start + self.count == self.request.seq.tokens.size
 
     def token_ids(self) -> IntArray:
-        """[count] int32. The value -1 - slot stands for a token that the previous step samples."""
+        """[count] int32. The value -1 - slot is the placeholder of a token that the previous step samples."""
         if self.placeholder is not None:
             return np.array([-1 - self.placeholder.slot], dtype=np.int32)
         return self.request.seq.tokens.view()[self.start : self.start + self.count]

@@ -1,4 +1,4 @@
-"""Requests, the unit of scheduling. A request is a sequence with tokens to compute, and what is wanted of them.
+"""Requests, the unit of scheduling. A request is a sequence with tokens to compute, and the results to return.
 
     GenerationRequest   samples tokens after a session's text      (a Generate message)
     ScoringRequest      reads the logprobs of given tokens         (one of several for a Select message)
@@ -163,7 +163,7 @@ class GenerationRequest(Request):
 class ScoringRequest(Request):
     """One of the requests that score a Select: the prompt, followed by tokens that several choices may share.
 
-    `targets[position]`: tokens whose logprob after tokens [0, position] is wanted.
+    `targets[position]`: tokens whose logprob after tokens [0, position] is requested.
     """
 
     def __init__(

@@ -257,7 +257,9 @@ class Call:
         if remaining is not None and (timeout_s is None or remaining <= timeout_s):
             self.expire()
         else:
-            raise DeadlineExceeded("no answer in the time given to this read (the call goes on; abort() ends it)")
+            raise DeadlineExceeded(
+                "the call did not finish within the timeout of this read; it is still running (abort() ends it)"
+            )
 
     def expire(self) -> None:
         """Aborts the call locally: its deadline has passed and the scheduler has not reported it."""

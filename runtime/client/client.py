@@ -58,7 +58,7 @@ class Client:
         """Opens an empty session.
 
         Sessions with equal `tenant` and `cache_salt` share cached prefixes. Sessions with the same `program` number
-        count as one program in fair scheduling; None makes the session a program of its own. Raises InputError.
+        count as one program in fair scheduling; None makes the session a separate program. Raises InputError.
         """
         for name in (tenant, cache_salt):
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARS or not name.isprintable():

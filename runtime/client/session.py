@@ -104,7 +104,7 @@ class Session:
         if constraint is not None and not isinstance(constraint, Spec):
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
-            raise InputError("complete needs a constraint: only that says when a value is whole", field="complete")
+            raise InputError("complete needs a constraint, which defines when a value is complete", field="complete")
         self._flush("gen")
         self._sent_tail = UNKNOWN_TAIL
         return self._client.start_call(
@@ -180,7 +180,7 @@ class Session:
         info = self._client.model.embeddings
         if info is None:
             reason = self._client.model.no_embeddings_reason
-            raise UnsupportedModel(f"this model has no pooling, so it gives no embeddings: {reason}")
+            raise UnsupportedModel(f"this model defines no pooling, so it cannot compute embeddings: {reason}")
         if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= info.size):
             raise InputError(f"dimensions must be an integer from 1 to {info.size}, not {dimensions!r:.40}")
         if normalize is not None and not isinstance(normalize, bool):
@@ -259,7 +259,7 @@ class Session:
 
     def _require_lm_head(self) -> None:
         if not self._client.model.can_generate:
-            raise UnsupportedModel("this model has no output head: it gives embeddings, and generates no text")
+            raise UnsupportedModel("this model has no output head: it computes embeddings and cannot generate text")
 
     def _require_open(self) -> None:
         if self._closed:

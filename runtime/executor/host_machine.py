@@ -44,6 +44,6 @@ def host_kv_cache_budget() -> int:
 
 
 def trim_heap() -> None:
-    """Returns freed memory to the system; glibc by itself keeps what lies below a live allocation."""
+    """Returns freed memory to the system; glibc alone keeps what lies below a live allocation."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # C libraries without malloc_trim
         ctypes.CDLL(None).malloc_trim(0)

@@ -11,7 +11,7 @@ from plait.runtime.batch.prefix_groups import PrefixGroup, PrefixGroups
 
 
 class PrefixSharing:
-    """Groups of rows whose shared prefix is worth an attention pass of its own.
+    """Groups of rows whose shared prefix is worth a separate attention pass.
 
     `cost_of(max_q_len)` is the operators' cost for steps whose rows have up to `max_q_len` new tokens; `windows` has
     each layer's attention window, None for full attention.

@@ -14,7 +14,7 @@ from plait.runtime.sampling.sampler import Sampler
 def make_runner(
     config: EngineConfig, model_path: Path, progress: StartupProgress = lambda fraction, doing: None
 ) -> tuple[LoadedRunner, Sampler, AsyncStepLauncher | None]:
-    """Loads the model and returns its runner, a sampler for its device, and a launcher if the GPU samples by itself.
+    """Loads the model and returns its runner, a sampler for its device, and a launcher if a GPU samples.
 
     Torch is imported only if the model needs it; the packed CPU runner works without.
     Raises ModelError or InputError.

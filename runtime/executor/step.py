@@ -45,7 +45,7 @@ class AsyncStepLauncher(Protocol):
     """Launches steps that a device runs, sampling included, without the host."""
 
     def launch(self, batch: Batch, *, overlapped: bool) -> InFlightStep | None:
-        """Starts a step; None if the device cannot sample some row of the batch by itself.
+        """Starts a step; None if the device cannot sample some row of the batch without the host.
 
         With `overlapped`, another step is in flight; None also where that one has to be collected first.
         """

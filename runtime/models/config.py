@@ -133,4 +133,4 @@ def _check_experts(experts: MoEConfig, num_layers: int) -> None:
     checked_int("experts' intermediate_size", experts.intermediate_size, MAX_VALUES["intermediate_size"])
     checked_bool("norm_topk_prob", experts.normalize_topk)
     if len(experts.layers) != num_layers or not any(experts.layers):
-        raise CorruptModel("the list of layers with experts is empty or has another length than the layers")
+        raise CorruptModel("the list of expert layers is empty, or its length differs from the number of layers")

@@ -20,7 +20,7 @@ class ModelFamily:
     - `name`: the name of the family's folder, and the value of `ModelConfig.architecture`.
     - `hf_architectures`: the values of `architectures` in config.json. The first one is the model with an output head;
       the others are the class without it, as which embedding models are saved.
-    - `gguf_architecture`: the value of `general.architecture` in GGUF files; None if llama.cpp has no name of its own
+    - `gguf_architecture`: the value of `general.architecture` in GGUF files; None if llama.cpp has no name for it
       for the family. `read_gguf_config` is then None too.
     - `read_hf_config`, `read_gguf_config`: return the fields of `ModelConfig` except `architecture`. They raise
       CorruptModel or UnsupportedModel.

@@ -49,9 +49,9 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     from plait.kernels.cpu.decoder import instruction_set
 
     numbers = (
-        "the file's own 4- and 8-bit numbers"
+        "the file's own 4- and 8-bit weights"
         if weight_format == "as-stored"
-        else f"what has more bits is rounded to {weight_format}"
+        else f"weights with more bits are rounded to {weight_format}"
     )
     return FormatChoice(weight_format, True, f"{numbers}, packed: numba, {instruction_set()}")
 
@@ -63,11 +63,11 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
     if (cpu_reason := _cpu_unsupported_reason()) is not None:
         return cpu_reason
     if dtype != "bfloat16":
-        return f"packed weights go with bfloat16, not with {dtype}"
+        return f"packed weights need bfloat16, not {dtype}"
     if not FAMILIES_BY_NAME[config.architecture].has_packed_cpu:
-        return f"models of the family {config.architecture} have no packed form"
+        return f"the packed kernels do not support the family {config.architecture}"
     if config.output_bias or config.mlp_bias:
-        return "biases outside of q, k and v have no packed form"
+        return "the packed kernels support biases of q, k and v only"
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     if any(width % 32 for width in widths) or config.head_dim > 256:
         return f"the sizes {widths} are not all multiples of 32, or heads are wider than 256"
@@ -86,8 +86,8 @@ def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
 
 
 def _describe_gpu_format(weight_format: WeightFormat, dtype: str) -> str:
-    as_stored = f"the file's own 4- and 8-bit numbers; matrices that are stored otherwise in {dtype}"
-    rounded = f"what has more bits is rounded to {weight_format}" + (
+    as_stored = f"the file's own 4- and 8-bit weights; matrices that are stored otherwise in {dtype}"
+    rounded = f"weights with more bits are rounded to {weight_format}" + (
         ", the output head to int8" if weight_format == "int4" else ""
     )
     return f"{as_stored if weight_format == 'as-stored' else rounded}; multiplied by triton"
@@ -97,7 +97,7 @@ def _gpu_unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str
     if device != "cuda":
         return f"4- and 8-bit weights are for CPUs and CUDA devices, not for {device}"
     if config.experts is not None:
-        return f"the experts of {config.architecture} have no product with 4 or 8 bits on a GPU"
+        return f"no GPU kernel multiplies the experts of {config.architecture} with 4 or 8 bits"
     import torch
 
     from plait.kernels.triton.support import HeadShape, triton_unsupported_reason

@@ -1,6 +1,6 @@
-"""`Engine`: a scheduler in this process, on a thread of its own.
+"""`Engine`: a scheduler in this process, on a separate thread.
 
-For notebooks, tests and machines on which a second process is not wanted.
+For notebooks, tests and machines where a second process is not desired.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ class Runtime:
         if isinstance(start_timeout_s, bool) or not isinstance(start_timeout_s, (int, float)):
             raise errors.InputError(f"start_timeout_s must be a number of seconds, not {start_timeout_s!r}")
         if not 0 < start_timeout_s <= 86_400:
-            raise errors.InputError(f"start_timeout_s must be above 0 to 86400 seconds, not {start_timeout_s!r}")
+            raise errors.InputError(
+                f"start_timeout_s must be above 0 and at most 86400 seconds, not {start_timeout_s!r}"
+            )
         located_path = locate_model(config.model_path or None)
         self.address = tempfile.mkdtemp(prefix="plait-")  # created with mode 0700
         self._log = Path(self.address) / "runtime.log"
@@ -116,9 +118,9 @@ class Runtime:
     ) -> npt.NDArray[np.float32]:
         """Embeds each text: [len(texts), dimensions] float32, for a model whose files specify pooling.
 
-        dimensions: keep only the first values of each vector, for models trained that way. Whether vectors have unit
-            length is the model's default.
-        timeout_s: per text.
+        dimensions: keep only the first values of each vector, for models trained that way. Vectors have unit
+            length if the model's files say so.
+        timeout_s: time limit per text, in seconds.
 
         Raises UnsupportedModel if the model has no pooling, InputError, or the CallFailed of the first text that fails.
 

@@ -1,6 +1,6 @@
 """The engine loop. One step: receive messages, choose a batch, compute it, fill token masks, sample, commit.
 
-An error in one request ends that request; the loop and the other requests go on.
+An error in one request ends that request; the loop and the other requests continue.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class EngineLoop:
             step.discarded,
             partial_head=not self.config.deterministic,
             on_error=lambda request, error: self.calls.fail(
-                request, "constraint", f"the constraint broke in the middle: {error}"
+                request, "constraint", f"the constraint failed during generation: {error}"
             ),
         )
 
@@ -254,7 +254,7 @@ class EngineLoop:
                 self._commit_request(scheduled, output)
             except Exception as error:
                 self.error_log.record(error)
-                text = f"this call broke ({type(error).__name__}); see the runtime's log"
+                text = f"an internal error ended this call ({type(error).__name__}); see the runtime's log"
                 self._fail_request(scheduled.request, "internal", text)
 
     def _commit_request(self, scheduled: ScheduledRequest, output: SamplerOutput) -> None:

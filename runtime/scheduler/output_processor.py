@@ -48,7 +48,9 @@ class OutputProcessor:
             num_left = request.num_tokens_left(self.max_length)
             request.completion_plan = request.matcher.completion(num_left)
             if request.completion_plan is None and not request.params.if_it_fits:
-                raise CompletionDoesNotFit(f"found no whole value of this constraint that fits into {num_left} tokens")
+                raise CompletionDoesNotFit(
+                    f"found no complete value of this constraint that fits into {num_left} tokens"
+                )
         return self._append_with_forced(request, [])
 
     def process_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> FinishInfo | None:

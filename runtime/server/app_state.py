@@ -60,7 +60,7 @@ class AppState:
         return self.settings.model_name or _name_from_path(self.client.model.model_path)
 
     def check_model(self, name: str) -> None:
-        """Raises ApiError 404 for a model that is not served here. "default" stands for the one that is."""
+        """Raises ApiError 404 for a model that is not served here. "default" means the one that is."""
         if name not in (self.model_name, "default"):
             text = f"the model '{name[:100]}' is not served here; '{self.model_name}' is"
             raise ApiError(404, text, type=NOT_FOUND, param="model", code="model_not_found")

@@ -1,4 +1,4 @@
-"""Starts `plait serve`: the runtime in a process of its own, and the HTTP server in this one.
+"""Starts `plait serve`: the runtime in a separate process, and the HTTP server in this one.
 
 The runtime process is started before the server's modules are imported, so both load at once.
 """

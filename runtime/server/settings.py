@@ -56,7 +56,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def server_settings(**settings: Any) -> ServerSettings:
-    """Returns checked settings; None stands for a default.
+    """Returns checked settings; None means the default.
 
     Raises InputError for a setting that is unknown, of the wrong type, or out of range.
 
@@ -67,4 +67,4 @@ def server_settings(**settings: Any) -> ServerSettings:
     try:
         return msgspec.convert(non_default, ServerSettings)
     except msgspec.ValidationError as error:
-        raise InputError(f"a server setting does not fit: {error}") from None
+        raise InputError(f"a server setting is invalid: {error}") from None

@@ -1,4 +1,4 @@
-"""Runs the application under uvicorn, on a socket that is already bound, in an event loop of its own.
+"""Runs the application under uvicorn, on a socket that is already bound, in its own event loop.
 
 Importing this module takes a second; `serve` does so while the runtime process loads the model.
 """

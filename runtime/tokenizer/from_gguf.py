@@ -40,7 +40,7 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
     """
     kind = _name(metadata, "model")
     if kind not in ("gpt2", "llama"):
-        raise UnsupportedModel(f"the tokenizer {kind!r:.40} is not supported; there are 'gpt2' and 'llama'")
+        raise UnsupportedModel(f"the tokenizer {kind!r:.40} is not supported; supported are 'gpt2' and 'llama'")
     tokens = _strings(metadata, "tokens")
     types = _numbers(metadata, "token_type", len(tokens), _NORMAL)
     sentencepiece = kind == "llama"
@@ -147,7 +147,7 @@ def _eos_ids(metadata: Mapping[str, Any], count: int, default: int | None) -> tu
     ends += [_special_id(metadata, key, count) for key in ("eot_token_id", "eom_token_id")]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     if not eos_ids:
-        raise CorruptModel("the file names no token that ends a text (tokenizer.ggml.eos_token_id)")
+        raise CorruptModel("the file names no end-of-sequence token (tokenizer.ggml.eos_token_id)")
     return eos_ids
 
 
@@ -156,7 +156,7 @@ def _checked_vocab_size(metadata: Mapping[str, Any], vocab_size: int | None, cou
         stored = metadata.get(f"{metadata.get('general.architecture')}.vocab_size", count)
         vocab_size = stored if type(stored) is int else count
     if not count <= vocab_size <= 2**24:
-        raise CorruptModel(f"the tokenizer has {count} tokens and the model {vocab_size} rows for them")
+        raise CorruptModel(f"the tokenizer has {count} tokens, but the model's embedding has {vocab_size} rows")
     return vocab_size
 
 
@@ -211,7 +211,7 @@ def _pre_tokenizer(pre: str, add_space: bool) -> pre_tokenizers.PreTokenizer:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     if pre not in _LLAMA3 + _QWEN2:
         known = ", ".join(_GPT2 + _SINGLE_DIGITS + _LLAMA3 + _QWEN2)
-        raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; there are {known}")
+        raise UnsupportedModel(f"the pre-tokenizer {pre!r:.40} is not supported; supported are {known}")
     pattern = Regex(_WORD_PATTERN % ("{1,3}" if pre in _LLAMA3 else ""))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=add_space, use_regex=False)
     return pre_tokenizers.Sequence([pre_tokenizers.Split(pattern, "isolated"), byte_level])

@@ -45,7 +45,7 @@ def definition_from_folder(folder: Path, vocab_size: int | None = None) -> Token
     except ModelError:
         raise
     except Exception as error:  # `tokenizers` raises plain Exception, and a wrong field may fail anywhere
-        raise CorruptModel(f"{folder / 'tokenizer.json'} contradicts itself; download it again") from error
+        raise CorruptModel(f"{folder / 'tokenizer.json'} is inconsistent; download it again") from error
 
 
 def _read_json_if_exists(path: Path) -> dict[str, Any]:
@@ -57,11 +57,13 @@ def _definition(
 ) -> TokenizerDefinition:
     model = source["model"]
     if model.get("type", "BPE") != "BPE":
-        raise UnsupportedModel(f"the tokenizer {model['type']!r:.40} is not supported; there is BPE")
+        raise UnsupportedModel(f"the tokenizer {model['type']!r:.40} is not supported; only BPE is")
     vocab: dict[str, int] = model["vocab"]
     vocab_size = vocab_size or configs[2].get("vocab_size") or 1 + max([*vocab.values(), *_ids(source)])
     if type(vocab_size) is not int or not max(vocab.values()) < vocab_size <= 2**24:
-        raise CorruptModel(f"the tokenizer has the id {max(vocab.values())}, the model {vocab_size!r:.20} rows")
+        raise CorruptModel(
+            f"the tokenizer has the id {max(vocab.values())}, but the embedding has {vocab_size!r:.20} rows"
+        )
     added_tokens, control = _added_tokens(source, model, vocab_size)
     continuation_backend, initial_backend, prefix_after_control = _backends(source, model, set(added_tokens))
     ids = vocab | {text: token.id for text, token in added_tokens.items()}
@@ -97,7 +99,7 @@ def _added_tokens(
 ) -> tuple[dict[str, AddedToken], set[int]]:
     """Returns the added tokens that control text may contain, and the ids of those that are not text.
 
-    An added token that is text and that BPE produces by itself (a run of spaces, say) stays an ordinary token, as does
+    An added token that is text and that BPE also builds by merges (e.g. spaces) stays an ordinary token, as does
     one that the backends match in any text (see `_plain_text_added_tokens`). A token beyond `vocab_size` has no logit
     and is omitted.
     """
@@ -257,7 +259,7 @@ def _eos_ids(configs: Sequence[Mapping[str, Any]], ids: Mapping[str, int], vocab
         candidates += config_ids if isinstance(config_ids, list) else [config_ids]
     eos_ids = tuple(dict.fromkeys(i for i in candidates if type(i) is int and 0 <= i < vocab_size))
     if not eos_ids:
-        raise CorruptModel("no config in the folder names a token that ends a text (eos_token_id)")
+        raise CorruptModel("no config in the folder names an end-of-sequence token (eos_token_id)")
     return eos_ids
 
 
@@ -280,7 +282,9 @@ def _suffix_ids(
         text_index = max((index for index, part in enumerate(single) if "Sequence" in part), default=len(single))
         suffix = [i for part in single[text_index + 1 :] for i in special_tokens[part["SpecialToken"]["id"]]["ids"]]
         if any(type(i) is not int or not 0 <= i < vocab_size for i in suffix):
-            raise CorruptModel("the post_processor of tokenizer.json ends a text with a token that is not there")
+            raise CorruptModel(
+                "the post_processor of tokenizer.json ends a text with a token that the vocabulary lacks"
+            )
         if suffix:
             return tuple(suffix)
     eos_id = _token_id(config.get("eos_token"), ids) if config.get("add_eos_token") is True else None

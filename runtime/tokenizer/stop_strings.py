@@ -1,6 +1,6 @@
 """Finds stop strings and stop patterns in a stream of bytes, across token borders.
 
-Each stop string has a Knuth-Morris-Pratt automaton and each pattern an automaton of its own, which bounds the cost per
+Each stop string has a Knuth-Morris-Pratt automaton and each pattern its own automaton, which bounds the cost per
 byte.
 """
 

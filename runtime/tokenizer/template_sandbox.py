@@ -215,7 +215,7 @@ def _check_format(layout: str | bytes) -> None:
 
 def _check_power(base: Any, exponent: Any) -> None:
     if not (isinstance(base, int | float) and isinstance(exponent, int | float)):
-        raise LimitReached("it raises what is no number to a power")
+        raise LimitReached("it raises a value that is not a number to a power")
     if abs(base) > 10_000 or abs(exponent) > 16:
         raise LimitReached("it computes a power that is too large")
 

@@ -107,7 +107,7 @@ class SafetensorsCheckpoint:
             raise CorruptModel(f"{_INDEX} has no weight_map")
         for file in file_by_tensor.values():
             if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-                raise CorruptModel(f"{_INDEX} names {file!r:.80}, no safetensors file of its folder")
+                raise CorruptModel(f"{_INDEX} names {file!r:.80}, which is not a safetensors file of its folder")
         return file_by_tensor
 
     def _open(self, file: str, device: str) -> Any:

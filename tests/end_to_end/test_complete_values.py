@@ -47,7 +47,7 @@ def test_json_is_complete_within_every_token_budget(runtime, max_tokens):
 
 
 def test_a_budget_too_small_for_any_value_raises(runtime):
-    with pytest.raises(plait.ProgramError, match="no whole value of this constraint that fits into 3 tokens"):
+    with pytest.raises(plait.ProgramError, match="no complete value of this constraint that fits into 3 tokens"):
         story.run(3, json_schema=STORY, complete=True, backend=runtime)
 
 

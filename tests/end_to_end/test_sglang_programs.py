@@ -312,7 +312,7 @@ def test_what_cannot_be_had_is_refused_with_a_reason():
         (lambda: sgl.gen("x", stop_regex="(?=a)"), "lookaround is not supported"),
         (lambda: sgl.gen("x", dtype=list), "dtype must be int, float, bool or str"),
         (lambda: sgl.function(num_api_spec_tokens=64), "API models"),
-        (lambda: tool_use.run(question="x", use_thread=False), "can only be True"),
+        (lambda: tool_use.run(question="x", use_thread=False), "the only supported value is True"),
         (lambda: sgl.Runtime(model_path="x", tp_size=2), "unknown runtime setting 'tp_size'"),
     ):
         with pytest.raises(sgl.InputError, match=message):

@@ -106,7 +106,7 @@ def unevaluated_items(schema: SchemaObject, document: SchemaDocument) -> SchemaO
         if isinstance(part, bool):
             continue
         if part.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not", "contains"}:
-            raise UnsupportedKeywords("it stands beside alternatives", "unevaluatedItems")
+            raise UnsupportedKeywords("it is combined with alternatives", "unevaluatedItems")
         if part.keys() & {"items", "unevaluatedItems"}:
             return rest
         longest = max(longest, len(part.get("prefixItems", ())))

@@ -85,7 +85,7 @@ class SchemaDocument:
         if reference not in self._targets:
             base, _, fragment = reference.removeprefix(ROOT).partition("#")
             if base not in self._bases:
-                raise GrammarError("the reference leads outside of the schema, and plait fetches nothing", at)
+                raise GrammarError("the reference points outside of the schema, and plait fetches nothing", at)
             self._targets[reference] = self._resolve_pointer(unquote(fragment), at)
         return self._targets[reference]
 
@@ -128,7 +128,7 @@ class SchemaDocument:
     def _resolve_pointer(self, pointer: str, at: str) -> Schema:
         target: Any = self.schema
         if pointer and not pointer.startswith("/"):
-            raise GrammarError("the reference leads to nothing", at)
+            raise GrammarError("the reference points to nothing in the schema", at)
         for step in pointer.split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and key in target:
@@ -136,9 +136,9 @@ class SchemaDocument:
             elif isinstance(target, list) and key.isdigit() and int(key) < len(target):
                 target = target[int(key)]
             else:
-                raise GrammarError("the reference leads to nothing", at)
+                raise GrammarError("the reference points to nothing in the schema", at)
         if not isinstance(target, dict | bool):
-            raise GrammarError("the reference leads to something that is no schema", at)
+            raise GrammarError("the reference points to a value that is not a schema", at)
         return target
 
 

@@ -82,7 +82,7 @@ def check_keyword_value(name: str, value: Any, at: str) -> None:
     else:
         good = _is_other_keyword_valid(name, value)
     if not good:
-        raise GrammarError(f"the value of {name} is not what it must be", f"{at}/{name}")
+        raise GrammarError(f"the value of {name} has a wrong type or range", f"{at}/{name}")
 
 
 def _is_other_keyword_valid(name: str, value: Any) -> bool:

@@ -98,14 +98,14 @@ def property_names(schema: SchemaObject, document: SchemaDocument) -> SchemaObje
     if names is False:
         return with_all_of(rest, {"maxProperties": 0})
     if rest.get("patternProperties"):
-        raise UnsupportedKeywords("it stands beside patternProperties", "propertyNames")
+        raise UnsupportedKeywords("it is combined with patternProperties", "propertyNames")
     try:
         pattern = f"^(?:{_to_ecma(_names_pattern(names, document))})$"
         rewritten = _forbid_failing_names(rest, names, document)
         additional = rest.get("additionalProperties", True)
         if additional is not True and any(matches(pattern, name) for name in rewritten["properties"]):
             raise UnsupportedKeywords(
-                "it stands beside additionalProperties and listed names that match", "propertyNames"
+                "it is combined with additionalProperties and listed names that match", "propertyNames"
             )
     except GrammarError as error:
         raise UnsupportedKeywords(error.reason, "propertyNames") from None
@@ -148,7 +148,7 @@ def _names_pattern(names: Schema, document: SchemaDocument) -> str:
         texts = [text for text in listed if isinstance(text, str) and document.is_valid(names, text)]
         return "|".join(literal(text) for text in texts) or r"[^\U00000000-\U0010ffff]"
     if pattern and (low or high):
-        raise UnsupportedKeywords("a pattern and a length in it are not combined", "propertyNames")
+        raise UnsupportedKeywords("a pattern together with a length is not supported", "propertyNames")
     return pattern or f"{ANY}{{{low},{high}}}"
 
 
@@ -180,7 +180,9 @@ def count_properties(schema: SchemaObject, document: SchemaDocument) -> SchemaOb
             rest, {"properties": {}, "additionalProperties": False}, *([_NOT_AN_OBJECT] if min_count else [])
         )
     if min_count > len(required) + 1:
-        raise UnsupportedKeywords("more than one property beyond the required ones is not counted", "minProperties")
+        raise UnsupportedKeywords(
+            "a minimum of more than one property beyond the required ones is not supported", "minProperties"
+        )
     if listed - required and (min_count or max_count is not None):
         return _count_in_open_object(rest, sorted(listed - required), min_count, max_count)
     bounds = {"minProperties": min_count} if min_count else {}
@@ -193,11 +195,11 @@ def _count_in_open_object(rest: SchemaObject, optional: list[str], least: int, m
     """Returns the schema with one more property: an optional listed one, or an additional one if there is none."""
     keyword = "minProperties" if most is None else "maxProperties"
     if most is not None or len(optional) > MAX_SUBSETS or "allOf" in rest or "anyOf" in rest:
-        raise UnsupportedKeywords("it stands beside optional and additional properties", keyword)
+        raise UnsupportedKeywords("it is combined with optional and additional properties", keyword)
     none = dict.fromkeys(optional, False)
     with_additional = {**rest, "properties": {n: s for n, s in rest["properties"].items() if n not in none}}
     if any(_is_matched(rest, name) for name in optional):
-        raise UnsupportedKeywords("it stands beside patternProperties that match listed names", keyword)
+        raise UnsupportedKeywords("it is combined with patternProperties that match listed names", keyword)
     patterns = {f"^{literal_ecma(name)}$": False for name in optional}
     with_additional["patternProperties"] = {**rest.get("patternProperties", {}), **patterns}
     with_additional["minProperties"] = least
@@ -256,7 +258,7 @@ def unevaluated_properties(schema: SchemaObject, document: SchemaDocument) -> Sc
         if isinstance(part, bool):
             continue
         if part.keys() & {"anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"}:
-            raise UnsupportedKeywords("it stands beside alternatives", "unevaluatedProperties")
+            raise UnsupportedKeywords("it is combined with alternatives", "unevaluatedProperties")
         if part.keys() & {"additionalProperties", "unevaluatedProperties"}:
             return rest
         names |= dict.fromkeys(part.get("properties", {}), True)

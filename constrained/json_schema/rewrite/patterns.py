@@ -44,7 +44,7 @@ def ecma_to_plain_pattern(pattern: str) -> PlainPattern:
     try:
         arms = [_unanchored(items, translated) for items in _alternatives(list(parse_regex(translated)))]
     except re.error as error:
-        raise GrammarError(f"the pattern is wrong: {error.msg}") from None
+        raise GrammarError(f"the pattern is invalid: {error.msg}") from None
     except (OverflowError, RecursionError):
         raise GrammarError("the pattern is too large or nested too deeply") from None
     plain = arms[0] if len(arms) == 1 else _any_of(arms)
@@ -72,7 +72,7 @@ def _is_anchor(item: Any, kind: str) -> bool:
 
 
 def _alternatives(items: list[Any]) -> list[list[Any]]:
-    """Expands `items` into alternatives whose anchors stand at their ends, also those from groups at the ends."""
+    """Expands `items` into alternatives whose anchors are at their ends, also those from groups at the ends."""
     for place in (0, -1) if items else ():
         op, value = str(items[place][0]), items[place][1]
         rest = (items[1:], None) if place == 0 else (None, items[:-1])
@@ -124,7 +124,7 @@ def _to_python_syntax(pattern: str) -> str:
         elif char == "{" and not _COUNT.match(pattern, at):
             out += r"\{"
         elif char == "{" and pattern[_COUNT.match(pattern, at).end() :][:1] == "+":  # type: ignore[union-attr]
-            raise GrammarError("the pattern is wrong: nothing to repeat")
+            raise GrammarError("the pattern is invalid: nothing to repeat")
         else:
             out += {".": r"[^\n\r\u2028\u2029]", "$": r"\Z"}.get(char, char)
         at += 1
@@ -136,7 +136,7 @@ def _translate_group(out: str, pattern: str, group: re.Match[str]) -> tuple[str,
         return f"{out}(?:", group.end()
     follows = pattern[group.end() : group.end() + 1]
     if follows not in (":", "=", "!", "<"):
-        raise GrammarError("the pattern is wrong: an unknown group")
+        raise GrammarError("the pattern is invalid: an unknown group")
     return f"{out}(?", group.end()
 
 
@@ -144,7 +144,7 @@ def _translate_escape(pattern: str, at: int, in_class: bool) -> tuple[str, int]:
     """Returns (the escape at `at` in Python's syntax, the index after it)."""
     escape = _ESCAPE.match(pattern, at)
     if escape is None:
-        raise GrammarError("the pattern is wrong: bad escape at its end")
+        raise GrammarError("the pattern is invalid: bad escape at its end")
     code = escape["braced"] or escape["four"] or escape["two"]
     if code is not None:
         high, end = int(code, 16), escape.end()
@@ -173,7 +173,7 @@ def _translate_single_escape(found: re.Match[str], in_class: bool) -> str:
         return "\\" + one if one in "fnrtv" or not one.isalnum() else one
     if one in "bB123456789":
         return "\\" + one
-    raise GrammarError(f"the pattern is wrong: bad escape \\{one}")
+    raise GrammarError(f"the pattern is invalid: bad escape \\{one}")
 
 
 def matches(pattern: str, text: str) -> bool:

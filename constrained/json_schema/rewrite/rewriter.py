@@ -104,7 +104,7 @@ class _Rewriter:
             self._check_names(part, at)
         schema = self._schema(self._document.schema, "", frozenset())
         if schema is False:
-            raise GrammarError("no value is valid by this schema", "")
+            raise GrammarError("no value satisfies this schema", "")
         body: SchemaObject = {} if schema is True else dict(schema)
         if self._definitions:
             body["$defs"] = self._definitions

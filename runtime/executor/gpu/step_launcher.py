@@ -1,4 +1,4 @@
-"""Launches steps that a GPU runs by itself: decode batches as CUDA graphs, mixed batches operator by operator.
+"""Launches steps that a GPU runs without the host: decode batches as CUDA graphs, mixed batches operator by operator.
 
 Both sample on the device, and only token ids return to the host. Batches that need what the device's sampler lacks
 (logprobs, scores, logit_bias, penalties) are left to `SyncStep`.

@@ -27,7 +27,7 @@ _POOLING_FLAGS = {  # field of a Pooling module -> (mode, default of sentence-tr
 _POOLING_KINDS: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
 _GGUF_POOLING_TYPES = {0: "none", 1: "mean", 2: "cls", 3: "lasttoken", 4: "rank"}
 _BUILTIN_PROMPTS = {"query": "", "document": ""}  # sentence-transformers gives these to every model
-_NOT_SPECIFIED = "its files do not say how the states of a text's tokens become one vector"
+_NOT_SPECIFIED = "its files do not define how hidden states become one vector"
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def _default_prompt(folder: Path) -> str:
     config = read_json_object(path) if path.is_file() else {}
     prompts, name = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, Mapping) or any(not isinstance(prompt, str) for prompt in prompts.values()):
-        raise CorruptModel(f"the prompts of {path.name} are not texts by their names")
+        raise CorruptModel(f"'prompts' in {path.name} does not map names to texts")
     if name is None:
         return ""
     if not isinstance(name, str) or name not in {**_BUILTIN_PROMPTS, **prompts}:
-        raise CorruptModel(f"{path.name} has no prompt {name!r:.80}, which is to be the default")
+        raise CorruptModel(f"{path.name} has no prompt {name!r:.80}, although default_prompt_name names it")
     return str({**_BUILTIN_PROMPTS, **prompts}[name])
 
 
@@ -109,7 +109,7 @@ def _module(entry: Any) -> tuple[str, str]:
         raise CorruptModel("an entry of modules.json has no type or no path")
     path: str = entry["path"]
     if path and (Path(path).name != path or path == ".."):
-        raise CorruptModel(f"modules.json names {path!r:.80}, no folder beside it")
+        raise CorruptModel(f"modules.json names {path!r:.80}, which is not a folder beside it")
     return entry["type"].rpartition(".")[2], path
 
 

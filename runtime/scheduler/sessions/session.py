@@ -22,7 +22,7 @@ class SessionKey(NamedTuple):
 
 
 class SessionError(NamedTuple):
-    """Why a session cannot go on: kind and text of its first failure."""
+    """Why a session cannot continue: kind and text of its first failure."""
 
     kind: str
     text: str

@@ -9,8 +9,8 @@ from plait.runtime.scheduler.sessions.deadlines import MAX_TIMEOUT_S
 from plait.runtime.scheduler.sessions.session import Session, SessionError
 
 MAX_CHOICE_TOKENS = 1 << 15
-NO_HEAD = "this model has no output head: it gives embeddings, and generates no text"
-NOT_CONSTRAINED = "complete needs a constraint: only that says when a value is whole"
+NO_HEAD = "this model has no output head: it computes embeddings and cannot generate text"
+NOT_CONSTRAINED = "complete needs a constraint, which defines when a value is complete"
 
 
 def validate_call(
@@ -22,7 +22,9 @@ def validate_call(
     SessionError(kind='invalid', text='the prompt is empty')
     """
     if session.error is not None:
-        return SessionError(session.error.kind, f"the session cannot go on: {session.error.text}")
+        return SessionError(
+            session.error.kind, f"the session cannot continue after a failed call: {session.error.text}"
+        )
     if not len(session.seq):
         return SessionError("invalid", "the prompt is empty")
     if isinstance(message, Embed):
@@ -45,7 +47,7 @@ def validate_call(
 def _validate_embed(message: Embed, model: Welcome) -> SessionError | None:
     if model.embeddings is None:
         return SessionError(
-            "invalid", f"this model has no pooling, so it gives no embeddings: {model.no_embeddings_reason}"
+            "invalid", f"this model defines no pooling, so it cannot compute embeddings: {model.no_embeddings_reason}"
         )
     if not 0 <= message.dimensions <= model.embeddings.size:
         return SessionError(

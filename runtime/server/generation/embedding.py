@@ -53,7 +53,7 @@ def check_can_embed(state: AppState) -> None:
     """Raises ApiError 400 with the reason if the model has no embeddings."""
     model = state.client.model
     if model.embeddings is None:
-        text = f"the model '{state.model_name}' has no pooling, so no embeddings: {model.no_embeddings_reason}"
+        text = f"the model '{state.model_name}' cannot compute embeddings: {model.no_embeddings_reason}"
         raise invalid(text, "model", "unsupported_by_model")
 
 

@@ -44,7 +44,7 @@ def read_sampling_params(
 ) -> SamplingParams:
     """Checked sampling parameters of a request: those of `values`, then the body's; None is the default.
 
-    `path`: where `body` stands in the whole request. `top_level`: fields that stand at the request's top instead.
+    `path`: the location of `body` in the request. `top_level`: fields that are at the top level of the request instead.
     Raises ApiError 400, which names the parameter as the client wrote it.
     """
     body_values = {field: getattr(body, name) for field, name in NAMES[protocol].items() if field not in values}

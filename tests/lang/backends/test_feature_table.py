@@ -39,7 +39,7 @@ def texts(s):
 
 PROBES = {
     "turns": [said()],
-    "system turns behind others": [user("Q") + system("S") + assistant(gen("x"))],
+    "system turns after other turns": [user("Q") + system("S") + assistant(gen("x"))],
     "plain text": ["Q" + gen("x")],
     "text before a gen in its turn": [user("Q") + assistant("It is " + gen("x"))],
     "forks, `n`": [texts],

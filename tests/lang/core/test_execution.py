@@ -581,5 +581,5 @@ def test_after_a_failure_the_state_cannot_go_on_but_a_copy_fails_alone(backend):
         return s["y"]
 
     assert program.run(False).ret_value == " fine."
-    with pytest.raises(plait.ProgramError, match="'z': DeadlineExceeded: the session cannot go on"):
+    with pytest.raises(plait.ProgramError, match="'z': DeadlineExceeded: the session cannot continue"):
         program.run(True)

@@ -155,7 +155,7 @@ def test_gguf_gemma_27b_attention_scale() -> None:
         ("Qwen3ForCausalLM", {"rope_scaling": CONFIG_YARN | {"truncate": False}}, UnsupportedModel, "truncate"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": [True]}, CorruptModel, "mlp_only_layers"),
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 9}, CorruptModel, "experts per token"),
-        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 9}, CorruptModel, "experts"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 9}, CorruptModel, "expert layers"),
         (
             "Phi3ForCausalLM",
             {"rope_scaling": CONFIG_LONGROPE | {"short_factor": [1.0]}},

@@ -245,7 +245,7 @@ def test_weight_formats_on_a_gpu_are_chosen_or_rejected(tmp_path):
         assert "no matrix is stored as Q4_0, Q4_1, Q8_0" in chosen(name, "as-stored").reason
     assert "the output head to int8" in chosen("llama", "int4").reason
     for name, dtype, device, reason in (
-        ("moe", "bfloat16", "cuda", "experts of qwen3_moe have no product"),
+        ("moe", "bfloat16", "cuda", "no GPU kernel multiplies the experts of qwen3_moe"),
         ("llama", "float32", "cuda", "not float32"),
         ("wide", "bfloat16", "cuda", "320 channels"),
         ("llama", "bfloat16", "mps", "not for mps"),

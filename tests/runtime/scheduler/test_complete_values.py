@@ -154,7 +154,7 @@ def test_free_text_that_fills_the_budget_has_reason_length():
 
 
 def test_complete_requires_a_constraint_and_excludes_stop_strings():
-    with pytest.raises(InputError, match="complete cannot be had with stop"):
+    with pytest.raises(InputError, match="complete cannot be combined with stop"):
         sampling_params(complete=True, stop="x")
     with pytest.raises(InputError, match="complete must be True or False"):
         sampling_params(complete="yes")

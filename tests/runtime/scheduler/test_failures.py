@@ -36,7 +36,7 @@ def test_a_failed_forward_pass_fails_only_its_requests():
     assert calls[66].end.kind == "internal"
     assert "boom" in calls[66].end.text
     assert calls[67].end.kind == "internal"
-    assert "cannot go on" in calls[67].end.text
+    assert "cannot continue" in calls[67].end.text
     runner.fail_when = lambda batch: False
     calls = run_until_idle(
         engine_loop, transport, generate(3, 5, 5), Open(4), Append(4, [1] * 10 + [2] * 5), generate(4, 6, 5)

@@ -79,7 +79,7 @@ def test_pre_tokenizers_split_words(pre: str, pieces: list[str]) -> None:
         ({"merges": ["ab"]}, CorruptModel, "merge"),
         ({"token_type": np.array([1], np.int32)}, CorruptModel, "token_type"),
         ({"eos_token_id": 10_000}, CorruptModel, "eos_token_id"),
-        ({"eos_token_id": None, "eot_token_id": None}, CorruptModel, "ends a text"),
+        ({"eos_token_id": None, "eot_token_id": None}, CorruptModel, "end-of-sequence token"),
     ],
 )
 def test_invalid_metadata_raises_a_model_error(change: dict[str, Any], error: type[ModelError], message: str) -> None:

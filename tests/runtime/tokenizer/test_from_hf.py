@@ -186,10 +186,10 @@ def test_config_files_override_tokenizer_json(tmp_path: Path) -> None:
     [
         (lambda j: j["model"].update(type="Unigram"), UnsupportedModel, "Unigram"),
         (lambda j: j.pop("decoder"), UnsupportedModel, "decoder"),
-        (lambda j: j.pop("model"), CorruptModel, "contradicts"),
-        (lambda j: j["model"]["merges"].append(["no", "such"]), CorruptModel, "contradicts"),
+        (lambda j: j.pop("model"), CorruptModel, "is inconsistent"),
+        (lambda j: j["model"]["merges"].append(["no", "such"]), CorruptModel, "is inconsistent"),
         (lambda j: j["model"]["vocab"].update(far=10**9), CorruptModel, "rows"),
-        (lambda j: j["added_tokens"].append({"id": "x"}), CorruptModel, "contradicts"),
+        (lambda j: j["added_tokens"].append({"id": "x"}), CorruptModel, "is inconsistent"),
     ],
 )
 def test_invalid_folders_raise_a_model_error(

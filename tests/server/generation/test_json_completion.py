@@ -78,7 +78,7 @@ def test_an_answer_is_complete_if_one_fits(client) -> None:
         except openai.BadRequestError as error:
             return error.code
         if choice.finish_reason == "length":
-            with pytest.raises(openai.BadRequestError, match="no whole value"):
+            with pytest.raises(openai.BadRequestError, match="no complete value"):
                 create(client, schema, max_tokens, extra_body={"complete": True})
             return "length"
         assert reference_validator(schema).is_valid(json.loads(choice.message.content)), (name, choice.message.content)

@@ -195,7 +195,7 @@ class ScriptedScheduler:
                     del self.sessions[number]
                     return
                 case Generate() | Select() if session.failed is not None:
-                    text = f"the session cannot go on: {session.failed}"
+                    text = f"the session cannot continue after a failed call: {session.failed}"
                     self._on_reply(Failed(request.call, session.failed.kind, text))
                 case Generate():
                     session.running = request

@@ -87,7 +87,7 @@ def check_options(options: OllamaOptions, refused: UnsupportedFields, context_le
     """Raises ApiError 400 for a refused option, or for `num_ctx` above `context_length`."""
     check_unsupported(options, refused, path="options")
     if options.num_ctx is not None and options.num_ctx > context_length:
-        text = f"'num_ctx' is {options.num_ctx}; the context holds {context_length} tokens"
+        text = f"'num_ctx' is {options.num_ctx}, above the context length of {context_length} tokens"
         raise invalid(text, "options.num_ctx")
 
 
@@ -115,7 +115,7 @@ def _constraint(format: str | dict[str, Any] | None) -> Spec | None:
     if format == "json":
         return JsonObject()
     if isinstance(format, str):
-        raise invalid("'format' is json or a JSON schema", "format")
+        raise invalid("'format' must be json or a JSON schema", "format")
     constraint: Spec = build_constraint("format", JsonSchema, format, annotations=True)
     return constraint
 

@@ -161,7 +161,7 @@ async def _check(body: CompletionRequest, state: AppState, tenant: str, completi
 def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int]:
     """(n, best_of), and checks of the fields that depend on nothing else."""
     if body.suffix:
-        raise unsupported("suffix", "is not supported: this model does not fill in")
+        raise unsupported("suffix", "is not supported: this server has no fill-in-the-middle")
     n = checked_count(body.n, max_choices)
     best_of = checked_count(body.best_of, MAX_BEST_OF, name="best_of") if body.best_of is not None else n
     if best_of < n:
