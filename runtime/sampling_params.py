@@ -206,11 +206,7 @@ def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, .
 
 
 def is_any_set(params: SamplingParams, fields: tuple[str, ...]) -> bool:
-    """Whether one of the fields has another value than its default.
-
-    >>> is_any_set(SamplingParams(top_k=3), ("top_p", "top_k"))
-    True
-    """
+    """Whether one of the fields has another value than its default."""
     read, defaults = _reader(type(params), fields)
     return bool(read(params) != defaults)
 
