@@ -36,7 +36,7 @@ ContentPart = OutputTextPart | ReasoningTextPart
 
 
 class OutputItem(msgspec.Struct):
-    """Base of the output items."""
+    """An item of the answer; `type` is message, reasoning or function_call."""
 
 
 class MessageOutput(OutputItem, kw_only=True):
