@@ -6,10 +6,12 @@ the requests that language backends send are derived from it, so that a new para
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from operator import attrgetter
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +27,11 @@ MAX_STOP_PATTERNS = 16
 MAX_STOP_TOKENS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 128
+MAX_TIMEOUT_S = 7 * 24 * 3600.0
+
+Stage = Literal["logits", "filter", "draw", "logprobs", "output"]
+SAMPLER_STAGES: tuple[Stage, ...] = ("logits", "filter", "draw", "logprobs")
+"""The stages that a sampler computes; "output" is left to the scheduler."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,13 @@ class Param:
 
     `low`, `high`: the range of a number; `low` itself is allowed unless `above_low`.
     `json_type`: the type in a request, where it differs from the field's.
+    `stage`: what it changes. A parameter without a stage is an error.
+
+        logits      the logits, before they become probabilities
+        filter      which tokens can be drawn, by their probabilities or their order
+        draw        which of these tokens is drawn
+        logprobs    whether the sampler returns logprobs
+        output      when the output ends, how long the call may take, and what else it returns
     """
 
     doc: str
@@ -52,6 +66,8 @@ class Param:
     high: float | None = None
     above_low: bool = False
     json_type: Any = None
+    _: KW_ONLY
+    stage: Stage
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,69 +80,73 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: Annotated[int, Param(
         "Most tokens of the output",
         "gen programs openai responses=max_output_tokens anthropic ollama=num_predict sglang=max_new_tokens "
-        "openai_client anthropic_client", 0, MAX_TOKENS_LIMIT)] = 128
+        "openai_client anthropic_client", 0, MAX_TOKENS_LIMIT, stage="output")] = 128
     min_tokens: Annotated[int, Param(
         "Tokens before which the output cannot end",
-        "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT)] = 0
+        "gen programs openai sglang=min_new_tokens", 0, MAX_TOKENS_LIMIT, stage="output")] = 0
     temperature: Annotated[float, Param(
         "Divides the logits; 0 takes the most likely token",
-        "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0)] = 1.0
+        "gen programs openai responses anthropic ollama sglang openai_client anthropic_client", 0.0, 100.0,
+        stage="draw")] = 1.0
     top_p: Annotated[float, Param(
         "Samples from the likeliest tokens whose probabilities sum to this (nucleus sampling)",
         "gen programs openai responses anthropic ollama sglang openai_client anthropic_client",
-        0.0, 1.0, above_low=True)] = 1.0
+        0.0, 1.0, above_low=True, stage="filter")] = 1.0
     top_k: Annotated[int, Param(
         "Samples from this many of the likeliest tokens; -1: from all",
-        "gen programs openai responses anthropic ollama sglang anthropic_client")] = -1
+        "gen programs openai responses anthropic ollama sglang anthropic_client", stage="filter")] = -1
     min_p: Annotated[float, Param(
         "Samples from tokens at least this likely, relative to the likeliest",
-        "gen programs openai responses ollama sglang", 0.0, 1.0)] = 0.0
+        "gen programs openai responses ollama sglang", 0.0, 1.0, stage="filter")] = 0.0
     frequency_penalty: Annotated[float, Param(
         "Subtracted from a token's logit for each time it is in the output",
-        "gen programs openai ollama sglang openai_client", -2.0, 2.0)] = 0.0
+        "gen programs openai ollama sglang openai_client", -2.0, 2.0, stage="logits")] = 0.0
     presence_penalty: Annotated[float, Param(
         "Subtracted once from the logit of each token that is in the output",
-        "gen programs openai ollama sglang openai_client", -2.0, 2.0)] = 0.0
+        "gen programs openai ollama sglang openai_client", -2.0, 2.0, stage="logits")] = 0.0
     stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS), Param(
         "A string or a list of strings; the output ends before the first of them",
         "gen programs openai responses anthropic=stop_sequences ollama sglang openai_client anthropic_client",
-        json_type=str | list[str])] = ()
+        json_type=str | list[str], stage="output")] = ()
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS), Param(
         "Tokens before which the output ends",
-        "gen programs openai sglang", json_type=list[int])] = ()
+        "gen programs openai sglang", json_type=list[int], stage="output")] = ()
     ignore_eos: Annotated[bool, Param(
         "The end token does not end the output",
-        "gen programs openai sglang")] = False
+        "gen programs openai sglang", stage="output")] = False
     seed: Annotated[int | None, Param(
         "The same seed gives the same output, in any batch",
-        "gen programs openai responses ollama sglang=sampling_seed openai_client", -(2**63), 2**63 - 1)] = None
+        "gen programs openai responses ollama sglang=sampling_seed openai_client", -(2**63), 2**63 - 1,
+        stage="draw")] = None
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Param(
         "Token id -> number added to its logit",
-        "openai sglang openai_client", json_type=dict[str, float])] = msgspec.field(default_factory=dict)
+        "openai sglang openai_client", json_type=dict[str, float],
+        stage="logits")] = msgspec.field(default_factory=dict)
     logprobs: Annotated[bool, Param(
         "Returns the logprob of every output token",
-        "gen=return_logprob programs=return_logprob openai ollama sglang=return_logprob")] = False
+        "gen=return_logprob programs=return_logprob openai ollama sglang=return_logprob", stage="logprobs")] = False
     top_logprobs: Annotated[int, Param(
         "How many of the likeliest tokens are returned at each position, with their logprobs",
         "gen=top_logprobs_num programs=top_logprobs_num openai responses ollama sglang=top_logprobs_num",
-        0, MAX_TOP_LOGPROBS)] = 0
+        0, MAX_TOP_LOGPROBS, stage="output")] = 0  # `logprobs` decides whether the sampler returns any
     timeout_s: Annotated[float | None, Param(
         "Seconds after which the call fails",
         "gen=timeout programs=timeout openai=timeout responses=timeout sglang=timeout "
-        "openai_client=timeout anthropic_client=timeout", 0.0, 7 * 24 * 3600.0, above_low=True)] = None
+        "openai_client=timeout anthropic_client=timeout", 0.0, MAX_TIMEOUT_S, above_low=True, stage="output")] = None
     complete: Annotated[bool, Param(
         "Tokens are chosen so that the constrained value is whole within max_tokens; excludes stop, stop_token_ids and "
         "stop_regex, which would cut the value",
-        "gen")] = False
+        "gen", stage="output")] = False
     prompt_logprobs_from: Annotated[int | None, Param(
         "Prompt tokens from this position on get logprobs too, but for the very first; cached ones are "
         "computed again",
-        "gen=logprob_start_len sglang=logprob_start_len", 0, 1 << 24)] = None
+        "gen=logprob_start_len sglang=logprob_start_len", 0, 1 << 24, stage="output")] = None
     stop_regex: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_PATTERNS), Param(
         "A pattern or a list of patterns (Python syntax); the output ends where the first complete match begins",
-        "gen programs openai sglang", json_type=str | list[str])] = ()
+        "gen programs openai sglang", json_type=str | list[str], stage="output")] = ()
     if_it_fits: Annotated[bool, Param(
-        "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails")] = False
+        "With complete: where no complete value fits, max_tokens cuts the output; otherwise such a call fails",
+        stage="output")] = False
     # fmt: on
 
     @property
@@ -136,17 +156,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_filtered(self) -> bool:
         """Whether only some of the tokens can be sampled, by their probabilities or their order."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return is_any_set(self, fields_of_stages(type(self), "filter"))
 
     @property
     def needs_only_argmax(self) -> bool:
         """Whether the argmax of the logits is all that sampling needs."""
-        return self.is_greedy and not (self.logprobs or self.has_penalties_or_bias)
+        return self.is_greedy and not is_any_set(self, fields_of_stages(type(self), "logits", "logprobs"))
 
     @property
     def has_penalties_or_bias(self) -> bool:
         """Whether logits are changed before a token is chosen."""
-        return bool(self.logit_bias or self.frequency_penalty or self.presence_penalty)
+        return is_any_set(self, fields_of_stages(type(self), "logits"))
 
     def for_sample(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits; samples then differ."""
@@ -158,11 +178,44 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 # -- what the table says, by field and by protocol ------------------------------------------------
 
+
+def params_of(kind: type[SamplingParams]) -> dict[str, Param]:
+    """Field -> its `Param`. Raises TypeError for a field without one."""
+    types = get_type_hints(kind, include_extras=True)
+    params = {}
+    for name in kind.__struct_fields__:
+        found = [item for item in get_args(types[name]) if isinstance(item, Param)]
+        if len(found) != 1:
+            raise TypeError(f"the sampling parameter {name!r} needs one Param in its annotation, not {len(found)}")
+        params[name] = found[0]
+    return params
+
+
 _TYPES = get_type_hints(SamplingParams, include_extras=True)
-PARAMS: Mapping[str, Param] = {
-    field: next(item for item in get_args(_TYPES[field]) if isinstance(item, Param))
-    for field in SamplingParams.__struct_fields__
-}
+PARAMS: Mapping[str, Param] = params_of(SamplingParams)
+
+
+@functools.cache
+def fields_of_stages(kind: type[SamplingParams], *stages: Stage) -> tuple[str, ...]:
+    """The parameters of these stages.
+
+    >>> fields_of_stages(SamplingParams, "filter")
+    ('top_p', 'top_k', 'min_p')
+    """
+    return tuple(name for name, param in params_of(kind).items() if param.stage in stages)
+
+
+def is_any_set(params: SamplingParams, fields: tuple[str, ...]) -> bool:
+    """Whether one of the fields has another value than its default."""
+    read, defaults = _reader(type(params), fields)
+    return bool(read(params) != defaults)
+
+
+@functools.cache
+def _reader(kind: type[SamplingParams], fields: tuple[str, ...]) -> tuple[Callable[[Any], Any], Any]:
+    """(a function that reads the fields of an instance, their defaults)"""
+    read: Callable[[Any], Any] = attrgetter(*fields) if fields else lambda params: ()
+    return read, read(kind())
 
 
 def _names_by_protocol() -> dict[str, dict[str, str]]:

@@ -83,11 +83,12 @@ def row_cases() -> Iterator[Case]:
 
 def sampling_rows(rows: int, **fields: float) -> SamplingInputs:
     filled = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, **fields}
-    columns = [
-        torch.full((rows,), filled[name], dtype=torch.int32 if name == "top_k" else torch.float32, device=DEVICE)
-        for name in ("temperature", "top_k", "top_p", "min_p")
-    ]
-    return SamplingInputs(*columns, torch.arange(rows, device=DEVICE), torch.arange(rows, device=DEVICE))
+    columns = {
+        name: torch.full((rows,), value, dtype=torch.int32 if name == "top_k" else torch.float32, device=DEVICE)
+        for name, value in filled.items()
+    }
+    indices = torch.arange(rows, device=DEVICE)
+    return SamplingInputs(**columns, seed=indices, step=indices)
 
 
 def sampling_cases() -> Iterator[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,14 +14,22 @@ from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.executor.gpu.double_buffer import DoubleBuffer, copy_async, pinned_zeros
 from plait.runtime.executor.gpu.stream import Event, Stream
 from plait.runtime.sampling.logit_ops import TokenMask
+from plait.runtime.sampling_params import SAMPLER_STAGES, SamplingParams, fields_of_stages, is_any_set
 
 SEED_RANGE = 1 << 64
 
 
 def can_sample_on_device(gen: GenerationRequest) -> bool:
-    """Whether the device's sampler supports everything that the generation asks for."""
-    params = gen.params
-    return not (params.logprobs or params.logit_bias or params.frequency_penalty or params.presence_penalty)
+    """Whether the device's sampler supports everything that the generation asks for.
+
+    A sampling parameter that `SamplingInputs` does not hold needs the sampler of the host.
+    """
+    return not is_any_set(gen.params, _host_only_params(type(gen.params)))
+
+
+@functools.cache
+def _host_only_params(kind: type[SamplingParams]) -> tuple[str, ...]:
+    return tuple(name for name in fields_of_stages(kind, *SAMPLER_STAGES) if name not in SamplingInputs._fields)
 
 
 class PendingTokens:

@@ -6,9 +6,8 @@ import heapq
 import time
 from typing import NamedTuple
 
+from plait.runtime.sampling_params import MAX_TIMEOUT_S
 from plait.runtime.scheduler.sessions.session import SessionKey
-
-MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 class Deadline(NamedTuple):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from plait.runtime.errors import InputError
 from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome
-from plait.runtime.sampling_params import MAX_TOP_LOGPROBS, check_sampling
-from plait.runtime.scheduler.sessions.deadlines import MAX_TIMEOUT_S
+from plait.runtime.sampling_params import MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.sessions.session import Session, SessionError
 
 MAX_CHOICE_TOKENS = 1 << 15

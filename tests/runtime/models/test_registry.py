@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
-from family_cases import FAMILY_CASES
+from family_cases import FAMILY_CASES, FamilyCase
 
 from plait.runtime.models import families
 from plait.runtime.models.decoder import Decoder
@@ -21,30 +21,45 @@ DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 
 def test_every_family_folder_is_registered() -> None:
     folders = {path.parent.name for path in Path(families.__path__[0]).glob("*/config.py")}
-    assert folders == set(FAMILY_NAMES)
+    missing, unknown = sorted(folders - set(FAMILY_NAMES)), sorted(set(FAMILY_NAMES) - folders)
+    assert not missing, f"add {missing} to FAMILY_NAMES in runtime/models/registry.py"
+    assert not unknown, f"{unknown} of FAMILY_NAMES have no folder with a config.py in runtime/models/families"
 
 
 def test_every_family_has_a_test_case() -> None:
-    assert FAMILY_CASES.keys() == set(FAMILY_NAMES)
+    missing, unknown = sorted(set(FAMILY_NAMES) - FAMILY_CASES.keys()), sorted(FAMILY_CASES.keys() - set(FAMILY_NAMES))
+    assert not missing, f"add a FamilyCase for {missing} to FAMILY_CASES in tests/support/models/family_cases.py"
+    assert not unknown, f"{unknown} of FAMILY_CASES are not in FAMILY_NAMES in runtime/models/registry.py"
+
+
+def family_case(family: ModelFamily) -> FamilyCase:
+    """The family's test case; the test fails with the place to add it where it is missing."""
+    if family.name not in FAMILY_CASES:
+        text = "has no test case: add a FamilyCase to FAMILY_CASES in tests/support/models/family_cases.py"
+        pytest.fail(f"the family {family.name!r} {text}")
+    return FAMILY_CASES[family.name]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_test_case_fits_the_family(family: ModelFamily) -> None:
-    case = FAMILY_CASES[family.name]
+    case = family_case(family)
     assert case.model_class.__name__ == family.hf_architectures[0]
     assert (case.packed_variants is not None) == family.has_packed_cpu
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_docs_table_has_a_row_for_the_family(family: ModelFamily) -> None:
-    rows = [line for line in DOCS.read_text().splitlines() if f"| `{family.hf_architectures[0]}` |" in line]
-    assert len(rows) == 1
-    assert f"`{family.gguf_architecture or 'llama'}`" in rows[0]
+    architecture, gguf = family.hf_architectures[0], family.gguf_architecture or "llama"
+    rows = [line for line in DOCS.read_text().splitlines() if f"| `{architecture}` |" in line]
+    place = "the table of families in docs/models.md"
+    assert rows, f"{place} has no row for {family.name!r}: add one with `{architecture}` under Hugging Face"
+    assert len(rows) == 1, f"{place} has {len(rows)} rows with `{architecture}`"
+    assert f"`{gguf}`" in rows[0], f"{place}: the row of {family.name!r} must have `{gguf}` under GGUF"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_decoder_class_is_a_decoder(family: ModelFamily, tmp_path: Path) -> None:
-    FAMILY_CASES[family.name].build().save_pretrained(tmp_path)
+    family_case(family).build().save_pretrained(tmp_path)
     config = open_checkpoint(tmp_path).config
     assert config.architecture == family.name
     assert issubclass(decoder_class(config), Decoder)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -13,26 +11,30 @@ from starlette.responses import Response
 
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
-from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
-from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.error_bodies import AnthropicErrorBody, anthropic_error
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
-from plait.runtime.server.protocols.anthropic.content_blocks import (
+from plait.runtime.server.http.response import json_response, named_sse_event
+from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
+from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of, shows_thinking
+from plait.runtime.server.protocols.anthropic.response import (
     AnswerUsage,
     AnthropicMessage,
-    ContentBlocks,
-    SseEvent,
+    Event,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    Ping,
+    Stop,
     TokenCount,
-    stop_reason_of,
 )
-from plait.runtime.server.protocols.anthropic.request import conversation_of, sampling_of, shows_thinking
 from plait.runtime.server.protocols.anthropic.types import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_MESSAGE_FIELDS,
@@ -64,12 +66,13 @@ async def create_message(request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     checked = await _check(body, state, request)
-    try:
-        if body.stream:
-            return await stream_response(request, _events(state.client, checked))
-        return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=checked.prepared.constraint_param) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(state.client, checked),
+        complete=lambda: _complete_response(state.client, checked),
+        constraint_param=checked.prepared.constraint_param,
+    )
 
 
 @router.post("/v1/messages/count_tokens", **documented(PromptFields, TokenCount, error_body=AnthropicErrorBody))
@@ -107,41 +110,42 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
-            **_stop_reason(checked, output, result),
+            **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
 
-async def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[bytes, None]:
-    async with submit(client, [checked.submission]) as handle:
-        output, blocks = ChatOutput(checked.prepared, client, handle.calls[0]), ContentBlocks(checked.with_thinking)
-        has_begun = False
-        try:
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    events = [] if has_begun else _start_events(checked)
-                    has_begun = True
-                    for _, update in batch:
-                        events += blocks.add(output.parse_update(update))
-                    if events:
-                        yield _encode_events(events)
-            stop, usage = _stop_reason(checked, output, handle.calls[0].result(0)), AnswerUsage.of(handle.usage())
-            delta = SseEvent("message_delta", {"type": "message_delta", "delta": stop, "usage": usage})
-            yield _encode_events([*blocks.finish(), delta, SseEvent("message_stop", {"type": "message_stop"})])
-        except Exception as error:
-            if not has_begun:
-                raise
-            api_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
-            yield named_sse_event("error", anthropic_error(api_error, checked.request_id))
+class _MessageStream(StreamWriter):
+    """Writes the events of one message."""
+
+    def __init__(self, client: Client, checked: CheckedMessage, handle: RequestHandle) -> None:
+        self._checked, self._handle, self._has_begun = checked, handle, False
+        self._output = ChatOutput(checked.prepared, client, handle.calls[0])
+        self._blocks = ContentBlocks(checked.with_thinking)
+
+    def write(self, batch: Batch) -> bytes:
+        events: list[Event] = [] if self._has_begun else [MessageStart(self._checked.started), Ping()]
+        self._has_begun = True
+        for _, update in batch:
+            events += self._blocks.add(self._output.parse_update(update))
+        return _encode(events)
+
+    def finish(self) -> bytes:
+        stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()))
+        return _encode([*self._blocks.finish(), delta, MessageStop()])
+
+    def fail(self, error: ApiError) -> bytes:
+        return named_sse_event("error", anthropic_error(error, self._checked.request_id))
 
 
-def _stop_reason(checked: CheckedMessage, output: ChatOutput, result: CallResult) -> dict[str, Any]:
+def _events(client: Client, checked: CheckedMessage) -> AsyncGenerator[bytes, None]:
+    param = checked.prepared.constraint_param
+    return stream_events(client, [checked.submission], lambda handle: _MessageStream(client, checked, handle), param)
+
+
+def _stop_reason(checked: CheckedMessage, output: ChatOutput, result: CallResult) -> Stop:
     return stop_reason_of(result, checked.submission.sampling.max_tokens, output.finish_reason == "tool_calls")
 
 
-def _start_events(checked: CheckedMessage) -> list[SseEvent]:
-    started = {"type": "message_start", "message": checked.started}
-    return [SseEvent("message_start", started), SseEvent("ping", {"type": "ping"})]
-
-
-def _encode_events(events: Sequence[SseEvent]) -> bytes:
-    return b"".join(named_sse_event(event.name, event.data) for event in events)
+def _encode(events: Sequence[Event]) -> bytes:
+    return b"".join([named_sse_event(str(event.__struct_config__.tag), event) for event in events])

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
-from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat
-from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
-from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.error_bodies import OllamaErrorBody, error_body
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response, stream_response
+from plait.runtime.server.http.response import json_response
+from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.ollama.models import check_model_name
 from plait.runtime.server.protocols.ollama.request import check_keep_alive, prepared_of, sampling_of, shows_thinking
 from plait.runtime.server.protocols.ollama.response import EndpointKind, Line, OllamaResponseWriter, load_response
@@ -68,12 +68,14 @@ async def _answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequ
     if not (body.messages if isinstance(body, OllamaChatRequest) else body.prompt):
         return json_response(load_response(kind, body.model))
     checked = await _check(body, kind, state, tenant_of(request))
-    try:
-        if body.stream is False:
-            return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
-        return await stream_response(request, _lines(state.client, checked, request_id(request)), LINES)
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=checked.prepared.constraint_param) from error
+    return await respond(
+        request,
+        stream=body.stream is not False,
+        events=lambda: _lines(state.client, checked, request_id(request)),
+        complete=lambda: _complete_response(state.client, checked),
+        constraint_param=checked.prepared.constraint_param,
+        media_type=LINES,
+    )
 
 
 async def _check(
@@ -92,27 +94,44 @@ async def _complete_response(client: Client, checked: CheckedRequest) -> Line:
     async with submit(client, [checked.submission]) as handle:
         (result,) = await handle.results()
         output = ChatOutput(checked.prepared, client, handle.calls[0])
-        writer = OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
+        writer = _writer(client, checked, output)
         writer.add_parts(output.parse_result(result), is_last=True)
         return writer.final_line(result)
 
 
-async def _lines(client: Client, checked: CheckedRequest, request_id: str) -> AsyncGenerator[bytes, None]:
-    async with submit(client, [checked.submission]) as handle:
-        output = ChatOutput(checked.prepared, client, handle.calls[0])
-        writer = OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
-        has_begun = False
-        try:
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    for _, update in batch:
-                        writer.add_parts(output.parse_update(update), is_last=update.finished)
-                    if line := writer.next_line():
-                        has_begun = True
-                        yield msgspec.json.encode(line) + b"\n"
-            yield msgspec.json.encode(writer.final_line(handle.calls[0].result(0))) + b"\n"
-        except Exception as error:
-            if not has_begun:
-                raise
-            api_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
-            yield msgspec.json.encode(error_body("/api/", api_error, request_id)) + b"\n"
+def _writer(client: Client, checked: CheckedRequest, output: ChatOutput) -> OllamaResponseWriter:
+    return OllamaResponseWriter(checked.kind, checked.model, client, output, checked.with_thinking)
+
+
+class _LineStream(StreamWriter):
+    """Writes an answer as lines of JSON."""
+
+    def __init__(self, client: Client, checked: CheckedRequest, handle: RequestHandle, request_id: str) -> None:
+        self._call, self._request_id = handle.calls[0], request_id
+        self._output = ChatOutput(checked.prepared, client, self._call)
+        self._writer = _writer(client, checked, self._output)
+
+    def write(self, batch: Batch) -> bytes:
+        for _, update in batch:
+            self._writer.add_parts(self._output.parse_update(update), is_last=update.finished)
+        line = self._writer.next_line()
+        return b"" if line is None else _encode(line)
+
+    def finish(self) -> bytes:
+        return _encode(self._writer.final_line(self._call.result(0)))
+
+    def fail(self, error: ApiError) -> bytes:
+        return _encode(error_body("/api/", error, self._request_id))
+
+
+def _encode(line: Any) -> bytes:
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _lines(client: Client, checked: CheckedRequest, request_id: str) -> AsyncGenerator[bytes, None]:
+    return stream_events(
+        client,
+        [checked.submission],
+        lambda handle: _LineStream(client, checked, handle, request_id),
+        checked.prepared.constraint_param,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -15,23 +14,17 @@ from starlette.responses import Response
 from plait.runtime.client.call import Call
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
-from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import (
-    FinalEvent,
-    cancel_on_disconnect,
-    json_response,
-    sse_event,
-    stream_response,
-)
+from plait.runtime.server.http.response import sse_event
+from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.chat_request import conversation_of, max_tokens_of, top_logprobs_of
 from plait.runtime.server.protocols.openai.chat_response import (
     ChatChoice,
@@ -49,8 +42,6 @@ from plait.runtime.server.protocols.openai.fields import FinishReason, UsageBody
 from plait.runtime.server.protocols.shared import check_unsupported, checked_count, remaining_context, token_logprobs
 
 router = APIRouter()
-
-DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True)
@@ -71,12 +62,13 @@ async def create_chat_completion(request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     checked = await _check(body, state, tenant_of(request), "chatcmpl-" + request_id(request)[4:])
-    try:
-        if body.stream:
-            return await stream_response(request, _events(state.client, checked))
-        return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=checked.prepared.constraint_param) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(state.client, checked),
+        complete=lambda: _complete_response(state.client, checked),
+        constraint_param=checked.prepared.constraint_param,
+    )
 
 
 async def _check(body: ChatRequest, state: AppState, tenant: str, completion_id: str) -> CheckedChat:
@@ -138,15 +130,15 @@ class _ChunkWriter:
     def __init__(self, checked: CheckedChat, client: Client, call: Call, index: int) -> None:
         self._checked, self._client, self._index = checked, client, index
         self._output = ChatOutput(checked.prepared, client, call)
-        self.has_begun = False
+        self._has_begun = False
 
     def chunks(self, update: CallUpdate) -> bytes:
         """The events of an update. Logprobs go with its last chunk that has text, otherwise with the very last."""
         deltas = [delta_of(part) for part in self._output.parse_update(update)]
         if not deltas and not update.finished:
             return b""
-        if not self.has_begun:
-            self.has_begun = True
+        if not self._has_begun:
+            self._has_begun = True
             deltas.insert(0, Delta(role="assistant", content=""))
         logprobs = _take_logprobs(self._checked, self._client, self._output)
         chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
@@ -160,26 +152,25 @@ class _ChunkWriter:
         return sse_event(ChatChunk(*self._checked.head, [choice], None if self._checked.includes_usage else UNSET))
 
 
-async def _events(client: Client, checked: CheckedChat) -> AsyncGenerator[bytes, None]:
-    async with submit(client, [checked.submission]) as handle:
-        writers = [_ChunkWriter(checked, client, call, index) for index, call in enumerate(handle.calls)]
-        try:
-            num_open = len(writers)
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    chunks = b"".join([writers[index].chunks(update) for index, update in batch])
-                    num_open -= sum(update.finished for _, update in batch)
-                    if not num_open:
-                        yield FinalEvent(chunks + _final_events(handle, checked))
-                    elif chunks:
-                        yield chunks
-        except Exception as error:
-            if not any(writer.has_begun for writer in writers):
-                raise
-            yield sse_event(as_api_error(error, constraint_param=checked.prepared.constraint_param).body())
+class _ChatStream(StreamWriter):
+    """Writes the chunks of all choices, and at the end the usage if it is requested."""
+
+    def __init__(self, checked: CheckedChat, client: Client, handle: RequestHandle) -> None:
+        self._checked, self._handle = checked, handle
+        self._writers = [_ChunkWriter(checked, client, call, index) for index, call in enumerate(handle.calls)]
+
+    def write(self, batch: Batch) -> bytes:
+        return b"".join([self._writers[index].chunks(update) for index, update in batch])
+
+    def finish(self) -> bytes:
+        if not self._checked.includes_usage:
+            return DONE
+        return sse_event(ChatChunk(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return sse_event(error.body())
 
 
-def _final_events(handle: RequestHandle, checked: CheckedChat) -> bytes:
-    if not checked.includes_usage:
-        return DONE
-    return sse_event(ChatChunk(*checked.head, [], UsageBody.of(handle.usage()))) + DONE
+def _events(client: Client, checked: CheckedChat) -> AsyncGenerator[bytes, None]:
+    param = checked.prepared.constraint_param
+    return stream_events(client, [checked.submission], lambda handle: _ChatStream(checked, client, handle), param)

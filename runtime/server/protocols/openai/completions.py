@@ -5,7 +5,6 @@ Source: https://platform.openai.com/docs/api-reference/completions.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -20,23 +19,17 @@ from starlette.responses import Response
 from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
-from plait.runtime.errors import PlaitError
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
-from plait.runtime.server.errors import as_api_error, invalid, unsupported
+from plait.runtime.server.errors import ApiError, invalid, unsupported
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit, tokenize
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import (
-    FinalEvent,
-    cancel_on_disconnect,
-    json_response,
-    sse_event,
-    stream_response,
-)
+from plait.runtime.server.http.response import sse_event
+from plait.runtime.server.protocols.answer import DONE, Batch, StreamWriter, respond, stream_events
 from plait.runtime.server.protocols.openai.chat_response import ResponseHead
 from plait.runtime.server.protocols.openai.fields import (
     FinishReason,
@@ -49,7 +42,6 @@ from plait.runtime.server.protocols.shared import check_token_ids, checked_count
 
 router = APIRouter()
 
-DONE = b"data: [DONE]\n\n"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_LOGPROBS = 20
 MAX_BEST_OF = 20
@@ -119,12 +111,13 @@ async def create_completion(request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     checked = await _check(body, state, tenant_of(request), "cmpl-" + request_id(request)[4:])
-    try:
-        if body.stream:
-            return await stream_response(request, _events(state.client, checked))
-        return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=checked.constraint_param) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(state.client, checked),
+        complete=lambda: _complete_response(state.client, checked),
+        constraint_param=checked.constraint_param,
+    )
 
 
 # -- the request ----------------------------------------------------------------------------------
@@ -228,43 +221,48 @@ def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]
     return sorted(results, key=mean, reverse=True)[:n]
 
 
-async def _events(client: Client, checked: CheckedCompletion) -> AsyncGenerator[bytes, None]:
-    usage = None if checked.includes_usage else UNSET
-    async with submit(client, checked.submissions) as handle:
-        has_begun = False
-        try:
-            prompt_logprobs = await handle.prompt_logprobs()
-            writers = [
-                _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
-                for prompt in range(len(checked.submissions))
-                for _ in range(checked.n)
-            ]
-            num_open = len(handle.calls)
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    chunks = []
-                    for index, update in batch:
-                        num_open -= update.finished
-                        text, logprobs = writers[index].write(update)
-                        reason = handle.calls[index].result(0).finish_reason if update.finished else None
-                        if text or reason or logprobs:
-                            choice = CompletionChoice(text, index, logprobs, reason)
-                            chunks.append(sse_event(Completion(*checked.head, [choice], usage)))
-                    if not num_open:
-                        yield FinalEvent(b"".join([*chunks, _final_events(handle, checked)]))
-                    elif chunks:
-                        has_begun = True
-                        yield b"".join(chunks)
-        except Exception as error:
-            if not has_begun:
-                raise
-            yield sse_event(as_api_error(error, constraint_param=checked.constraint_param).body())
+class _CompletionStream(StreamWriter):
+    """Writes the chunks of all choices, and at the end the usage if it is requested."""
+
+    def __init__(self, client: Client, checked: CheckedCompletion, handle: RequestHandle) -> None:
+        self._client, self._checked, self._handle = client, checked, handle
+        self._writers: list[_ChoiceWriter] = []
+
+    async def start(self) -> None:
+        prompt_logprobs = await self._handle.prompt_logprobs()
+        self._writers = [
+            _ChoiceWriter(self._client, self._checked, prompt, prompt_logprobs[prompt])
+            for prompt in range(len(self._checked.submissions))
+            for _ in range(self._checked.n)
+        ]
+
+    def write(self, batch: Batch) -> bytes:
+        usage = None if self._checked.includes_usage else UNSET
+        chunks = []
+        for index, update in batch:
+            text, logprobs = self._writers[index].write(update)
+            reason = self._handle.calls[index].result(0).finish_reason if update.finished else None
+            if text or reason or logprobs:
+                choice = CompletionChoice(text, index, logprobs, reason)
+                chunks.append(sse_event(Completion(*self._checked.head, [choice], usage)))
+        return b"".join(chunks)
+
+    def finish(self) -> bytes:
+        if not self._checked.includes_usage:
+            return DONE
+        return sse_event(Completion(*self._checked.head, [], UsageBody.of(self._handle.usage()))) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        return sse_event(error.body())
 
 
-def _final_events(handle: RequestHandle, checked: CheckedCompletion) -> bytes:
-    if not checked.includes_usage:
-        return DONE
-    return sse_event(Completion(*checked.head, [], UsageBody.of(handle.usage()))) + DONE
+def _events(client: Client, checked: CheckedCompletion) -> AsyncGenerator[bytes, None]:
+    return stream_events(
+        client,
+        checked.submissions,
+        lambda handle: _CompletionStream(client, checked, handle),
+        checked.constraint_param,
+    )
 
 
 class _ChoiceWriter:

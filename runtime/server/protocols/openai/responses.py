@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
-from plait.runtime.errors import PlaitError
 from plait.runtime.messages import Usage
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.chat.parser import ParsedPart
-from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.errors import ApiError
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response, stream_response
-from plait.runtime.server.protocols.openai.responses_items import Event, OutputItems
+from plait.runtime.server.http.response import named_sse_event
+from plait.runtime.server.protocols.answer import Batch, StreamWriter, respond, stream_events
+from plait.runtime.server.protocols.openai.responses_events import Event, ResponseEvent
+from plait.runtime.server.protocols.openai.responses_items import OutputItems
 from plait.runtime.server.protocols.openai.responses_object import (
     Incomplete,
     ResponseBody,
@@ -55,12 +56,13 @@ async def create_response(request: Request) -> Response:
     state = state_of(request)
     state.check_model(body.model)
     checked = await _check(body, state, tenant_of(request), "resp_" + request_id(request)[4:])
-    try:
-        if body.stream:
-            return await stream_response(request, _events(state.client, checked))
-        return json_response(await cancel_on_disconnect(request, _complete_response(state.client, checked)))
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=checked.prepared.constraint_param) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(state.client, checked),
+        complete=lambda: _complete_response(state.client, checked),
+        constraint_param=checked.prepared.constraint_param,
+    )
 
 
 async def _check(body: ResponsesRequest, state: AppState, tenant: str, response_id: str) -> CheckedResponse:
@@ -106,14 +108,13 @@ def _finished(
 ) -> ResponseBody:
     """The response object at its end."""
     is_cut = output.finish_reason == "length"
-    reasoning = "".join(item["content"][0]["text"] for item in items.output if item["type"] == "reasoning")
     return msgspec.structs.replace(
         checked.started,
         status="incomplete" if is_cut else "completed",
         completed_at=None if is_cut else int(time.time()),
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
-        usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(reasoning))),
+        usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
     )
 
 
@@ -141,42 +142,48 @@ async def _complete_response(client: Client, checked: CheckedResponse) -> Respon
         return _finished(checked, client, output, items, handle.usage())
 
 
-async def _events(client: Client, checked: CheckedResponse) -> AsyncGenerator[bytes, None]:
-    encoder = _EventEncoder()
-    async with submit(client, [checked.submission]) as handle:
-        output, items, has_begun = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems(), False
-        try:
-            async with contextlib.aclosing(handle.progress()) as batches:
-                async for batch in batches:
-                    events: list[Event] = []
-                    if not has_begun:
-                        has_begun = True
-                        for kind in ("response.created", "response.in_progress"):
-                            events.append({"type": kind, "response": checked.started})
-                    for _, update in batch:
-                        events += _delta_events(checked, client, output, items, output.parse_update(update))
-                    yield encoder.encode(events)
-            response = _finished(checked, client, output, items, handle.usage())
-            yield encoder.encode([{"type": f"response.{response.status}", "response": response}])
-        except Exception as error:
-            if not has_begun:
-                raise
-            api_error = as_api_error(error, constraint_param=checked.prepared.constraint_param)
-            reason = ResponseError("server_error", api_error.message)
-            response = msgspec.structs.replace(checked.started, status="failed", error=reason, output=items.output)
-            yield encoder.encode([{"type": "response.failed", "response": response}])
+class _ResponseStream(StreamWriter):
+    """Writes the numbered events of one response."""
 
-
-class _EventEncoder:
-    """Encodes the events of one stream, with their sequence numbers."""
-
-    def __init__(self) -> None:
+    def __init__(self, client: Client, checked: CheckedResponse, handle: RequestHandle) -> None:
+        self._client, self._checked, self._handle = client, checked, handle
+        self._output, self._items = ChatOutput(checked.prepared, client, handle.calls[0]), OutputItems()
         self._count = 0
 
-    def encode(self, events: list[Event]) -> bytes:
-        lines = []
+    def write(self, batch: Batch) -> bytes:
+        events: list[Event] = []
+        if not self._count:
+            started = self._checked.started
+            events.append(ResponseEvent(type="response.created", response=started))
+            events.append(ResponseEvent(type="response.in_progress", response=started))
+        for _, update in batch:
+            parts = self._output.parse_update(update)
+            events += _delta_events(self._checked, self._client, self._output, self._items, parts)
+        return self._encode(events)
+
+    def finish(self) -> bytes:
+        usage = self._handle.usage()
+        response = _finished(self._checked, self._client, self._output, self._items, usage)
+        kind: Literal["response.completed", "response.incomplete"] = "response.completed"
+        if response.status == "incomplete":
+            kind = "response.incomplete"
+        return self._encode([ResponseEvent(type=kind, response=response)])
+
+    def fail(self, error: ApiError) -> bytes:
+        reason = ResponseError("server_error", error.message)
+        started, output = self._checked.started, self._items.output
+        response = msgspec.structs.replace(started, status="failed", error=reason, output=output)
+        return self._encode([ResponseEvent(type="response.failed", response=response)])
+
+    def _encode(self, events: list[Event]) -> bytes:
+        encoded = []
         for event in events:
-            data = msgspec.json.encode({**event, "sequence_number": self._count})
-            lines.append(b"event: %s\ndata: %s\n\n" % (event["type"].encode(), data))
+            event.sequence_number = self._count
             self._count += 1
-        return b"".join(lines)
+            encoded.append(named_sse_event(event.type, event))
+        return b"".join(encoded)
+
+
+def _events(client: Client, checked: CheckedResponse) -> AsyncGenerator[bytes, None]:
+    param = checked.prepared.constraint_param
+    return stream_events(client, [checked.submission], lambda handle: _ResponseStream(client, checked, handle), param)

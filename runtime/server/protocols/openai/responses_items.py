@@ -8,100 +8,132 @@ A response that is not streamed has the same items without the events.
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Literal
+
+from msgspec.structs import replace
 
 from plait.runtime.server.chat.parser import ParsedPart
+from plait.runtime.server.protocols.openai.responses_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    Event,
+    ItemEvent,
+    PartEvent,
+    TextDelta,
+    TextDone,
+)
+from plait.runtime.server.protocols.openai.responses_object import (
+    AnyOutput,
+    CallOutput,
+    MessageOutput,
+    OutputTextPart,
+    ReasoningOutput,
+    ReasoningTextPart,
+)
 from plait.runtime.server.protocols.shared import ContentLogprob
-
-Event = dict[str, Any]
-
-# kind of part -> (type of its item, type of its content part, prefix of its events)
-_TEXTS = {
-    "text": ("message", "output_text", "response.output_text"),
-    "reasoning": ("reasoning", "reasoning_text", "response.reasoning_text"),
-}
 
 
 class OutputItems:
     """The items of one response. `add` and `close` return stream events; `output` has the items so far."""
 
     def __init__(self) -> None:
-        self.output: list[dict[str, Any]] = []
-        self._kind = ""  # of the open item: a key of _TEXTS, "call", or empty
+        self.output: list[AnyOutput] = []
+        self._open: AnyOutput | None = None  # the last item, while it can grow
+
+    @property
+    def reasoning(self) -> str:
+        """All reasoning so far."""
+        return "".join(item.content[0].text for item in self.output if isinstance(item, ReasoningOutput))
 
     def add(self, part: ParsedPart, logprobs: list[ContentLogprob] | None = None) -> list[Event]:
         """Adds a part of the answer; `logprobs` belong to a part that is text."""
         if part.kind == "call":
-            return [*self.close(), self._open("call", _call(part.text))]
+            return self._begin(CallOutput(name=part.text, id=_new_id("fc"), call_id=_new_id("call")))
         if part.kind == "arguments":
-            item = self.output[-1]
-            item["arguments"] += part.text
-            return [self._event("response.function_call_arguments.delta", delta=part.text)]
-        events: list[Event] = []
-        if self._kind != part.kind:
-            events += self.close() + self._open_text(part.kind)
-        content = self._content()
-        content["text"] += part.text
-        event = self._event(f"{_TEXTS[part.kind][2]}.delta", content_index=0, delta=part.text)
+            call = self._open
+            assert isinstance(call, CallOutput)
+            call.arguments += part.text
+            return [ArgumentsDelta(item_id=call.id, output_index=self._index, delta=part.text)]
         if part.kind == "text":
-            content["logprobs"] += logprobs or []
-            event["logprobs"] = logprobs or []
-        return [*events, event]
+            return self._add_text(part.text, logprobs or [])
+        return self._add_reasoning(part.text)
 
-    def close(self, status: str = "completed") -> list[Event]:
+    def close(self, status: Literal["completed", "incomplete"] = "completed") -> list[Event]:
         """Ends the open item, if there is one."""
-        kind, self._kind = self._kind, ""
-        if not kind:
+        item, self._open = self._open, None
+        if item is None:
             return []
-        item = self.output[-1]
-        events: list[Event] = []
-        if kind == "call":
-            done = self._event("response.function_call_arguments.done", arguments=item["arguments"])
-            events.append(done | {"name": item["name"]})
+        events: list[Event]
+        if isinstance(item, CallOutput):
+            events = [
+                ArgumentsDone(item_id=item.id, output_index=self._index, arguments=item.arguments, name=item.name)
+            ]
         else:
-            content = self._content()
-            done = self._event(f"{_TEXTS[kind][2]}.done", content_index=0, text=content["text"])
-            if kind == "text":
-                done["logprobs"] = content["logprobs"]
-            events += [done, self._event("response.content_part.done", content_index=0, part=dict(content))]
-        item["status"] = status
-        output_index = len(self.output) - 1
-        return [*events, {"type": "response.output_item.done", "output_index": output_index, "item": _copy(item)}]
+            events = self._end_content(item)
+        item.status = status
+        return [*events, ItemEvent(type="response.output_item.done", output_index=self._index, item=item)]
 
-    def _open(self, kind: str, item: dict[str, Any]) -> Event:
+    @property
+    def _index(self) -> int:
+        return len(self.output) - 1
+
+    def _begin(self, item: AnyOutput) -> list[Event]:
+        """Ends the open item and begins `item`, with its content part if it has one."""
+        events = self.close()
         self.output.append(item)
-        self._kind = kind
-        index = len(self.output) - 1
-        return {"type": "response.output_item.added", "output_index": index, "item": _copy(item)}
-
-    def _open_text(self, kind: str) -> list[Event]:
-        item_type, part_type, _ = _TEXTS[kind]
-        item: dict[str, Any] = {"id": f"{item_type[:3]}_{secrets.token_hex(12)}", "type": item_type}
-        if kind == "text":
-            item |= {"role": "assistant", "status": "in_progress", "content": []}
+        self._open = item
+        # The events have copies, since they are encoded after later parts have changed the item.
+        events.append(ItemEvent(type="response.output_item.added", output_index=self._index, item=replace(item)))
+        part: OutputTextPart | ReasoningTextPart
+        if isinstance(item, MessageOutput):
+            part, item.content = OutputTextPart(), [OutputTextPart()]
+        elif isinstance(item, ReasoningOutput):
+            part, item.content = ReasoningTextPart(), [ReasoningTextPart()]
         else:
-            item |= {"summary": [], "status": "in_progress", "content": []}
-        added = self._open(kind, item)
-        part: dict[str, Any] = {"type": part_type, "text": ""}
-        if kind == "text":
-            part |= {"annotations": [], "logprobs": []}
-        event = self._event("response.content_part.added", content_index=0, part=dict(part))
-        item["content"] = [part]
-        return [added, event]
+            return events
+        kind: Literal["response.content_part.added"] = "response.content_part.added"
+        return [*events, PartEvent(type=kind, item_id=item.id, output_index=self._index, part=part)]
 
-    def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = self.output[-1]["content"][0]
-        return content
+    def _add_text(self, text: str, logprobs: list[ContentLogprob]) -> list[Event]:
+        item, events = self._open, list[Event]()
+        if not isinstance(item, MessageOutput):
+            item = MessageOutput(id=_new_id("mes"))
+            events = self._begin(item)
+        content = item.content[0]
+        content.text += text
+        content.logprobs += logprobs
+        delta = TextDelta(
+            type="response.output_text.delta",
+            item_id=item.id,
+            output_index=self._index,
+            delta=text,
+            logprobs=logprobs,
+        )
+        return [*events, delta]
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        return {"type": kind, "item_id": self.output[-1]["id"], "output_index": len(self.output) - 1, **fields}
+    def _add_reasoning(self, text: str) -> list[Event]:
+        item, events = self._open, list[Event]()
+        if not isinstance(item, ReasoningOutput):
+            item = ReasoningOutput(id=_new_id("rea"))
+            events = self._begin(item)
+        item.content[0].text += text
+        delta = TextDelta(type="response.reasoning_text.delta", item_id=item.id, output_index=self._index, delta=text)
+        return [*events, delta]
+
+    def _end_content(self, item: MessageOutput | ReasoningOutput) -> list[Event]:
+        index, part = self._index, item.content[0]
+        if isinstance(part, OutputTextPart):
+            done = TextDone(
+                type="response.output_text.done",
+                item_id=item.id,
+                output_index=index,
+                text=part.text,
+                logprobs=part.logprobs,
+            )
+        else:
+            done = TextDone(type="response.reasoning_text.done", item_id=item.id, output_index=index, text=part.text)
+        return [done, PartEvent(type="response.content_part.done", item_id=item.id, output_index=index, part=part)]
 
 
-def _call(name: str) -> dict[str, Any]:
-    ids = {"id": f"fc_{secrets.token_hex(12)}", "call_id": f"call_{secrets.token_hex(12)}"}
-    return {"type": "function_call", "name": name, "arguments": "", "status": "in_progress", **ids}
-
-
-def _copy(item: dict[str, Any]) -> dict[str, Any]:
-    """A copy that later parts do not change."""
-    return {**item, "content": [dict(part) for part in item["content"]]} if "content" in item else dict(item)
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"

@@ -1,15 +1,78 @@
-"""OpenAI's response object.
+"""OpenAI's response object and its output items. Fields are encoded in the order in which they are declared.
 
 Source: https://platform.openai.com/docs/api-reference/responses/object.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from plait.runtime.messages import Usage
+from plait.runtime.server.protocols.shared import ContentLogprob
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+# -- output items ---------------------------------------------------------------------------------
+
+
+class OutputTextPart(msgspec.Struct, tag_field="type", tag="output_text"):
+    """The text of a message."""
+
+    text: str = ""
+    annotations: tuple[()] = ()
+    logprobs: list[ContentLogprob] = []
+
+
+class ReasoningTextPart(msgspec.Struct, tag_field="type", tag="reasoning_text"):
+    """The text of the reasoning."""
+
+    text: str = ""
+
+
+ContentPart = OutputTextPart | ReasoningTextPart
+
+
+class OutputItem(msgspec.Struct):
+    """An item of the answer; `type` is message, reasoning or function_call."""
+
+
+class MessageOutput(OutputItem, kw_only=True):
+    """A message of the assistant. `content` is empty until its only part begins."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    status: ItemStatus = "in_progress"
+    content: list[OutputTextPart] = []
+
+
+class ReasoningOutput(OutputItem, kw_only=True):
+    """The reasoning before a message. `content` is empty until its only part begins."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    summary: tuple[()] = ()
+    status: ItemStatus = "in_progress"
+    content: list[ReasoningTextPart] = []
+
+
+class CallOutput(OutputItem, kw_only=True):
+    """A call of a function. `arguments` is JSON."""
+
+    type: Literal["function_call"] = "function_call"
+    name: str
+    arguments: str = ""
+    status: ItemStatus = "in_progress"
+    id: str
+    call_id: str
+
+
+AnyOutput = MessageOutput | ReasoningOutput | CallOutput
+
+# -- the response object --------------------------------------------------------------------------
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -64,7 +127,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[dict[str, Any]] = []
+    output: Sequence[OutputItem] = ()
     parallel_tool_calls: bool
     previous_response_id: None = None
     reasoning: ReasoningConfig = ReasoningConfig()

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
-from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error, invalid
 from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response, sse_event, stream_response
+from plait.runtime.server.http.response import json_response, sse_event
+from plait.runtime.server.protocols.answer import DONE, respond
 from plait.runtime.server.protocols.sglang.abort_registry import AbortRegistry
 from plait.runtime.server.protocols.sglang.request import PromptRequest, is_single, parse_generate_request
 from plait.runtime.server.protocols.sglang.response import SglangResponseWriter
@@ -27,8 +27,6 @@ from plait.runtime.server.protocols.shared import StrictStruct
 
 router = APIRouter()
 MAX_JOINED_STATES = 1024
-
-DONE = b"data: [DONE]\n\n"
 
 
 class JoinRequest(StrictStruct):
@@ -56,15 +54,13 @@ async def generate(request: Request) -> Response:
     )
     single = is_single(body) and prompt_requests[0].submission.n == 1
     registry = _registry(request)
-    param = prompt_requests[0].constraint_param
-    try:
-        if body.stream:
-            return await stream_response(request, _events(state.client, prompt_requests, single, registry))
-        return json_response(
-            await cancel_on_disconnect(request, _complete_response(state.client, prompt_requests, single, registry))
-        )
-    except PlaitError as error:
-        raise as_api_error(error, constraint_param=param) from error
+    return await respond(
+        request,
+        stream=bool(body.stream),
+        events=lambda: _events(state.client, prompt_requests, single, registry),
+        complete=lambda: _complete_response(state.client, prompt_requests, single, registry),
+        constraint_param=prompt_requests[0].constraint_param,
+    )
 
 
 @router.post("/abort_request", **documented(AbortRequest, errors=(400, 413, 415, 500, 503)))

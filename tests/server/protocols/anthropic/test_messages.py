@@ -15,6 +15,7 @@ from plait.runtime.messages import Usage
 from plait.runtime.server.chat.parser import ParsedPart
 from plait.runtime.server.protocols.anthropic.content_blocks import ContentBlocks, stop_reason_of
 from plait.runtime.server.protocols.anthropic.partial_json import read_partial_object
+from plait.runtime.server.protocols.anthropic.response import BlockStart, BlockStop
 
 ASK = [{"role": "user", "content": "Name three colours."}]
 WEATHER = {
@@ -267,15 +268,15 @@ def test_blocks_are_the_sum_of_their_events(with_thinking):
     assert (content[0] == thinking) == with_thinking
     assert text == {"type": "text", "text": "AB"}
     assert [(call["name"], call["input"]) for call in calls] == [("f", {"a": 1}), ("g", {"b": []})]
-    starts = [event.data["index"] for event in events if event.name == "content_block_start"]
-    stops = [event.data["index"] for event in events if event.name == "content_block_stop"]
+    starts = [event.index for event in events if isinstance(event, BlockStart)]
+    stops = [event.index for event in events if isinstance(event, BlockStop)]
     assert starts == stops == list(range(3 + with_thinking))
 
 
 def test_stop_reason_of_a_full_context():
     result = CallResult("x", "length", Usage(completion_tokens=5))
-    assert stop_reason_of(result, 5, False)["stop_reason"] == "max_tokens"
-    assert stop_reason_of(result, 9, False)["stop_reason"] == "model_context_window_exceeded"
+    assert stop_reason_of(result, 5, False).stop_reason == "max_tokens"
+    assert stop_reason_of(result, 9, False).stop_reason == "model_context_window_exceeded"
 
 
 @pytest.mark.parametrize("value", [{}, {"a": [1, {"b": 'x"\\u00e9{'}], "c": {"d": None}, "e": -1.5e3, "f": True}])

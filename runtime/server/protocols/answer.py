@@ -1,0 +1,96 @@
+"""Sends the answer to a checked request, as one object or as a stream: what the protocols do in the same way.
+
+A protocol passes how it computes its object, and a `StreamWriter` that writes its events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from plait.runtime.client.client import Client
+from plait.runtime.client.stream import CallUpdate
+from plait.runtime.errors import PlaitError
+from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
+from plait.runtime.server.http.response import FinalEvent, cancel_on_disconnect, json_response, stream_response
+
+DONE = b"data: [DONE]\n\n"  # the end of OpenAI's and SGLang's streams
+
+Batch = Sequence[tuple[int, CallUpdate]]
+"""Updates that arrived together, as (index of the call, update)."""
+
+
+class StreamWriter(ABC):
+    """Writes the events of one stream. Empty bytes: no event."""
+
+    async def start(self) -> None:
+        """Waits for what must be known before the first event."""
+        return
+
+    @abstractmethod
+    def write(self, batch: Batch) -> bytes:
+        """The events of a batch of updates."""
+
+    @abstractmethod
+    def finish(self) -> bytes:
+        """The events after the last update."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> bytes:
+        """The events that end a stream which fails after its first event."""
+
+
+async def respond(
+    request: Request,
+    *,
+    stream: bool,
+    events: Callable[[], AsyncGenerator[bytes, None]],
+    complete: Callable[[], Coroutine[Any, Any, Any]],
+    constraint_param: str | None,
+    media_type: str = "text/event-stream",
+) -> Response:
+    """Streams `events()` or returns the object of `complete()`; either is cancelled when the client disconnects.
+
+    Raises ApiError for a failure before the first event; `constraint_param` is where a failed constraint came from.
+    """
+    try:
+        if stream:
+            return await stream_response(request, events(), media_type)
+        return json_response(await cancel_on_disconnect(request, complete()))
+    except PlaitError as error:
+        raise as_api_error(error, constraint_param=constraint_param) from error
+
+
+async def stream_events(
+    client: Client,
+    submissions: Sequence[Submission],
+    make_writer: Callable[[RequestHandle], StreamWriter],
+    constraint_param: str | None,
+) -> AsyncGenerator[bytes, None]:
+    """Runs the submissions and streams the events of their updates.
+
+    Raises a failure before the first event; the writer writes a later one.
+    """
+    async with submit(client, submissions) as handle:
+        writer, has_begun, num_open = make_writer(handle), False, len(handle.calls)
+        try:
+            await writer.start()
+            async with contextlib.aclosing(handle.progress()) as batches:
+                async for batch in batches:
+                    events = writer.write(batch)
+                    num_open -= sum(update.finished for _, update in batch)
+                    if not num_open:
+                        yield FinalEvent(events + writer.finish())
+                    elif events:
+                        has_begun = True
+                        yield events
+        except Exception as error:
+            if not has_begun:
+                raise
+            yield writer.fail(as_api_error(error, constraint_param=constraint_param))

@@ -1,0 +1,367 @@
+"""Every honoured field of a request has an effect: on what reaches the scheduler, or on the answer.
+
+EFFECTS has one entry for each field of each request: a value, and what it changes against the same request without it.
+A field without an entry fails. Fields of the UNSUPPORTED_* tables are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from scripted_server import ScriptedServer
+
+from plait.runtime.messages import Append, Embed, Generate, Open
+from plait.runtime.sampling_params import SamplingParams
+from plait.runtime.server.protocols.anthropic import types as anthropic
+from plait.runtime.server.protocols.ollama import embed as ollama_embed
+from plait.runtime.server.protocols.ollama import types as ollama
+from plait.runtime.server.protocols.openai import chat_types, completions, embeddings, responses_types
+from plait.runtime.server.protocols.sglang import types as sglang
+
+ANSWER = "<think>hm</think>\n\nSome text."
+ASK = [{"role": "user", "content": "hi"}]
+PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTION = {"name": "f", "parameters": PARAMETERS}
+CHAT_TOOL = {"type": "function", "function": FUNCTION}
+CLAUDE_TOOL = {"name": "f", "input_schema": PARAMETERS}
+NO_EFFECT = "none"
+REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`value` changes `on`, in a request that also has the fields `beside`.
+
+    on: a field of SamplingParams, "prompt", "constraint", "calls", "cache_salt", "priority", "embed", "answer", or
+    "refused" (the value is an error). "none": a label that the docs list as accepted without effect.
+    """
+
+    value: Any
+    on: str
+    beside: dict[str, Any] = field(default_factory=dict)
+
+
+def sampling(names: dict[str, str], **values: Any) -> dict[str, Effect]:
+    """Effects of fields that set the sampling parameter of their name, or of the name in `names`."""
+    return {name: Effect(value, names.get(name, name)) for name, value in values.items()}
+
+
+LOGPROBS = {"logprobs": True}
+OPENAI = {
+    "model": Effect("other", REFUSED),
+    "max_tokens": Effect(3, "max_tokens"),
+    "n": Effect(2, "calls"),
+    "stream": Effect(True, "answer"),
+    "stream_options": Effect({"include_usage": True}, "answer", {"stream": True}),
+    "user": Effect("u", NO_EFFECT),
+    "response_format": Effect({"type": "json_object"}, "constraint"),
+    "regex": Effect("a+", "constraint"),
+    "ebnf": Effect('root ::= "a"', "constraint"),
+    "lark": Effect('start: "a"', "constraint"),
+    "choices": Effect(["a", "b"], "constraint"),
+    "cache_salt": Effect("s", "cache_salt"),
+    "priority": Effect(2, "priority"),
+    "complete": Effect(True, "complete", {"regex": "a+"}),
+    "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
+    **sampling(
+        {"timeout": "timeout_s"},
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+        stop=["x"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        seed=7,
+        logit_bias={"5": 1.0},
+        timeout=9.0,
+        stop_regex="a+b",
+    ),
+}
+CHAT = OPENAI | {
+    "messages": Effect([{"role": "user", "content": "other"}], "prompt"),
+    "logprobs": Effect(True, "logprobs"),
+    "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
+    "max_completion_tokens": Effect(3, "max_tokens"),
+    "tools": Effect([CHAT_TOOL], "prompt"),
+    "tool_choice": Effect("required", "constraint", {"tools": [CHAT_TOOL]}),
+    "parallel_tool_calls": Effect(False, "constraint", {"tools": [CHAT_TOOL]}),
+    "continue_final_message": Effect(True, "prompt", {"messages": [*ASK, {"role": "assistant", "content": "So"}]}),
+    "add_generation_prompt": Effect(False, "prompt"),
+    "safety_identifier": Effect("u", NO_EFFECT),
+    "prompt_cache_key": Effect("k", NO_EFFECT),
+}
+COMPLETIONS = OPENAI | {
+    "prompt": Effect("other", "prompt"),
+    "best_of": Effect(2, "calls"),
+    "echo": Effect(True, "answer"),
+    "logprobs": Effect(2, "top_logprobs"),
+    "suffix": Effect("x", REFUSED),
+}
+RESPONSES = {
+    "model": Effect("other", REFUSED),
+    "input": Effect("other", "prompt"),
+    "instructions": Effect("Be brief.", "prompt"),
+    "include": Effect(["message.output_text.logprobs"], "logprobs"),
+    "max_output_tokens": Effect(3, "max_tokens"),
+    "metadata": Effect({"a": "b"}, "answer"),
+    "parallel_tool_calls": Effect(False, "constraint", {"tools": [{"type": "function", **FUNCTION}]}),
+    "safety_identifier": Effect("u", NO_EFFECT),
+    "prompt_cache_key": Effect("k", NO_EFFECT),
+    "stream": Effect(True, "answer"),
+    "stream_options": Effect({"include_obfuscation": True}, REFUSED, {"stream": True}),
+    "text": Effect({"format": {"type": "json_object"}}, "constraint"),
+    "tool_choice": Effect("required", "constraint", {"tools": [{"type": "function", **FUNCTION}]}),
+    "tools": Effect([{"type": "function", **FUNCTION}], "prompt"),
+    "user": Effect("u", "answer"),
+    "cache_salt": Effect("s", "cache_salt"),
+    "priority": Effect(2, "priority"),
+    "complete": Effect(False, "complete", {"text": {"format": {"type": "json_object"}}}),
+    "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
+    **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
+    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0),
+}
+CLAUDE_PROMPT = {
+    "model": Effect("other", REFUSED),
+    "messages": Effect([{"role": "user", "content": "other words"}], "prompt"),
+    "system": Effect("Be brief.", "prompt"),
+    "tools": Effect([CLAUDE_TOOL], "prompt"),
+    "tool_choice": Effect({"type": "any"}, "constraint", {"tools": [CLAUDE_TOOL]}),
+    "thinking": Effect({"type": "adaptive"}, "answer"),
+    "output_config": Effect({"format": {"type": "json_schema", "schema": PARAMETERS}}, "constraint"),
+    "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+}
+MESSAGES = CLAUDE_PROMPT | {
+    "max_tokens": Effect(3, "max_tokens"),
+    "stream": Effect(True, "answer"),
+    "metadata": Effect({"user_id": "u"}, NO_EFFECT),
+    **sampling({"stop_sequences": "stop"}, stop_sequences=["x"], temperature=0.5, top_p=0.5, top_k=3),
+}
+# A count is of the prompt: fields that only change the answer of /v1/messages are checked, and refused where they are
+# refused there.
+COUNT_TOKENS = {
+    "model": Effect("other", REFUSED),
+    "messages": Effect([{"role": "user", "content": "other words"}], "answer"),
+    "system": Effect("Be brief.", "answer"),
+    "tools": Effect([CLAUDE_TOOL], "answer"),
+    "tool_choice": Effect({"type": "any"}, REFUSED),  # without tools
+    "thinking": Effect({"type": "enabled", "budget_tokens": 2000}, REFUSED),
+    "output_config": Effect({"effort": "high"}, REFUSED),
+    "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+}
+OLLAMA = {
+    "model": Effect("other", REFUSED),
+    "format": Effect("json", "constraint"),
+    "options": Effect({"temperature": 0.5}, "temperature"),
+    "stream": Effect(True, "answer"),
+    "keep_alive": Effect("5m", NO_EFFECT),
+    "think": Effect(False, "answer"),
+    "logprobs": Effect(True, "logprobs"),
+    "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
+}
+OPTIONS = {
+    "num_ctx": Effect(1 << 30, REFUSED),
+    **sampling(
+        {"num_predict": "max_tokens"},
+        num_predict=3,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.1,
+        seed=7,
+        stop=["x"],
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+    ),
+}
+SGLANG_SAMPLING = {
+    "n": Effect(2, "calls"),
+    "json_schema": Effect('{"type": "null"}', "constraint"),
+    "regex": Effect("a+", "constraint"),
+    "ebnf": Effect('root ::= "a"', "constraint"),
+    "skip_special_tokens": Effect(False, "answer"),
+    "spaces_between_special_tokens": Effect(False, NO_EFFECT),
+    **sampling(
+        {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
+        max_new_tokens=3,
+        min_new_tokens=2,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        frequency_penalty=0.5,
+        presence_penalty=0.5,
+        stop=["x"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        sampling_seed=7,
+        logit_bias={"5": 1.0},
+        stop_regex="a+b",
+    ),
+}
+RETURNS = {"return_logprob": True}
+SGLANG = {
+    "text": Effect("other", "prompt"),
+    "input_ids": Effect([5, 6], "prompt", {"text": None, "input_ids": [7]}),
+    "sampling_params": Effect({"max_new_tokens": 3}, "max_tokens"),
+    "rid": Effect("mine", "answer"),
+    "return_logprob": Effect(True, "logprobs"),
+    "logprob_start_len": Effect(0, "prompt_logprobs_from", RETURNS),
+    "top_logprobs_num": Effect(2, "top_logprobs", RETURNS),
+    "return_text_in_logprobs": Effect(True, "answer", RETURNS),
+    "stream": Effect(True, "answer"),
+    "priority": Effect(2, "priority"),
+    "extra_key": Effect("s", "cache_salt"),
+    "cache_salt": Effect("s", "cache_salt"),
+    "timeout": Effect(9.0, "timeout_s"),
+}
+EMBEDDINGS = {
+    "model": Effect("other", REFUSED),
+    "input": Effect("other", "prompt"),
+    "dimensions": Effect(2, "embed"),
+    "encoding_format": Effect("base64", "answer"),
+    "user": Effect("u", NO_EFFECT),
+    "cache_salt": Effect("s", "cache_salt"),
+    "priority": Effect(2, "priority"),
+    "timeout": Effect(9.0, "embed"),
+}
+OLLAMA_EMBED = {
+    "model": Effect("other", REFUSED),
+    "input": Effect("other", "prompt"),
+    "truncate": Effect(False, REFUSED, {"options": {"num_ctx": 1}}),
+    "dimensions": Effect(2, "embed"),
+    "options": Effect({"num_ctx": 1}, "prompt"),
+    "keep_alive": Effect("5m", NO_EFFECT),
+}
+OLD_EMBED = {
+    "model": Effect("other", REFUSED),
+    "prompt": Effect("other", "prompt"),
+    "options": Effect({"num_ctx": 1}, "prompt"),
+    "keep_alive": Effect("5m", NO_EFFECT),
+}
+ASKED = {"model": "default", "messages": ASK}
+PROMPTED = {"model": "default", "prompt": "hi"}
+INPUT = {"model": "default", "input": "hi"}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A request's struct, the least request, the effects of its fields, and the fields that it refuses."""
+
+    struct: Any
+    base: dict[str, Any]
+    effects: dict[str, Effect]
+    unsupported: Any = field(default_factory=dict)
+
+
+# after "#": the part of the request that has these fields
+ENDPOINTS = {
+    "/v1/chat/completions": Endpoint(chat_types.ChatRequest, ASKED, CHAT, chat_types.UNSUPPORTED_FIELDS),
+    "/v1/completions": Endpoint(completions.CompletionRequest, PROMPTED, COMPLETIONS),
+    "/v1/responses": Endpoint(responses_types.ResponsesRequest, INPUT, RESPONSES, responses_types.UNSUPPORTED_FIELDS),
+    "/v1/messages": Endpoint(
+        anthropic.MessagesRequest, ASKED | {"max_tokens": 99}, MESSAGES, anthropic.UNSUPPORTED_MESSAGE_FIELDS
+    ),
+    "/v1/messages/count_tokens": Endpoint(anthropic.PromptFields, ASKED, COUNT_TOKENS, anthropic.UNSUPPORTED_FIELDS),
+    "/api/chat": Endpoint(
+        ollama.OllamaChatRequest,
+        ASKED | {"stream": False},
+        OLLAMA
+        | {
+            "messages": Effect([{"role": "user", "content": "other"}], "prompt"),
+            "tools": Effect([CHAT_TOOL], "prompt"),
+        },
+    ),
+    "/api/generate": Endpoint(
+        ollama.OllamaGenerateRequest,
+        PROMPTED | {"stream": False},
+        OLLAMA
+        | {
+            "prompt": Effect("other", "prompt"),
+            "system": Effect("Be brief.", "prompt"),
+            "raw": Effect(True, "prompt"),
+        },
+        ollama.UNSUPPORTED_FIELDS,
+    ),
+    "/api/chat#options": Endpoint(ollama.OllamaOptions, ASKED | {"stream": False}, OPTIONS, ollama.UNSUPPORTED_OPTIONS),
+    "/generate": Endpoint(sglang.GenerateRequest, {"text": "hi"}, SGLANG, sglang.UNSUPPORTED_FIELDS),
+    "/generate#sampling_params": Endpoint(
+        sglang.SglangSamplingParams, {"text": "hi"}, SGLANG_SAMPLING, sglang.UNSUPPORTED_SAMPLING
+    ),
+    "/v1/embeddings": Endpoint(embeddings.EmbeddingRequest, INPUT, EMBEDDINGS),
+    "/api/embed": Endpoint(ollama_embed.EmbedRequest, INPUT, OLLAMA_EMBED),
+    "/api/embeddings": Endpoint(ollama_embed.LegacyEmbedRequest, PROMPTED, OLD_EMBED),
+}
+HONOURED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.effects]
+UNSUPPORTED = [(path, name) for path, endpoint in ENDPOINTS.items() for name in endpoint.unsupported]
+
+
+@pytest.fixture(scope="module")
+def server() -> ScriptedServer:
+    server = ScriptedServer()
+    server.scheduler.answer = lambda prompt, request: ANSWER
+    return server
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_every_field_has_an_entry(path: str) -> None:
+    endpoint = ENDPOINTS[path]
+    fields, entries = set(endpoint.struct.__struct_fields__), endpoint.effects.keys() | endpoint.unsupported.keys()
+    missing, unknown = sorted(fields - entries), sorted(entries - fields)
+    assert not missing, f"add {missing} of {path} to its table of effects in this file, or to its UNSUPPORTED fields"
+    assert not unknown, f"{unknown} in the table of {path} are no fields of {endpoint.struct.__name__}"
+
+
+@pytest.mark.parametrize(("path", "name"), HONOURED)
+def test_every_field_has_its_effect(server: ScriptedServer, path: str, name: str) -> None:
+    endpoint = ENDPOINTS[path]
+    effect = endpoint.effects[name]
+    without = observe(server, path, endpoint.base, effect.beside)
+    assert without["status"] == 200, without
+    with_field = observe(server, path, endpoint.base, effect.beside | {name: effect.value})
+    changed = {aspect for aspect in without.keys() | with_field.keys() if without.get(aspect) != with_field.get(aspect)}
+    if effect.on == REFUSED:
+        assert with_field["status"] == (404 if name == "model" else 400), with_field
+        assert name in with_field["answer"] or name in ("truncate", "stream_options"), with_field
+    elif effect.on == NO_EFFECT:
+        assert not changed
+    else:
+        assert with_field["status"] == 200, with_field
+        assert effect.on in changed, f"{name} changed {sorted(changed)}"
+
+
+@pytest.mark.parametrize(("path", "name"), UNSUPPORTED)
+def test_unsupported_fields_are_refused_by_name(server: ScriptedServer, path: str, name: str) -> None:
+    seen = observe(server, path, ENDPOINTS[path].base, {name: {"no": "such value"}})
+    assert seen["status"] == 400 and name in seen["answer"], seen
+
+
+def observe(server: ScriptedServer, path: str, base: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """What a request sends to the scheduler, and its answer without ids and times."""
+    server.scheduler.requests.clear()
+    server.scheduler.sessions.clear()
+    path, _, part = path.partition("#")
+    answer = server.post(path, base | ({part: fields} if part else fields))
+    calls, sent = server.scheduler.sent(Generate), server.scheduler.sent
+    seen: dict[str, Any] = {
+        "status": answer.status_code,
+        "answer": _without_ids(answer.text),
+        "calls": len(calls),
+        "constraint": [call.constraint for call in calls[:1]],
+        "prompt": [token for append in sent(Append) for token in append.token_ids],
+        "cache_salt": [request.cache_salt for request in sent(Open)],
+        "priority": [request.priority for request in sent(Open)],
+        "embed": [(embed.dimensions, embed.timeout_s) for embed in sent(Embed)],
+    }
+    return seen | {name: getattr(calls[0].sampling, name) for name in SamplingParams.__struct_fields__ if calls}
+
+
+def _without_ids(text: str) -> str:
+    text = re.sub(r'"(created|created_at|completed_at|\w+_duration|\w+_latency)":("[^"]*"|[\d.e-]+)', "", text)
+    return re.sub(r"(chatcmpl-|cmpl-|[a-z]+_|req-)[0-9a-f]{12,}", "", text)
