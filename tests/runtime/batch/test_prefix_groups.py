@@ -1,4 +1,4 @@
-"""Prefix groups, compared with all partitions of small batches by their pages alone."""
+"""Prefix groups, compared with the best of all partitions of small batches."""
 
 from __future__ import annotations
 
