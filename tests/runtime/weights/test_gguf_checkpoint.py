@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from fast_gguf_reader import Reader
-from tiny_llama_checkpoints import interleaved, save_tiny_llama, write_gguf
+from tiny_hf_models import interleaved, write_gguf
+from tiny_llama_checkpoints import save_tiny_llama
 
 from plait.kernels.gguf_dequantize import dequantize
 from plait.runtime.errors import CorruptModel, UnsupportedModel

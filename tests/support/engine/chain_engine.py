@@ -1,4 +1,4 @@
-"""A complete engine on the hash-chain model of fake_engine.py: everything is real but the model.
+"""A complete engine with the hash-chain model of fake_engine.py in place of a real model.
 
 Tokens are bytes, and each depends on all tokens before it, so a wrong page or a wrong text changes the output.
 """

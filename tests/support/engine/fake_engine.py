@@ -65,7 +65,7 @@ def logprob(tokens: list[int], token: int) -> float:
 
 
 class ChainRunner:
-    """A Runner of the hash-chain model. `batches`: (start, count) of each request of each step."""
+    """A Runner of the hash-chain model. `batches` has a list of (start, count) of the requests for every step."""
 
     num_spared_tokens = 0
 

@@ -25,7 +25,7 @@ def fields_of(typed: Any) -> dict[str, Any]:
 
 
 def samples(kind: Any, depth: int = 0) -> Iterator[Sample]:
-    """Values that fit `kind`: each alternative of a union, each literal, each optional field of a TypedDict once."""
+    """Values of `kind`, with every alternative of a union, every literal and every optional field at least once."""
     origin, given = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Required, typing.NotRequired, typing.Annotated):
         yield from samples(given[0], depth)
