@@ -64,7 +64,7 @@ def test_best_cached_tokens_equals_a_comparison_with_all_previous_calls(steps) -
     client = FakeClient()
     meter = IdealCacheMeter(client)
     client.send(Open(0, "", 0))
-    texts: list[list[int] | None] = [[]]  # the text of each session; None after a failed call
+    texts: list[list[int] | None] = [[]]  # the texts of the sessions; None after a failed call
     known: list[list[int]] = []  # the texts that calls have computed
     expected = 0
     for kind, index, *rest in steps:

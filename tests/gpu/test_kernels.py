@@ -65,11 +65,11 @@ def test_sampling_and_logprobs_in_a_captured_graph() -> None:
     logits, rows = randn(8, 128_256), inputs(8, 1.0, -1, 0.9, 0.0)
     out = torch.empty(8, dtype=torch.int32, device="cuda")
     work = sampler.SamplingWorkspace.allocate(8, 128_256, logits.device)
-    places = torch.arange(8, dtype=torch.int32, device="cuda")
+    row_indices = torch.arange(8, dtype=torch.int32, device="cuda")
 
     def step() -> torch.Tensor:
         sampler.sample(logits, rows, out=out, workspace=work)
-        return logprobs.gather_logprobs(logits, places, out)
+        return logprobs.gather_logprobs(logits, row_indices, out)
 
     step()
     torch.cuda.synchronize()
@@ -83,7 +83,7 @@ def test_sampling_and_logprobs_in_a_captured_graph() -> None:
         again = sampler.sample(logits, rows)
         assert torch.equal(out, again)
         torch.testing.assert_close(
-            chosen, reference_sampling.gather_logprobs(logits, places, again), atol=1e-4, rtol=1e-4
+            chosen, reference_sampling.gather_logprobs(logits, row_indices, again), atol=1e-4, rtol=1e-4
         )
 
 

@@ -79,7 +79,7 @@ def test_requests_keep_their_order_and_frames_stay_within_the_limits(requests, t
     for frame in frames:
         assert len(frame) <= MAX_FRAME_BYTES
         assert 1 <= len(decode_client_messages(frame)) <= MAX_MESSAGES_PER_FRAME
-        assert [decode_client_messages(part)[0] for part in split_frame(frame)] == decode_client_messages(frame)
+        assert [decode_client_messages(one)[0] for one in split_frame(frame)] == decode_client_messages(frame)
 
 
 def test_the_largest_valid_requests_fit_in_a_frame():

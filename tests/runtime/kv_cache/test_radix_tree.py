@@ -33,7 +33,7 @@ def test_match_finds_the_longest_prefix_ever_inserted(inserted, query):
     )
 
 
-def test_a_split_matches_the_drawing_in_the_header():
+def test_a_node_split_equals_the_drawing_in_the_docstring():
     tree = RadixTree()
     root = tree.root(NAMESPACE)
     tree.lock_node(root)

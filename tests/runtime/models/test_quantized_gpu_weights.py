@@ -146,15 +146,15 @@ def test_rounding_error_matches_the_bits(pair):
 
 
 def test_large_batches_use_the_dense_product(pair, monkeypatch):
-    tokens, seen = text(12, 6), []
-    wide_product = quantized_linear._dequantize_then_matmul
+    tokens, calls = text(12, 6), []
+    dense_product = quantized_linear._dequantize_then_matmul
     monkeypatch.setattr(quantized_linear, "MAX_FUSED_DEQUANT_ROWS", 8)
     monkeypatch.setattr(quantized_linear, "DEQUANT_CHUNK_ELEMENTS", 64 * 70)  # some outputs at a time
     monkeypatch.setattr(
-        quantized_linear, "_dequantize_then_matmul", lambda *given: seen.append(0) or wide_product(*given)
+        quantized_linear, "_dequantize_then_matmul", lambda *args: calls.append(0) or dense_product(*args)
     )
     check(pair, [(tokens, range(12), 0, 12, 0)])
-    assert len(seen) == 2 * 4 + 1
+    assert len(calls) == 2 * 4 + 1
 
 
 def test_logits_of_single_columns_equal_those_of_the_full_head(pair):

@@ -71,8 +71,8 @@ def test_embedding_and_generation_do_not_affect_each_other(embedding_model, engi
     token_ids, vectors = generate()[1].result().token_ids, engine.embed(TEXTS)
     engine.client.flush_cache()
     started = [generate() for _ in range(3)]
-    beside = engine.embed(TEXTS)
-    assert beside.tobytes() == vectors.tobytes()
+    vectors_beside_generation = engine.embed(TEXTS)
+    assert vectors_beside_generation.tobytes() == vectors.tobytes()
     for session, call in started:
         assert call.result().token_ids == token_ids
         session.close()

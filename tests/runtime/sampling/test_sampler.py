@@ -168,7 +168,7 @@ def test_draws_follow_the_distribution(ops):
 
 
 def test_masked_tokens_are_never_drawn(monkeypatch):
-    """Not even if rounding puts the draw after the last weight of a block, or of all."""
+    """Rounding may put the draw after the last weight of a block, or of all."""
     logits = np.full((1, 3 * numpy_ops.DRAW_BLOCK), -math.inf, np.float32)
     allowed = [3, numpy_ops.DRAW_BLOCK - 5, numpy_ops.DRAW_BLOCK + 7, 2 * numpy_ops.DRAW_BLOCK - 9]
     logits[0, allowed] = [0.1, 0.7, 0.3, 0.2]

@@ -66,8 +66,8 @@ def test_eos_user_defined_and_padding_tokens() -> None:
 def test_pre_tokenizers_split_words(pre: str, pieces: list[str]) -> None:
     backend = definition_from_gguf(gguf_metadata() | {"tokenizer.ggml.pre": pre}).continuation_backend
     text = "I'LL 12345 café\n\n  x!!\n  "
-    found = backend.pre_tokenizer.pre_tokenize_str(text)
-    assert [text[a:b] for _, (a, b) in found] == pieces
+    words = backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[a:b] for _, (a, b) in words] == pieces
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def sentencepiece_with_plain_text_tokens(text: str) -> list[int]:
     ids: list[int] = []
     between = ""
     while text:
-        found = max((t for t in PLAIN_TEXT_TOKENS if text.startswith(t)), key=len, default="")
-        if found:
-            ids += [*sentencepiece(between), len(SPM_TOKENS) + PLAIN_TEXT_TOKENS.index(found)]
-            between, text = "", text[len(found) :]
+        token = max((t for t in PLAIN_TEXT_TOKENS if text.startswith(t)), key=len, default="")
+        if token:
+            ids += [*sentencepiece(between), len(SPM_TOKENS) + PLAIN_TEXT_TOKENS.index(token)]
+            between, text = "", text[len(token) :]
         else:
             between, text = between + text[0], text[1:]
     return ids + sentencepiece(between)

@@ -51,10 +51,10 @@ def test_choices_are_healed_with_text_that_was_sent_before(smollm2: Tokenizer, t
     low, high = sorted(cuts)
     sent, end = [], TextTail()
     for parts in ([("<|im_start|>", True)], [(text[:low], is_control)], [(text[low:high], False)]):
-        given = [part for part in parts if part[0]]
-        if given:
-            ids = smollm2.encode(given, at_start=not sent)
-            end = end.extend(given, ids)
+        nonempty = [part for part in parts if part[0]]
+        if nonempty:
+            ids = smollm2.encode(nonempty, at_start=not sent)
+            end = end.extend(nonempty, ids)
             sent += ids
     parts = [(text[high:], False)] if text[high:] else []
     ids, num_replaced, replacements = heal_choices(smollm2, parts, choices, num_sent=len(sent), sent=end)

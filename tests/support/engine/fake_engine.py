@@ -111,8 +111,8 @@ class ChainRunner:
             rows += [logits_after(self.kv[int(p)]) for p in pages[end - num_rows : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
 
-    def hidden_states_at(self, hidden, places):
-        return hidden[places].numpy()
+    def hidden_states_at(self, hidden, indices):
+        return hidden[indices].numpy()
 
     def sum_hidden_states(self, hidden):
         return (hidden / SUM_QUANTUM).round().numpy().sum(0, dtype=np.float64) * SUM_QUANTUM

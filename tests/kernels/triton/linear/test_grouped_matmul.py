@@ -40,13 +40,16 @@ def random_expert_ids(tokens: int, top_k: int, num_experts: int, seed: int, skew
 )
 def test_sort_by_expert_equals_the_reference(tokens, top_k, num_experts, block, skewed, seed):
     ids = random_expert_ids(tokens, top_k, num_experts, seed, skewed)
-    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
-    assert torch.equal(ours.block_experts, theirs.block_experts)
-    used = (theirs.block_experts >= 0).repeat_interleave(block)
-    assert torch.equal(ours.slots[used], theirs.slots[used])
-    assert ours[2:] == theirs[2:]
+    routing, expected_routing = (
+        grouped.sort_by_expert(ids, num_experts, block),
+        reference.sort_by_expert(ids, num_experts, block),
+    )
+    assert torch.equal(routing.block_experts, expected_routing.block_experts)
+    used = (expected_routing.block_experts >= 0).repeat_interleave(block)
+    assert torch.equal(routing.slots[used], expected_routing.slots[used])
+    assert routing[2:] == expected_routing[2:]
     flat = ids.flatten()
-    placed = theirs.slots[used & (theirs.slots < len(flat))]
+    placed = expected_routing.slots[used & (expected_routing.slots < len(flat))]
     assert sorted(placed.tolist()) == (flat >= 0).nonzero().flatten().tolist()
 
 
@@ -74,13 +77,16 @@ def test_an_expert_layer_equals_the_reference(tokens, top_k, num_experts, block,
     first = randn(num_experts, 2 * inner, hidden, dtype=dtype, seed=seed + 1) / hidden**0.5
     second = randn(num_experts, hidden, inner, dtype=dtype, seed=seed + 2) / inner**0.5
     routing_weights = randn(tokens, top_k, dtype=torch.float32, seed=seed + 3).softmax(-1)
-    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
+    routing, expected_routing = (
+        grouped.sort_by_expert(ids, num_experts, block),
+        reference.sort_by_expert(ids, num_experts, block),
+    )
     has_expert = (ids >= 0).flatten()
-    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, ours), (reference, theirs)))
+    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, routing), (reference, expected_routing)))
     torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
     gated = float32_ops.silu_and_multiply(b)
     gated[~has_expert] = float("nan")  # rows without an expert may hold any value
-    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, ours), (reference, theirs)))
+    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, routing), (reference, expected_routing)))
     torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
     b[~has_expert] = float("nan")
     combined = grouped.combine_experts(b, routing_weights, ids)

@@ -85,13 +85,13 @@ def int8_in_blocks(outs: int, channels: int, seed: int) -> quantized_weights.Int
 
 
 def random_weight(weight_format: str, outs: int, channels: int, seed: int):
-    wide = randn(outs, channels, dtype=torch.float32, seed=seed)
+    dense = randn(outs, channels, dtype=torch.float32, seed=seed)
     if weight_format == "int8":
-        return quantized_weights.quantize_int8(wide)
+        return quantized_weights.quantize_int8(dense)
     if weight_format == "int8 in blocks":
         return int8_in_blocks(outs, channels, seed)
     return quantized_weights.quantize_int4(
-        wide, 32 if "32" in weight_format else 128, with_minima="minima" in weight_format
+        dense, 32 if "32" in weight_format else 128, with_minima="minima" in weight_format
     )
 
 
@@ -112,11 +112,11 @@ def test_int8_matmul_with_scales_for_blocks_of_32(rows, outs, channels, dtype, s
 def test_dequantized_rows_equal_the_dequantized_weight(weight_format, outs, channels, dtype, seed, data):
     weight = random_weight(weight_format, outs, channels, seed)
     ids = torch.tensor(data.draw(st.lists(st.integers(0, outs - 1), max_size=70)), dtype=torch.int32, device=DEVICE)
-    wide = (quantized_weights.dequantize_int8 if "int8" in weight_format else quantized_weights.dequantize_int4)(
+    dense = (quantized_weights.dequantize_int8 if "int8" in weight_format else quantized_weights.dequantize_int4)(
         weight
     ).to(dtype)
-    assert torch.equal(quantized_linear.dequantize_rows(weight, ids, dtype), wide[ids])
-    assert torch.equal(reference.dequantize_rows(weight, ids, dtype), wide[ids])
+    assert torch.equal(quantized_linear.dequantize_rows(weight, ids, dtype), dense[ids])
+    assert torch.equal(reference.dequantize_rows(weight, ids, dtype), dense[ids])
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -151,8 +151,8 @@ def test_concatenated_weights_keep_their_values(parts, seed):
 
 
 def test_int4_weights_with_and_without_minima_are_concatenated():
-    wide = randn(20, 64, dtype=torch.float32, seed=0)
-    both = [quantized_weights.quantize_int4(wide, 32, with_minima=with_minima) for with_minima in (False, True)]
+    dense = randn(20, 64, dtype=torch.float32, seed=0)
+    both = [quantized_weights.quantize_int4(dense, 32, with_minima=with_minima) for with_minima in (False, True)]
     expected = torch.cat([quantized_weights.dequantize_int4(weight) for weight in both])
     assert torch.equal(quantized_weights.dequantize_int4(quantized_weights.concat_outputs(both)), expected)
 

@@ -26,16 +26,16 @@ INF = math.inf
 
 def random_adjustments(rows: int, vocab: int, seed: int, parts: tuple[bool, bool, bool]) -> LogitAdjustments:
     g = torch.Generator().manual_seed(seed)
-    places = [(torch.randint(-1, rows, (rows,), generator=g)).int().to(DEVICE) for _ in range(3)]
+    row_maps = [(torch.randint(-1, rows, (rows,), generator=g)).int().to(DEVICE) for _ in range(3)]
     density = torch.rand(rows, 1, generator=g) ** 3
     words = pack(torch.rand(rows, vocab, generator=g) < density)
     counts = (torch.rand(rows, vocab, generator=g) * 1.2).int().to(DEVICE) * 3
     bias = torch.where(torch.rand(rows, vocab, generator=g) < 0.01, 5.0, 0.0).to(DEVICE)
     frequency, presence = (torch.rand(2, rows, generator=g) * 4 - 2).to(DEVICE)
     return LogitAdjustments(
-        RowMasks(words, places[0]) if parts[0] else None,
-        RowBias(bias, places[1]) if parts[1] else None,
-        Penalties(counts, places[2], frequency, presence) if parts[2] else None,
+        RowMasks(words, row_maps[0]) if parts[0] else None,
+        RowBias(bias, row_maps[1]) if parts[1] else None,
+        Penalties(counts, row_maps[2], frequency, presence) if parts[2] else None,
     )
 
 
