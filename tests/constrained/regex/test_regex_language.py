@@ -6,23 +6,18 @@ import itertools
 import random
 import re
 
-import interegular
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from matchers import compile_in_process, token_mask
 from regex_oracles import PATTERNS, REAL, compare_with_oracles
 
-from plait.constrained import Grammar, GrammarError, Matcher, Regex, Vocabulary, mask_words
-from plait.constrained.compiler import build_grammar, compile_spec
+from plait.constrained import Grammar, GrammarError, Regex, Vocabulary, mask_words
 from plait.constrained.dfa.dfa_grammar import DfaGrammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar, regex_source
 from plait.constrained.regex.compiler import MAX_WEIGHT
 from plait.constrained.regex.python_syntax import to_plain_pattern
-
-
-def compile_pattern(pattern: str, vocabulary: Vocabulary) -> Grammar:
-    return build_grammar(compile_spec(Regex(pattern), vocabulary), vocabulary)
 
 
 def random_tokens(text: bytes, vocabulary: Vocabulary, rng: random.Random) -> list[int] | None:
@@ -55,17 +50,9 @@ def accepts(grammar: Grammar, tokens: list[int], vocabulary: Vocabulary) -> bool
         assert matcher.accept(token) is allowed
         if not allowed:
             return False
-    ends = mask_of(matcher, len(vocabulary))[list(vocabulary.eos_ids)]
+    ends = token_mask(matcher, vocabulary)[list(vocabulary.eos_ids)]
     assert ends.all() == ends.any() == matcher.is_accepting
     return matcher.is_accepting
-
-
-def mask_of(matcher: Matcher, width: int) -> np.ndarray:
-    row = np.full(mask_words(width), -1, np.int32)
-    matcher.fill_mask(row)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little").astype(bool)
-    assert not bits[width:].any()
-    return bits[:width]
 
 
 def samples(pattern: str, examples: str, rng: random.Random) -> list[str]:
@@ -81,7 +68,7 @@ def samples(pattern: str, examples: str, rng: random.Random) -> list[str]:
 @pytest.mark.filterwarnings("ignore:Possible")
 @pytest.mark.parametrize(("pattern", "examples"), REAL, ids=[pattern for pattern, _ in REAL])
 def test_real_patterns_accept_what_re_matches(small: Vocabulary, pattern: str, examples: str) -> None:
-    grammar, rng = compile_pattern(pattern, small), random.Random(pattern)
+    grammar, rng = compile_in_process(Regex(pattern), small), random.Random(pattern)
     for text in samples(pattern, examples, rng):
         tokens = random_tokens(text.encode(), small, rng)
         if tokens is not None:
@@ -93,7 +80,7 @@ def test_real_patterns_accept_what_re_matches(small: Vocabulary, pattern: str, e
 def test_real_patterns_accept_what_re_matches_with_a_real_tokenizer(
     smollm: Vocabulary, pattern: str, examples: str
 ) -> None:
-    grammar, rng = compile_pattern(pattern, smollm), random.Random(pattern)
+    grammar, rng = compile_in_process(Regex(pattern), smollm), random.Random(pattern)
     eos_id = smollm.eos_ids[0]
     for text in samples(pattern, examples, rng):
         matcher = grammar.matcher()
@@ -122,7 +109,7 @@ SHORT_TEXTS += ["é", "aé", "日", "ab1.ab1."]
 def test_random_patterns_accept_the_short_texts_that_re_matches(small: Vocabulary, pattern: str, seed: int) -> None:
     assume(to_plain_pattern(pattern).weight <= MAX_WEIGHT)  # a larger pattern has no automaton
     rng = random.Random(seed)
-    dfa = compile_pattern(pattern, small)
+    dfa = compile_in_process(Regex(pattern), small)
     assert isinstance(dfa, DfaGrammar)
     lazy = LlguidanceGrammar(regex_source(to_plain_pattern(pattern).pattern, small), small)
     for text in rng.sample(SHORT_TEXTS, 60):
@@ -134,92 +121,8 @@ def test_random_patterns_accept_the_short_texts_that_re_matches(small: Vocabular
         assert (all(map(matcher.accept, tokens)) and matcher.is_accepting) is expected, text
 
 
-class Oracle:
-    """Allowed tokens and forced text after an ASCII text, by interegular's automaton."""
-
-    def __init__(self, pattern: str) -> None:
-        self._fsm = interegular.parse_pattern(pattern).to_fsm()
-
-    def state(self, text: str) -> int | None:
-        state = self._fsm.initial
-        for character in text:
-            symbol = self._fsm.alphabet[character]
-            if state is None or symbol not in self._fsm.map.get(state, {}):
-                return None
-            state = self._fsm.map[state][symbol]
-        return state if self._fsm.islive(state) else None
-
-    def allowed(self, text: str, vocabulary: Vocabulary) -> np.ndarray:
-        bits = np.zeros(len(vocabulary), bool)
-        for token, piece in enumerate(vocabulary.token_bytes):
-            if token in vocabulary.eos_ids:
-                bits[token] = self.state(text) in self._fsm.finals
-            elif piece and piece.isascii():
-                bits[token] = self.state(text + piece.decode()) is not None
-        return bits
-
-    def forced(self, text: str) -> str:
-        forced = ""
-        while self.state(text + forced) not in self._fsm.finals:
-            candidates = [c for c in map(chr, range(128)) if self.state(text + forced + c) is not None]
-            if len(candidates) != 1:
-                break
-            forced += candidates[0]
-        return forced
-
-
-ascii_pieces = st.sampled_from(["a", "b", "1", r"\.", "[ab]", "[a1]", "yes", "ab"])
-ascii_patterns = st.recursive(
-    ascii_pieces,
-    lambda inner: st.one_of(
-        st.lists(inner, min_size=1, max_size=3).map("".join),
-        st.lists(inner, min_size=1, max_size=3).map(lambda arms: f"({'|'.join(arms)})"),
-        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}"])).map(lambda pair: f"({pair[0]}){pair[1]}"),
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(pattern=ascii_patterns, seed=st.integers(0, 1000))
-def test_masks_and_forced_bytes_equal_those_of_interegular(small: Vocabulary, pattern: str, seed: int) -> None:
-    rng, oracle = random.Random(seed), Oracle(pattern)
-    dfa = compile_pattern(pattern, small).matcher()
-    lazy = LlguidanceGrammar(regex_source(to_plain_pattern(pattern).pattern, small), small).matcher()
-    text = ""
-    for _ in range(6):
-        expected = oracle.allowed(text, small)
-        assert (mask_of(dfa, len(small)) == expected).all(), text
-        forced = oracle.forced(text).encode()
-        assert dfa.forced_bytes() == forced, text
-        assert lazy.forced_bytes() == forced, text
-        lazy_mask = mask_of(lazy, len(small))
-        assert lazy_mask.any()
-        assert not (lazy_mask & ~expected).any(), text
-        assert forced or (lazy_mask == expected).all(), text
-        next_tokens = [int(i) for i in np.flatnonzero(expected) if i not in small.eos_ids]
-        if not next_tokens:
-            break
-        token = rng.choice(next_tokens)
-        assert dfa.accept(token)
-        assert lazy.accept(token)
-        text += small.token_bytes[token].decode()
-
-
-@pytest.mark.parametrize("pattern", [r"[0-9]+(\.[0-9]+)?", "hello world(, hello)*", r"(yes|no|yes please) [a-z]+"])
-def test_masks_over_a_real_vocabulary_equal_those_of_interegular(smollm: Vocabulary, pattern: str) -> None:
-    oracle, matcher, rng, text = Oracle(pattern), compile_pattern(pattern, smollm).matcher(), random.Random(1), ""
-    for _ in range(3):
-        expected = oracle.allowed(text, smollm)
-        assert (mask_of(matcher, len(smollm)) == expected).all(), text
-        assert matcher.forced_bytes() == oracle.forced(text).encode()
-        token = rng.choice([int(i) for i in np.flatnonzero(expected) if i not in smollm.eos_ids])
-        assert matcher.accept(token)
-        text += smollm.token_bytes[token].decode()
-
-
 def test_a_large_pattern_is_matched_lazily(smollm: Vocabulary) -> None:
-    grammar = compile_pattern(r"(\w+ ?){1,200}", smollm)
+    grammar = compile_in_process(Regex(r"(\w+ ?){1,200}"), smollm)
     assert isinstance(grammar, LlguidanceGrammar)
     assert accepts(grammar, list(smollm.encode("hello wide world 12")), smollm)
     assert not accepts(grammar, list(smollm.encode("hello, world")), smollm)
@@ -228,8 +131,8 @@ def test_a_large_pattern_is_matched_lazily(smollm: Vocabulary) -> None:
 def test_patterns_without_a_spellable_text_raise_and_dead_ends_are_masked(small: Vocabulary) -> None:
     for pattern in ("~", r"[^\s\S]", "a~+"):
         with pytest.raises(GrammarError, match="nothing that the vocabulary can spell"):
-            compile_pattern(pattern, small)
-    matcher = compile_pattern("a(~|b)|1~", small).matcher()
+            compile_in_process(Regex(pattern), small)
+    matcher = compile_in_process(Regex("a(~|b)|1~"), small).matcher()
     assert matcher.forced_bytes() == b"ab"
     assert not matcher.accept(small.token_bytes.index(b"1"))
 

@@ -13,7 +13,14 @@ def compile_in_process(spec: Spec, vocabulary: Vocabulary) -> Grammar:
     return build_grammar(compile_spec(spec, vocabulary), vocabulary)
 
 
-def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
-    row = np.zeros(mask_words(len(vocabulary)), np.int32)
+def token_mask(matcher: Matcher, vocabulary: Vocabulary) -> np.ndarray:
+    """Whether the matcher's mask allows each token, bool [V]. Asserts that the padding bits are zero."""
+    row = np.full(mask_words(len(vocabulary)), -1, np.int32)
     matcher.fill_mask(row)
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little").astype(bool)
+    assert not bits[len(vocabulary) :].any()
+    return bits[: len(vocabulary)]
+
+
+def allowed_tokens(matcher: Matcher, vocabulary: Vocabulary) -> list[int]:
+    return np.flatnonzero(token_mask(matcher, vocabulary)).tolist()
