@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("plait", "lang", "runtime", "constrained", "kernels")
 
 
-def test_setup_finds_every_folder_with_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_lists_every_folder_with_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that lacks its `__init__.py` is missing from the packages."""
     arguments: dict[str, Any] = {}
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(setuptools, "setup", lambda **given: arguments.update(given))
+    monkeypatch.setattr(setuptools, "setup", lambda **keywords: arguments.update(keywords))
     runpy.run_path("setup.py")
     with_modules = {path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
     names = {".".join(path.relative_to(ROOT).parts) for path in with_modules}

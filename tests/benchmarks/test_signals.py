@@ -1,4 +1,4 @@
-"""A benchmark that is terminated leaves no server running, whatever it was doing."""
+"""A terminated benchmark ends the servers that it started."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def wait_for_pids(path: Path, count: int) -> list[int]:
 @pytest.mark.parametrize("loop", ["asyncio", "runner"])
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_terminated_benchmark_ends_its_server(tmp_path, unused_port, number, loop, is_ready) -> None:
-    """Both while the server starts and while it serves. The signal is sent twice, as an impatient user does."""
+    """While the server starts and while it serves. The signal is sent twice, as by an impatient user."""
     server, pid_file = tmp_path / "server.py", tmp_path / "pids"
     server.write_text(ANSWERING_SERVER if is_ready else SILENT_SERVER)
     command = f"{sys.executable} {server} {pid_file} {unused_port}"
@@ -118,7 +118,7 @@ def test_serving_overhead_ends_its_runtime_and_server() -> None:
         while len(children) < 2 and process.poll() is None:
             children = psutil.Process(process.pid).children()
             time.sleep(0.02)
-        assert len(children) == 2, "a runtime and a server"
+        assert len(children) == 2, "there must be a runtime and a server"
         process.send_signal(signal.SIGTERM)
         code = process.wait(60)
         assert (code, kill_running([child.pid for child in children])) == (128 + signal.SIGTERM, [])

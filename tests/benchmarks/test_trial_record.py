@@ -25,7 +25,7 @@ def interrupted_run(record, first, count, max_trials):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 15)), max_size=8))
-def test_killed_runs_add_up(tmp_path_factory, runs):
+def test_killed_runs_add_up_to_one_run(tmp_path_factory, runs):
     path, expected = tmp_path_factory.mktemp("record") / "trials.json", set()
     for first, count, max_trials in runs:
         record = Record(path, "code")

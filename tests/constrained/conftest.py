@@ -1,4 +1,4 @@
-"""Vocabularies for the tests of constraints: a small one with traps in it, and SmolLM2's own, read from its GGUF."""
+"""Vocabularies for the tests of constraints: a small one with unusual tokens, and that of SmolLM2's GGUF file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = ["ab", "aa", "abc", "ba", "11", "1.", ".1", "a.", "yes", " yes", "s p", 
 
 
 def small_tokens() -> tuple[bytes, ...]:
-    """Single bytes but for a few, words, pieces of characters, a token given twice, and an end token with bytes."""
+    """Most single bytes, words, parts of characters, one duplicate token, and an end token that has bytes."""
     tokens = [b""] * 2 + [bytes([byte]) for byte in range(256) if byte not in ABSENT]
     tokens += [word.encode() for word in WORDS]
     tokens += [b"\xa9a", b"a\xc3", b"\xe6\x97", b"ab"]
@@ -28,13 +28,13 @@ def small_tokens() -> tuple[bytes, ...]:
 
 
 def greedy(tokens: tuple[bytes, ...], text: bytes) -> list[int]:
-    """The longest token first."""
-    found = []
+    """Encodes `text` with the longest matching token at each position."""
+    token_ids = []
     while text:
-        best = max((t for t in set(tokens) if t and t != b"</s>" and text.startswith(t)), key=len)
-        found.append(tokens.index(best))
-        text = text[len(best) :]
-    return found
+        longest = max((t for t in set(tokens) if t and t != b"</s>" and text.startswith(t)), key=len)
+        token_ids.append(tokens.index(longest))
+        text = text[len(longest) :]
+    return token_ids
 
 
 @pytest.fixture(scope="session")

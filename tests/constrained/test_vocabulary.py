@@ -1,4 +1,4 @@
-"""Token bytes read from tokenizers of both families, and the end tokens beside them."""
+"""`Vocabulary.from_tokenizer`: token bytes of byte-level and SentencePiece tokenizers, and their EOS ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def byte_level_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
+def test_bytes_of_byte_level_tokens(tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer()
     vocabulary = Vocabulary.from_tokenizer(tokenizer, eos_ids=[258], size=300)
     assert len(vocabulary) == 300
@@ -29,7 +29,7 @@ def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
     assert vocabulary.token_bytes[256:259] == (b" a", "é".encode(), b"")
     assert vocabulary.encode(" aé") == [256, 257]
     assert 258 not in vocabulary.encode("<|end|>")
-    assert tokenizer.encode("<|end|>").ids == [258], "the caller's tokenizer is left as it was"
+    assert tokenizer.encode("<|end|>").ids == [258], "the caller's tokenizer is unchanged"
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,9 @@ def test_byte_level_tokens_are_their_bytes(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"eos_token": {"content": "<|end|>"}}),
     ],
 )
-def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content: dict[str, object]) -> None:
+def test_eos_ids_are_read_from_the_config_files_of_the_folder(
+    tmp_path: Path, name: str, content: dict[str, object]
+) -> None:
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="pass eos_ids"):
         Vocabulary.from_tokenizer(tmp_path)
@@ -50,20 +52,20 @@ def test_end_tokens_are_read_beside_the_file(tmp_path: Path, name: str, content:
     assert Vocabulary.from_tokenizer(str(tmp_path / "tokenizer.json"), eos_ids=(7,)).eos_ids == (7,)
 
 
-def test_files_that_are_no_tokenizers(tmp_path: Path) -> None:
-    for name, content, said in [
+def test_other_files_raise_value_error(tmp_path: Path) -> None:
+    for name, content, message in [
         ("tokenizer.json", b"{", "is not a tokenizer.json"),
         ("tokenizer.json", b"\xff", "is not a tokenizer.json"),
         ("model.gguf", b"GGUF", "load_tokenizer"),
     ]:
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             Vocabulary.from_tokenizer(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         Vocabulary.from_tokenizer(tmp_path / "missing.json")
 
 
-def test_sentence_piece_tokens_are_their_bytes() -> None:
+def test_bytes_of_sentencepiece_tokens() -> None:
     tokenizer = Tokenizer(
         models.BPE({"<unk>": 0, "<0x0A>": 1, "▁a": 2, "▁": 3, "a": 4}, [("▁", "a")], unk_token="<unk>")
     )
@@ -72,7 +74,7 @@ def test_sentence_piece_tokens_are_their_bytes() -> None:
     assert Vocabulary.from_tokenizer(tokenizer, (0,)).token_bytes == (b"", b"\n", b" a", b" ", b"a")
 
 
-def test_other_families_and_wrong_ids_are_refused() -> None:
+def test_other_tokenizers_and_invalid_ids_raise_value_error() -> None:
     with pytest.raises(ValueError, match="neither byte-level nor SentencePiece"):
         Vocabulary.from_tokenizer(Tokenizer(models.WordLevel({"a": 0}, "a")), (0,))
     with pytest.raises(ValueError, match="outside the vocabulary"):

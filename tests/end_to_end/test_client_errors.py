@@ -1,4 +1,4 @@
-"""Errors that a client receives from a runtime process, and values that it rejects by itself."""
+"""Errors that a client receives from a runtime process, and arguments that it rejects before sending."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def test_calls_raise_the_error_of_their_cause(runtime):
     with pytest.raises(Aborted):
         slow.result()
     session = open_session(runtime)
-    broken = session.generate(LONG, Regex("(("))
+    invalid = session.generate(LONG, Regex("(("))
     later = session.generate(LONG)
     with pytest.raises(ConstraintFailed, match="cannot continue"):
         later.result()
     with pytest.raises(ConstraintFailed):
-        broken.result()
+        invalid.result()
     assert open_session(runtime).generate(sampling_params(max_tokens=3)).result().usage.completion_tokens == 3
 
 
@@ -113,10 +113,10 @@ def test_invalid_arguments_raise_before_anything_is_sent(runtime):
             session.fork(size)
     with pytest.raises(InputError, match="vocabulary"):
         session.generate(sampling_params(stop_token_ids=[10**6]))
-    surrogate = runtime.client.open_session()
-    surrogate.append("\ud800")
+    unencodable = runtime.client.open_session()
+    unencodable.append("\ud800")
     with pytest.raises(InputError):
-        surrogate.generate(LONG)
+        unencodable.generate(LONG)
     session.close()
     with pytest.raises(InputError, match="closed"):
         session.append("more")

@@ -51,7 +51,7 @@ def test_a_budget_too_small_for_any_value_raises(runtime):
         story.run(3, json_schema=STORY, complete=True, backend=runtime)
 
 
-def test_every_spec_is_accepted_and_invalid_combinations_raise(runtime):
+def test_complete_accepts_a_spec_and_rejects_invalid_combinations(runtime):
     value = story.run(40, constraint=JsonObject(), complete=True, backend=runtime, temperature=1.0)["value"]
     assert isinstance(json.loads(value), dict)
     with pytest.raises(plait.InputError, match="constraint takes a spec"):
@@ -65,15 +65,15 @@ def test_every_spec_is_accepted_and_invalid_combinations_raise(runtime):
 
 
 def test_violations_of_a_lenient_schema_are_reported(runtime):
-    ones = {"type": "integer", "minimum": 1, "maximum": 1}
-    different = {"type": "array", "items": ones, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    only_one = {"type": "integer", "minimum": 1, "maximum": 1}
+    two_unique = {"type": "array", "items": only_one, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     with pytest.raises(plait.ProgramError, match="/uniqueItems"):
-        story.run(9, json_schema=different, backend=runtime)
-    lenient = story.run(20, constraint=JsonSchema(different, lenient=True), backend=runtime)
+        story.run(9, json_schema=two_unique, backend=runtime)
+    lenient = story.run(20, constraint=JsonSchema(two_unique, lenient=True), backend=runtime)
     assert lenient["value"] == "[1, 1]"
     assert "non-unique" in lenient.get_meta_info("value")["violation"]
     satisfiable = JsonSchema(
-        {**different, "prefixItems": [{"type": "integer", "minimum": 2, "maximum": 2}]}, lenient=True
+        {**two_unique, "prefixItems": [{"type": "integer", "minimum": 2, "maximum": 2}]}, lenient=True
     )
     assert story.run(20, constraint=satisfiable, backend=runtime).get_meta_info("value")["violation"] is None
     assert "violation" not in story.run(40, json_schema=STORY, backend=runtime).get_meta_info("value")

@@ -1,4 +1,4 @@
-"""The examples run as a user runs them, on the embedded model, and their page in docs/ knows all of them."""
+"""Every example runs on the embedded model with the output that docs/examples.md shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import plait
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-SAYS = {
+EXPECTED_OUTPUT = {
     "quickstart": ["capital: ", "tip: ", "came from the prefix cache"],
     "multiple_choice": [r"What is the capital of France\? Paris", r"\d of 5 right", "came from the cache"],
     "endings": ["he flips the pancake.", "glides across the rink."],
@@ -32,49 +32,53 @@ SAYS = {
 
 
 @pytest.fixture
-def default(runtime):
+def default_backend(runtime):
     plait.set_default_backend(runtime)
     yield
     plait.set_default_backend(None)
 
 
-@pytest.mark.parametrize("name", [name for name in SAYS if name != "rag"])
-def test_an_example_runs_and_says_what_it_should(default, name, capsys):
+@pytest.mark.parametrize("name", [name for name in EXPECTED_OUTPUT if name != "rag"])
+def test_an_example_prints_the_expected_output(default_backend, name, capsys):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    said = capsys.readouterr().out
-    for expected in SAYS[name]:
-        assert re.search(expected, said), (expected, said)
+    output = capsys.readouterr().out
+    for expected in EXPECTED_OUTPUT[name]:
+        assert re.search(expected, output), (expected, output)
 
 
-def test_rag_finds_cites_and_shares(default, capsys, tmp_path):
-    """On three pages only; what is found is what an exhaustive search finds."""
+def test_rag_finds_the_nearest_chunks_cites_them_and_shares_the_prefix(default_backend, capsys, tmp_path):
+    """Over three pages; compares the search with an exhaustive one."""
     import numpy as np
 
     for page in ("tools.md", "async.md", "control.md"):
         shutil.copy(ROOT / "docs" / page, tmp_path)
     rag = runpy.run_path(str(EXAMPLES / "rag.py"), run_name="example")
-    pieces = list(rag["chunks"](tmp_path))
-    index = rag["Index"](pieces, rag["Embedder"]())
+    chunks = list(rag["chunks"](tmp_path))
+    index = rag["Index"](chunks, rag["Embedder"]())
     question = rag["QUESTIONS"][1]
-    vectors = [np.frombuffer(each, np.float32) for each in index.embed([question, *(text for _, text in pieces)])]
-    near = np.stack(vectors[1:]) @ vectors[0]
-    best = [pieces[i][0] for i in np.argsort(-near)[:3]]
-    found = index.search(question, 3)
-    assert [name for name, *_ in found] == best and best[0].startswith("tools.md:")
-    np.testing.assert_allclose([1 - distance for *_, distance in found], sorted(near, reverse=True)[:3], atol=1e-5)
+    vectors = [np.frombuffer(vector, np.float32) for vector in index.embed([question, *(text for _, text in chunks)])]
+    similarities = np.stack(vectors[1:]) @ vectors[0]
+    nearest = [chunks[i][0] for i in np.argsort(-similarities)[:3]]
+    results = index.search(question, 3)
+    assert [name for name, *_ in results] == nearest and nearest[0].startswith("tools.md:")
+    np.testing.assert_allclose(
+        [1 - distance for *_, distance in results], sorted(similarities, reverse=True)[:3], atol=1e-5
+    )
 
-    state = rag["answer"].run({name: text for name, text, _ in found[:2]}, [(question, best[:2])] * 2, temperature=0)
-    assert all(source in [f"[{name}]" for name in best[:2]] for source in state["source"])
+    state = rag["answer"].run(
+        {name: text for name, text, _ in results[:2]}, [(question, nearest[:2])] * 2, temperature=0
+    )
+    assert all(source in [f"[{name}]" for name in nearest[:2]] for source in state["source"])
     usage = state.usage
-    assert usage.cached_tokens > usage.computed_tokens > 0, "the excerpts were computed once for all questions"
+    assert usage.cached_tokens > usage.computed_tokens > 0, "the excerpts must be computed once for all questions"
 
 
-def test_every_example_is_short_known_and_on_its_page():
+def test_every_example_is_short_and_shown_on_the_page_with_its_output():
     page = (ROOT / "docs" / "examples.md").read_text()
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == set(SAYS)
+    assert names == set(EXPECTED_OUTPUT)
     for name in names:
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 120, name
         section = page.partition(f"](../examples/{name}.py)")[2].partition("\n## ")[0]
-        for expected in SAYS[name]:
+        for expected in EXPECTED_OUTPUT[name]:
             assert re.search(expected, section), (name, expected)

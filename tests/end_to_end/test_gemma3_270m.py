@@ -30,7 +30,7 @@ TEXTS = [
     "def fibonacci(n):\n    if n < 2:\n        return n\n",
     "<table>\n<tr><td>1</td> <td>two</td>\n\n\n\t\t🤦🏽‍♂️ naïve 漢字かな ٣٤٥",
 ]
-TRICKY = [
+UNUSUAL_TEXTS = [
     "Hello world",
     "  two  spaces\n\n\n tabs\t\t x ",
     " ",
@@ -83,22 +83,22 @@ def sentencepiece(metadata):
             symbols[left : left + 2] = [symbols[left] + symbols[left + 1]]
 
     def encode(text):
-        out, between = [], ""
+        out, plain = [], ""
         while text:
             token = next((text[:n] for n in range(min(40, len(text)), 0, -1) if text[:n] in user_defined), "")
             if token:
-                out += [*merged(between), user_defined[token]]
-                between, text = "", text[len(token) :]
+                out += [*merged(plain), user_defined[token]]
+                plain, text = "", text[len(token) :]
             else:
-                between, text = between + text[0], text[1:]
-        return out + merged(between)
+                plain, text = plain + text[0], text[1:]
+        return out + merged(plain)
 
     return encode
 
 
 def test_token_ids_equal_sentencepiece(tokenizer, metadata):
     encode_reference = sentencepiece(metadata)
-    for text in TRICKY + TEXTS:
+    for text in UNUSUAL_TEXTS + TEXTS:
         ids = tokenizer.encode_plain(text)
         assert ids == encode_reference(text), text
         assert tokenizer.decode(ids) == text

@@ -1,4 +1,4 @@
-"""Races and budgets on the embedded model: what loses or is too much ends in the scheduler too."""
+"""Races and budgets on the embedded model: losing calls and calls over the budget end in the scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plait import Budget, assistant, gen, race, user
 
 
 @plait.function
-def contest(s):
+def race_of_four(s):
     s += user("Tell me a story.") + plait.assistant_begin()
     forks = s.fork(4)
     forks += lambda i: gen("story", max_tokens=4 if i == 2 else 600, ignore_eos=True)
@@ -20,8 +20,8 @@ def contest(s):
     winners.join()
 
 
-def test_losers_stop_computing(runtime):
-    state = contest.run(backend=runtime, temperature=0)
+def test_calls_that_lose_a_race_are_aborted(runtime):
+    state = race_of_four.run(backend=runtime, temperature=0)
     assert len(state["story"]) == 1 and state["running"] == 0
     assert state.usage.completion_tokens == 4 and state.usage.failed_calls == 3 and state.usage.lost_tokens > 0
 
@@ -32,13 +32,13 @@ def long_story(s):
 
 
 def test_a_budget_of_seconds_ends_the_call(runtime):
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(plait.ProgramError, match="the budget of 1 s is spent") as caught:
         long_story.run(budget=Budget(seconds=1), backend=runtime)
     assert isinstance(caught.value.__cause__, plait.BudgetExceeded)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start < 30
 
 
-def test_a_budget_of_tokens_is_the_most_that_is_generated(runtime):
+def test_a_budget_of_tokens_limits_the_generated_tokens(runtime):
     state = long_story.run(budget=Budget(tokens=10), backend=runtime)
     assert state.usage.completion_tokens == 10

@@ -1,4 +1,4 @@
-"""What a real model answered is recorded, and played again it is the same run: values, costs, scores, tools."""
+"""A recorded run of the embedded model, replayed: the same text, values, usage, scores and tool calls."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def program(s, question):
     forks.join()
 
 
-def everything(state):
+def observable_state(state):
     names = ["step", "answer", "sure", "grade"]
     metas = [state.get_meta_info(name) for name in names[:3]]
-    return [state.text(), state.messages(), [state[name] for name in names], metas, state.usage.__dict__ | WALL]
+    return [state.text(), state.messages(), [state[name] for name in names], metas, state.usage.__dict__ | CLOCK_FIELDS]
 
 
-WALL = {"wall_s": 0.0, "by_variable": None}  # by this process's own clock
+CLOCK_FIELDS = {"wall_s": 0.0, "by_variable": None}  # measured in each run
 
 
-def test_a_replay_is_the_run_it_was(runtime, tmp_path):
+def test_a_replay_equals_the_recorded_run(runtime, tmp_path):
     with Recording(tmp_path / "run.jsonl", runtime):
-        given = everything(program.run("1 + 2?", temperature=0, seed=3))
+        recorded = observable_state(program.run("1 + 2?", temperature=0, seed=3))
     with Replay(tmp_path / "run.jsonl") as replay:
-        played = everything(program.run("1 + 2?", temperature=0, seed=3))
-    assert played == given
-    assert replay.model.model_path.endswith(".gguf") and given[4]["forced_tokens"] > 0
+        replayed = observable_state(program.run("1 + 2?", temperature=0, seed=3))
+    assert replayed == recorded
+    assert replay.model.model_path.endswith(".gguf") and recorded[4]["forced_tokens"] > 0

@@ -11,7 +11,6 @@ from fast_gguf_reader import Reader
 from tiny_hf_models import transformers_greedy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from plait.runtime.errors import Aborted
 from plait.runtime.process.engine import Engine
 from plait.runtime.sampling_params import sampling_params
 
@@ -111,20 +110,20 @@ def test_seeded_sampling_does_not_depend_on_the_batch(name, count, request):
         return sampling_params(max_tokens=count, temperature=1.0, top_p=0.95, seed=seed, ignore_eos=True)
 
     engine = request.getfixturevalue(name)
-    alone = generate_all(engine, ["Once upon a time"], params_for=params)[0]
+    single = generate_all(engine, ["Once upon a time"], params_for=params)[0]
     batched = generate_all(engine, ["Once upon a time", *PROMPTS[:15]], params_for=params)[0]
-    assert len(alone.token_ids) == count
-    assert alone.token_ids == batched.token_ids
+    assert len(single.token_ids) == count
+    assert single.token_ids == batched.token_ids
 
 
 def test_chunked_prefill_and_cache_hits_do_not_change_logprobs():
     """Compares one prefill, prefill in chunks of 17 tokens, and a cached prefix, with the default weights."""
     prompt = " ".join(PROMPTS[:10])
-    with Engine(deterministic=True, max_pages=3000) as whole, Engine(deterministic=True, max_pages=3000,
+    with Engine(deterministic=True, max_pages=3000) as unchunked, Engine(deterministic=True, max_pages=3000,
                                                                      max_batch_tokens=17) as chunked:  # fmt: skip
         params = lambda i: sampling_params(max_tokens=12, temperature=0.0, logprobs=True)  # noqa: E731
-        cold = generate_all(whole, [prompt], params_for=params)[0]
-        warm = generate_all(whole, [prompt], params_for=params)[0]
+        cold = generate_all(unchunked, [prompt], params_for=params)[0]
+        warm = generate_all(unchunked, [prompt], params_for=params)[0]
         chunks = generate_all(chunked, [prompt], params_for=params)[0]
     assert warm.usage.cached_tokens == warm.usage.prompt_tokens - 1
     assert cold.usage.cached_tokens == 0
@@ -145,7 +144,7 @@ def test_text_continues_after_a_stop_string_that_spans_tokens(exact):
     assert fresh.generate(sampling_params(max_tokens=5, temperature=0.0)).result().text == after.text
 
 
-def test_streamed_pieces_are_whole_characters_and_form_the_text(exact):
+def test_streamed_pieces_are_complete_characters_and_join_to_the_text(exact):
     session = exact.client.open_session()
     session.append("Some emoji: 🙂 😀 🎉 日本語 🙂 😀 🎉 日本語 🙂 😀")
     call = session.generate(sampling_params(max_tokens=24, temperature=0.0))
@@ -163,15 +162,15 @@ def test_calls_with_a_common_prefix_compute_it_once(runtime, count):
     shared = len(tokenizer.encode_plain(prefix))
     assert 950 < shared < 1100
     before = runtime.client.status().computed_tokens
-    calls, own = [], 0
+    calls, num_own = [], 0
     for i in range(count):
         session = runtime.client.open_session()
         session.append(prefix + f"Question {i}: why?")
-        own += len(tokenizer.encode_plain(prefix + f"Question {i}: why?")) - shared + 1
+        num_own += len(tokenizer.encode_plain(prefix + f"Question {i}: why?")) - shared + 1
         calls.append(session.generate(sampling_params(max_tokens=1)))
     usages = [call.result().usage for call in calls]
-    assert sum(u.computed_tokens for u in usages) <= shared + own
-    assert runtime.client.status().computed_tokens - before <= shared + own
+    assert sum(u.computed_tokens for u in usages) <= shared + num_own
+    assert runtime.client.status().computed_tokens - before <= shared + num_own
     assert sum(u.cached_tokens for u in usages) >= (count - 1) * (shared - 1)
 
 
@@ -186,66 +185,3 @@ def test_a_thousand_concurrent_sessions(runtime):
     status = runtime.client.status()
     assert status.running_calls == status.waiting_calls == 0
     assert status.free_pages + status.cached_pages == status.total_pages
-
-
-@pytest.mark.parametrize("method", ["token_length_normalized", "unconditional_likelihood_normalized"])
-def test_token_healing_of_a_select_after_a_fork(exact, method):
-    """The scores equal those of the unforked text, wherever the fork splits it."""
-    text, choices = "The capital of France is ", ["Paris", "Rome", "banana"]
-    plain = exact.client.open_session()
-    plain.append(text)
-    expected, follow = plain.select(choices, method).result(), sampling_params(max_tokens=4, temperature=0.0)
-    continued = plain.generate(follow).result().token_ids
-    for split in (len(text), len(text) - 1, len("The")):
-        session = exact.client.open_session()
-        session.append(text[:split])
-        (child,) = session.fork(1)
-        child.append(text[split:])
-        result = child.select(choices, method).result()
-        assert result.text == expected.text == "Paris"
-        assert result.choice == expected.choice, split
-        assert child.generate(follow).result().token_ids == continued
-        child.close()
-        session.close()
-    plain.close()
-
-
-@pytest.mark.parametrize("split", [0, 3, 25])
-def test_an_aborted_select_leaves_the_text_complete(exact, split):
-    """Including the characters that its choices would have replaced, sent before or not."""
-    text, follow = "The capital of France is ", sampling_params(max_tokens=4, temperature=0.0)
-    session, other = exact.client.open_session(), exact.client.open_session()
-    other.append(text)
-    session.append(text[:split])
-    (child,), (plain,) = session.fork(1), other.fork(1)
-    child.append(text[split:])
-    call = child.select(["Paris", "Rome"])
-    call.abort()
-    with pytest.raises(Aborted):
-        call.result()
-    child.append("called")
-    plain.append("called")
-    answer, expected = child.generate(follow).result(), plain.generate(follow).result()
-    assert (answer.text, answer.usage.prompt_tokens) == (expected.text, expected.usage.prompt_tokens)
-    for opened in (child, session, plain, other):
-        opened.close()
-
-
-def test_a_select_after_a_call_does_not_replace_sampled_tokens(exact):
-    """They are unknown when the select is sent. Text that the program appended after them is healed."""
-    session = exact.client.open_session()
-    session.append("The capital of France is")
-    written = session.generate(sampling_params(max_tokens=1, temperature=0.0)).result()
-    session.append(".\nThe capital of Italy is ")
-    (child,) = session.fork(1)
-    known = [*exact.client.tokenizer.encode_plain(".\nThe capital of Italy is")]
-    call = child.select(["Paris", "Rome"])
-    num_before = len(exact.client.tokenizer.encode_plain("The capital of France is")) + len(written.token_ids)
-    assert call.result().text == "Rome"
-    assert call.result().usage.prompt_tokens == num_before + len(known)
-    session.generate(sampling_params(max_tokens=1, temperature=0.0))
-    alone = session.select(["Paris", "Rome"])
-    assert alone.scored_choices.token_ids == [
-        exact.client.tokenizer.encode_plain(choice) for choice in ("Paris", "Rome")
-    ]
-    assert alone.result().finish_reason == "stop"

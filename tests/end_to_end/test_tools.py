@@ -1,4 +1,4 @@
-"""Tools on the embedded model: whatever it samples is a call that runs, and "auto" ends with its first call."""
+"""Tool calls of the embedded model: every generated call can be executed; `tool_choice="auto"` allows text instead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agent(s, question, start, **keywords):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_call_runs(runtime, seed):
+def test_every_generated_call_can_be_executed(runtime, seed):
     state = agent.run("What is 17 + 25?", "", backend=runtime, temperature=1.2, seed=seed)
     result = state.ret_value
     assert result.error is None and result.name == state["step"].name
@@ -37,7 +37,7 @@ def test_every_call_runs(runtime, seed):
 
 
 @plait.function
-def shown_how(s):
+def agent_with_examples(s):
     s += system("You are an assistant that always calls tools.", tools=[add])
     for a, b in ((1, 2), (3, 4), (10, 5)):
         s += user(f"What is {a} + {b}?")
@@ -49,9 +49,9 @@ def shown_how(s):
     return result
 
 
-def test_auto_ends_with_its_call_or_is_an_answer(runtime):
+def test_auto_gives_text_or_ends_after_a_call(runtime):
     free = agent.run("Say hello.", "", tool_choice="auto", temperature=0, backend=runtime)
     assert free["step"] is None and free.ret_value is None and free.text_of("step")
-    called = shown_how.run(temperature=0, backend=runtime)
+    called = agent_with_examples.run(temperature=0, backend=runtime)
     assert called.ret_value.value == 42 and called["answer"] == "It is 42"
     assert called.text_of("step").endswith("}\n</tool_call>")

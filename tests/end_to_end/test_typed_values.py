@@ -1,4 +1,4 @@
-"""Typed values on the embedded model: whatever it samples can be read as the type."""
+"""`gen(type=...)` on the embedded model: every sampled value is an instance of the type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ask(s, type_, max_tokens):
 @pytest.mark.parametrize(
     "type_", [int, float, bool, Size, datetime.date, datetime.datetime, Visit, Review, list[Visit], dict[str, int]]
 )
-def test_what_the_model_samples_is_of_the_type(runtime, type_):
+def test_sampled_values_are_instances_of_the_type(runtime, type_):
     runs = [ask.run(type_, 200, temperature=temperature, seed=3, backend=runtime) for temperature in (0.0, 1.5)]
     for run in runs:
         value = run["value"]
@@ -55,7 +55,7 @@ def test_what_the_model_samples_is_of_the_type(runtime, type_):
 
 
 class Mark(enum.Enum):
-    """Texts, a number and None, which msgspec does not read."""
+    """Values of several types, which msgspec does not decode."""
 
     NAME = "very good"
     NUMBER = 7
@@ -90,6 +90,6 @@ NESTED = [
 
 
 @pytest.mark.parametrize("type_", NESTED, ids=str)
-def test_nested_types_with_mixed_values_are_completed_and_read(runtime, type_):
+def test_nested_types_with_mixed_values(runtime, type_):
     state = ask.run(type_, 120, temperature=1.0, seed=5, backend=runtime)
     assert pydantic.TypeAdapter(type_).validate_python(state["value"]) == state["value"]

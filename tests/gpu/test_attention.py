@@ -53,14 +53,14 @@ def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Te
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_equals_the_reference(name: str, batch: str, page_size: int) -> None:
+def test_attention_equals_the_reference(name: str, batch: str, page_size: int) -> None:
     layer = LAYERS[name]
     layout, pages = layout_of(BATCHES[batch], page_size)
     layout = on("cuda", layout)
     inputs = tensors(layer, len(layout.positions), pages * page_size, "cuda")
-    wanted = expected(layer, inputs, layout)
-    close(run(layer, inputs, layout), wanted, layer.dtype)
-    close(run(layer, inputs, layout, deterministic=True), wanted, layer.dtype)
+    reference = expected(layer, inputs, layout)
+    close(run(layer, inputs, layout), reference, layer.dtype)
+    close(run(layer, inputs, layout, deterministic=True), reference, layer.dtype)
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
@@ -75,17 +75,17 @@ def test_shared_prefixes_equal_the_reference(name: str, page_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama 3", "Gemma 2", "fp8"])
-def test_a_captured_step_follows_the_lengths(name: str) -> None:
-    """One graph of four rows, replayed for batches of other lengths, the last of them with a padding row."""
+def test_a_captured_graph_reads_the_lengths_of_each_replay(name: str) -> None:
+    """One graph of four rows is replayed for three batches; the last has a padding row."""
     from plait.kernels.triton.attention.split_kv_plan import allocate_plan, fill_plan
 
     layer, page_size, size = LAYERS[name], 16, 4
     shape = AttentionShape(layer.group * layer.kv_heads, layer.kv_heads, layer.dim, layer.cache or layer.dtype)
     shape = replace(shape, window=layer.window)
     inputs = tensors(layer, size, 3000 * page_size, "cuda")
-    starts, room = i32(range(size + 1), "cuda"), i32([0] * 3000, "cuda")
+    starts, kv_pages = i32(range(size + 1), "cuda"), i32([0] * 3000, "cuda")
     static = AttentionLayout(
-        starts, starts.clone(), room, starts[1:].clone(), starts[1:].clone(), page_size, starts.clone(), max_q_len=1
+        starts, starts.clone(), kv_pages, starts[1:].clone(), starts[1:].clone(), page_size, starts.clone(), max_q_len=1
     )
     plan = allocate_plan(shape, size, torch.device("cuda"))
     static = replace(static, plans=(plan,))
@@ -110,8 +110,8 @@ def test_a_captured_step_follows_the_lengths(name: str) -> None:
         close(out[:real], expected(layer, {**inputs, "q": inputs["q"][:real]}, layout), layer.dtype)
 
 
-def test_caches_beyond_two_billion_numbers() -> None:
-    """Slots whose offsets need 64 bits."""
+def test_caches_of_more_than_2_to_the_31_elements() -> None:
+    """The offsets of the used slots need 64 bits."""
     layer, slots = Layer(4, 8, 128, BF16), (2**31 // (8 * 128)) + 4096
     layout, _ = layout_of([(1, 900), (40, 20)])
     layout = on("cuda", replace(layout, kv_pages=layout.kv_pages + slots - 2000))

@@ -1,4 +1,4 @@
-"""The same engine on a GPU: runs where there is one, through the reference operators."""
+"""The engine on a GPU, compared with the CPU and with other settings."""
 
 from __future__ import annotations
 
@@ -43,49 +43,49 @@ def test_sampling_and_logprobs_on_the_gpu() -> None:
         assert choice.index in (0, 1)
 
 
-def test_running_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call after the other, so that every batch is the same: then so is every bit."""
+def test_overlapped_steps_do_not_change_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls run one after another, so that all batches, and hence all bits, are equal."""
 
     def run() -> tuple[list[list[int]], int]:
         with Engine(device="cuda", max_pages=4000, check_integrity=True) as engine:
-            steps, found = engine.engine_loop.step_executor._async_launcher, []
+            steps, outputs = engine.engine_loop.step_executor._async_launcher, []
             assert isinstance(steps, GpuStepLauncher)
             for seed, prompt in enumerate(PROMPTS):
                 session = engine.client.open_session()
                 session.append(prompt)
                 params = sampling_params(max_tokens=80, temperature=0.9, seed=seed, ignore_eos=True)
-                found.append(session.generate(params).result().token_ids)
-            return found, steps.num_overlapped
+                outputs.append(session.generate(params).result().token_ids)
+            return outputs, steps.num_overlapped
 
-    ahead, num_overlapped = run()
+    overlapped, num_overlapped = run()
     assert num_overlapped > 200
     monkeypatch.setattr(OverlapController, "is_worthwhile", property(lambda self: False))
-    assert run() == (ahead, 0)
+    assert run() == (overlapped, 0)
 
 
-def test_weights_of_4_and_8_bits_answer_as_their_numbers_do() -> None:
-    """The embedded file has 4 bits in its layers and 8 in its head: every narrow form leaves them as they are."""
+def test_quantized_weight_formats_give_the_tokens_of_bfloat16() -> None:
+    """The embedded file has 4-bit layers and an 8-bit head, which every quantized format keeps."""
 
-    def run(form: str) -> tuple[list[list[int]], int]:
+    def run(weight_format: str) -> tuple[list[list[int]], int]:
         gc.collect()
         before = torch.cuda.memory_allocated()
-        with Engine(device="cuda", weights=form, max_pages=2000, check_integrity=True) as engine:
+        with Engine(device="cuda", weights=weight_format, max_pages=2000, check_integrity=True) as engine:
             used = torch.cuda.memory_allocated() - before
             calls = []
-            for prompt in (*PROMPTS, PROMPTS[1] + " there was" * 400):  # in the last a product of many rows
+            for prompt in (*PROMPTS, PROMPTS[1] + " there was" * 400):  # the last prompt has many rows
                 session = engine.client.open_session()
                 session.append(prompt)
                 calls.append(session.generate(sampling_params(max_tokens=16, temperature=0.0, ignore_eos=True)))
             return [call.result().token_ids for call in calls], used
 
-    (plain, wide), (stored, narrow) = run("bf16"), run("as-stored")
-    assert sum(a[:6] == b[:6] for a, b in zip(plain, stored, strict=True)) >= 3  # sums are taken in another order
-    assert narrow < wide - 100e6
+    (bf16, bf16_bytes), (stored, stored_bytes) = run("bf16"), run("as-stored")
+    assert sum(a[:6] == b[:6] for a, b in zip(bf16, stored, strict=True)) >= 3  # sums have another order
+    assert stored_bytes < bf16_bytes - 100e6
     assert sum(a[:6] == b[:6] for a, b in zip(stored, run("int4")[0], strict=True)) >= 4
 
 
-def test_a_prefix_read_once_for_all_rows_changes_no_answer() -> None:
-    """Sums are taken in another order, so where two tokens are nearly as likely an answer may turn; most do not."""
+def test_prefix_groups_do_not_change_most_outputs() -> None:
+    """Sums have another order, so that an output may differ where two tokens are almost equally likely."""
     text = "The history of the sea, told by those who sailed it. " * 60
 
     def run(prefix_groups: bool) -> tuple[list[list[int]], int]:
@@ -95,9 +95,9 @@ def test_a_prefix_read_once_for_all_rows_changes_no_answer() -> None:
             for i, child in enumerate(session.fork(24)):
                 child.append(f" Chapter {i}: {PROMPTS[i % 4]}")
                 calls.append(child.generate(sampling_params(max_tokens=24, temperature=0.0, ignore_eos=True)))
-            found = [call.result().token_ids for call in calls]
-            return found, engine.client.status().spared_tokens
+            outputs = [call.result().token_ids for call in calls]
+            return outputs, engine.client.status().spared_tokens
 
-    (once, spared), (alone, none) = run(True), run(False)
-    assert spared > 10 * 24 * 128 and none == 0
-    assert sum(a[:8] == b[:8] for a, b in zip(once, alone, strict=True)) >= 18
+    (grouped, num_spared), (ungrouped, num_spared_without) = run(True), run(False)
+    assert num_spared > 10 * 24 * 128 and num_spared_without == 0
+    assert sum(a[:8] == b[:8] for a, b in zip(grouped, ungrouped, strict=True)) >= 18

@@ -22,8 +22,8 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> torch.Tensor
     return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda").to(dtype)
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.double() - expected.double()).norm() / expected.double().norm())
 
 
 def inputs(rows: int, temperature: float, top_k: int, top_p: float, min_p: float) -> SamplingInputs:
@@ -33,37 +33,43 @@ def inputs(rows: int, temperature: float, top_k: int, top_p: float, min_p: float
     return SamplingInputs(floats[0], ks, floats[1], floats[2], seeds, seeds + 1)
 
 
-KINDS = [(0.0, -1, 1.0, 0.0), (1.0, -1, 1.0, 0.0), (1.0, -1, 0.9, 0.0), (0.7, 50, 0.95, 0.05), (4.0, -1, 0.9, 0.0)]
+SAMPLING_SETTINGS = [
+    (0.0, -1, 1.0, 0.0),
+    (1.0, -1, 1.0, 0.0),
+    (1.0, -1, 0.9, 0.0),
+    (0.7, 50, 0.95, 0.05),
+    (4.0, -1, 0.9, 0.0),
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("settings", SAMPLING_SETTINGS)
 @pytest.mark.parametrize("vocab", [128_256, 262_144])
-def test_sampling_gives_what_the_reference_gives(kind: tuple[float, int, float, float], vocab: int) -> None:
+def test_sampled_tokens_equal_the_reference(settings: tuple[float, int, float, float], vocab: int) -> None:
     from plait.kernels.triton.sampling import sampler
 
-    logits, rows = randn(200, vocab) * 3, inputs(200, *kind)
+    logits, rows = randn(200, vocab) * 3, inputs(200, *settings)
     words = torch.randint(-(2**31), 2**31, (100, -(-vocab // 32)), device="cuda").int()
     adjustments = LogitAdjustments(RowMasks(words, torch.arange(-100, 100, device="cuda").clamp(min=-1).int()))
-    found = sampler.sample(logits, rows, adjustments)
+    result = sampler.sample(logits, rows, adjustments)
     expected = reference_sampling.sample(logits, rows, adjustments)
-    # The hardware's 2^x is two units in the last place off, so a draw may fall on the other side of a border.
-    assert int((found != expected).sum()) <= 1
-    alone = SamplingInputs(*(column[150:151].contiguous() for column in rows))
-    one = LogitAdjustments(RowMasks(words, torch.tensor([50], dtype=torch.int32, device="cuda")))
-    assert sampler.sample(logits[150:151], alone, one).item() == found[150].item()
+    # The GPU's 2^x has an error of two units in the last place, so one draw may fall into the next token.
+    assert int((result != expected).sum()) <= 1
+    single_inputs = SamplingInputs(*(column[150:151].contiguous() for column in rows))
+    single_adjustments = LogitAdjustments(RowMasks(words, torch.tensor([50], dtype=torch.int32, device="cuda")))
+    assert sampler.sample(logits[150:151], single_inputs, single_adjustments).item() == result[150].item()
 
 
-def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
+def test_sampling_and_logprobs_in_a_captured_graph() -> None:
     from plait.kernels.triton.sampling import logprobs, sampler
 
     logits, rows = randn(8, 128_256), inputs(8, 1.0, -1, 0.9, 0.0)
     out = torch.empty(8, dtype=torch.int32, device="cuda")
     work = sampler.SamplingWorkspace.allocate(8, 128_256, logits.device)
-    places = torch.arange(8, dtype=torch.int32, device="cuda")
+    row_indices = torch.arange(8, dtype=torch.int32, device="cuda")
 
     def step() -> torch.Tensor:
         sampler.sample(logits, rows, out=out, workspace=work)
-        return logprobs.gather_logprobs(logits, places, out)
+        return logprobs.gather_logprobs(logits, row_indices, out)
 
     step()
     torch.cuda.synchronize()
@@ -77,36 +83,36 @@ def test_sampling_and_logprobs_stand_in_a_captured_graph() -> None:
         again = sampler.sample(logits, rows)
         assert torch.equal(out, again)
         torch.testing.assert_close(
-            chosen, reference_sampling.gather_logprobs(logits, places, again), atol=1e-4, rtol=1e-4
+            chosen, reference_sampling.gather_logprobs(logits, row_indices, again), atol=1e-4, rtol=1e-4
         )
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 2048])
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_quantized_products(rows: int, dtype: torch.dtype) -> None:
+def test_quantized_matmul_equals_the_reference(rows: int, dtype: torch.dtype) -> None:
     from plait.kernels.triton.linear import quantized_matmul
 
     dense, x = randn(6144, 4096, dtype=torch.float32), randn(rows, 4096, dtype=dtype, seed=1)
     for group in (32, 128):
         for with_minima in (False, True):
-            four = quantized_weights.quantize_int4(dense, group, with_minima=with_minima)
-            found, expected = quantized_matmul.int4_matmul(x, four), matmul.int4_matmul(x, four)
-            assert relative_error(found, expected) < 3e-3
-    eight = quantized_weights.quantize_int8(dense)
-    assert relative_error(quantized_matmul.int8_matmul(x, eight), matmul.int8_matmul(x, eight)) < 3e-3
+            int4 = quantized_weights.quantize_int4(dense, group, with_minima=with_minima)
+            result, expected = quantized_matmul.int4_matmul(x, int4), matmul.int4_matmul(x, int4)
+            assert relative_error(result, expected) < 3e-3
+    int8 = quantized_weights.quantize_int8(dense)
+    assert relative_error(quantized_matmul.int8_matmul(x, int8), matmul.int8_matmul(x, int8)) < 3e-3
 
 
 @pytest.mark.parametrize("rows", [1, 64, 200, 600])
-def test_linear_layers_of_narrow_weights_in_a_captured_graph(rows: int) -> None:
+def test_quantized_linear_layers_in_a_captured_graph(rows: int) -> None:
     from plait.kernels.triton.linear import quantized_linear
 
     dense = randn(6144, 4096, dtype=torch.float32)
     scales = (randn(4096 // 32, 6144, dtype=torch.float32, seed=1).abs() / 50).half()
-    eight = quantized_weights.quantize_int8(dense)
+    int8 = quantized_weights.quantize_int8(dense)
     for weight in (
         quantized_weights.quantize_int4(dense, 32, with_minima=True),
-        eight,
-        quantized_weights.Int8Weight(eight.values, scales),
+        int8,
+        quantized_weights.Int8Weight(int8.values, scales),
     ):
         x, ids = randn(rows, 4096), torch.zeros(rows, dtype=torch.int32, device="cuda")
 
@@ -117,18 +123,18 @@ def test_linear_layers_of_narrow_weights_in_a_captured_graph(rows: int) -> None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = layer(quantized_linear, quantized_linear.linear)
+            result = layer(quantized_linear, quantized_linear.linear)
         x.copy_(randn(rows, 4096, seed=2))
         ids.copy_(torch.arange(rows, device="cuda") * 7)
         graph.replay()
         product, chosen = layer(matmul, matmul.make_linear())
-        assert relative_error(found[0], product) < 5e-3
-        assert torch.equal(found[1], chosen)
+        assert relative_error(result[0], product) < 5e-3
+        assert torch.equal(result[1], chosen)
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (8, 2)])
-def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k: int) -> None:
+def test_an_expert_layer_in_a_captured_graph(tokens: int, experts: int, top_k: int) -> None:
     from plait.kernels.triton import activation
     from plait.kernels.triton.linear import grouped_matmul
 
@@ -150,21 +156,21 @@ def test_a_layer_of_experts_in_a_captured_graph(tokens: int, experts: int, top_k
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = layer(grouped_matmul, activation.silu_and_multiply)
+        result = layer(grouped_matmul, activation.silu_and_multiply)
     for seed in (5, 6):
         choose(seed)
         graph.replay()
-        assert relative_error(found, layer(matmul, float32_ops.silu_and_multiply)) < 5e-3
+        assert relative_error(result, layer(matmul, float32_ops.silu_and_multiply)) < 5e-3
 
 
-def test_norms_and_activations_of_long_batches() -> None:
+def test_norms_and_activations_of_8192_rows() -> None:
     from plait.kernels.triton import activation, norm
 
     x, residual, weight = randn(8192, 5120), randn(8192, 5120, seed=1), randn(5120, seed=2)
-    ours, theirs = residual.clone(), residual.clone()
-    found = norm.add_rms_norm(x, ours, weight, 1e-5)
-    assert relative_error(found, float32_ops.add_rms_norm(x, theirs, weight, 1e-5)) < 3e-3
-    assert torch.equal(ours, theirs)
+    residual_copy, expected_residual = residual.clone(), residual.clone()
+    result = norm.add_rms_norm(x, residual_copy, weight, 1e-5)
+    assert relative_error(result, float32_ops.add_rms_norm(x, expected_residual, weight, 1e-5)) < 3e-3
+    assert torch.equal(residual_copy, expected_residual)
     gate_up = randn(8192, 2 * 13824)
     for name in ("silu_and_multiply", "gelu_tanh_and_multiply"):
         assert relative_error(getattr(activation, name)(gate_up), getattr(float32_ops, name)(gate_up)) < 3e-3

@@ -1,4 +1,4 @@
-"""Replies and requests as frames, and the bounds of what a frame may hold."""
+"""Frames of messages between client and scheduler: encoding, splitting, and limits on their contents."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ REPLIES = st.one_of(
 
 
 @given(st.lists(REPLIES, max_size=40))
-def test_a_frame_is_its_replies_in_order(replies):
+def test_a_frame_decodes_to_its_replies_in_order(replies):
     assert decode_server_messages(build_frame([encode(reply) for reply in replies])) == replies
 
 
-def test_a_frame_of_many():
+def test_a_frame_of_70000_replies():
     replies = [Tokens(call, [call]) for call in range(70_000)]
     assert decode_server_messages(build_frame([encode(reply) for reply in replies])) == replies
 
 
-def test_a_frame_that_is_cut_off_is_refused():
+def test_a_truncated_frame_raises():
     with pytest.raises(msgspec.DecodeError):
         decode_server_messages(build_frame([encode(Tokens(1, [2]))])[:-1])
 
@@ -72,7 +72,7 @@ REQUESTS = st.one_of(
 
 
 @given(st.lists(REQUESTS, max_size=40), st.integers(1, 60))
-def test_requests_arrive_in_order_and_no_frame_is_above_its_limits(requests, times):
+def test_requests_keep_their_order_and_frames_stay_within_the_limits(requests, times):
     requests = requests * times
     frames = list(build_frames(map(encode_client_message, requests)))
     assert [request for frame in frames for request in decode_client_messages(frame)] == requests
@@ -82,7 +82,7 @@ def test_requests_arrive_in_order_and_no_frame_is_above_its_limits(requests, tim
         assert [decode_client_messages(one)[0] for one in split_frame(frame)] == decode_client_messages(frame)
 
 
-def test_the_largest_that_are_legal():
+def test_the_largest_valid_requests_fit_in_a_frame():
     schema = '"' + "x" * ((1 << 20) - 2) + '"'
     triggers = Structural([(f"<{i:03}>", schema, "</>") for i in range(7)])
     largest = [
@@ -106,8 +106,8 @@ def test_the_largest_that_are_legal():
 @pytest.mark.parametrize(
     "request_", [Append(1, [5] * 2_000_000), Select(7, 8, [[5] * 300_000]), Select(7, 8, [[5], [5] * 300_000])]
 )
-def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
-    monkeypatch.setattr(messages, "_decode_client_messages", lambda frame: pytest.fail("it was decoded"))
+def test_an_oversized_request_is_rejected_before_decoding(monkeypatch, request_):
+    monkeypatch.setattr(messages, "_decode_client_messages", lambda frame: pytest.fail("the frame was decoded"))
     frame = build_frame([encode(request_)])
     for read in (decode_client_messages, split_frame):
         with pytest.raises(msgspec.DecodeError, match="above the limit"):
@@ -125,12 +125,12 @@ def test_what_is_too_large_is_not_decoded(monkeypatch, request_):
         Generate(1, 2, SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))),
     ],
 )
-def test_long_lists_are_refused_by_their_length(request_):
+def test_lists_beyond_their_limit_raise(request_):
     with pytest.raises(msgspec.DecodeError, match="length"):
         decode_client_messages(build_frame([encode(request_)]))
 
 
-def test_too_many_requests_in_a_frame():
+def test_a_frame_of_too_many_requests_raises():
     frame = build_frame([encode(Close(1))] * (MAX_MESSAGES_PER_FRAME + 1))
     for read in (decode_client_messages, split_frame):
         with pytest.raises(msgspec.DecodeError, match="length"):
@@ -138,12 +138,12 @@ def test_too_many_requests_in_a_frame():
 
 
 @given(CALLS, CALLS, st.binary(max_size=9))
-def test_the_head_of_a_frame_is_read_without_its_rest(session, call, rest):
+def test_the_header_of_a_truncated_frame_is_parsed(session, call, random_bytes):
     for request in (Select(session, call, [[1]]), Generate(session, call, SamplingParams())):
         frame = build_frame([encode(request)])
         assert MessageHeader.parse(frame) == (type(request).__name__.encode(), [session, call])
         assert (
             MessageHeader.parse(frame[: len(frame) // 2]) is None or MessageHeader.parse(frame[: len(frame) // 2]).kind
         )
-    MessageHeader.parse(rest)
-    MessageHeader.parse(build_frame([rest]))
+    MessageHeader.parse(random_bytes)
+    MessageHeader.parse(build_frame([random_bytes]))

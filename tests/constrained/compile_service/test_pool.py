@@ -1,4 +1,4 @@
-"""The pool from the outside: answers, deadlines, deaths, and that nothing stays behind."""
+"""The compile pool: results, deadlines, worker processes, memory limits and shutdown."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from plait.constrained.compile_service.pool import MAX_GROWTH_BYTES, _grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
 LONG_AUTOMATA = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]
-BOMB = JsonSchema({"oneOf": LONG_AUTOMATA})  # whether they exclude each other takes hours and gigabytes to tell
+BOMB = JsonSchema({"oneOf": LONG_AUTOMATA})  # a check whether they exclude each other takes hours and gigabytes
 MEMBERS = JsonSchema({"enum": [f"member {i}" for i in range(50_000)]})
 PATIENCE_S = 60.0
 
 
 def wait_for(pool: CompilePool, tickets: list[int]) -> dict[int, Grammar | GrammarError]:
-    """Poll as a scheduler would until the tickets are answered."""
+    """Polls as a scheduler does until all tickets have results."""
     answers: dict[int, Grammar | GrammarError] = {}
     give_up = monotonic() + PATIENCE_S
     while not answers.keys() >= set(tickets):
@@ -73,7 +73,7 @@ def pool(small: Vocabulary) -> Iterator[CompilePool]:
     pool.close()
 
 
-def test_answers_come_to_their_tickets(pool: CompilePool) -> None:
+def test_every_ticket_gets_its_result(pool: CompilePool) -> None:
     tickets = [pool.submit(spec) for spec in (Regex("a+"), Choices(("ab", "1")), Regex("(a"), Regex(r"\w{1,400}"))]
     answers = wait_for(pool, tickets)
     number, choice, wrong, large = (answers[ticket] for ticket in tickets)
@@ -87,7 +87,7 @@ def test_answers_come_to_their_tickets(pool: CompilePool) -> None:
     assert pool.next_deadline() is None
 
 
-def test_identical_specs_compile_once_and_stay_known(pool: CompilePool) -> None:
+def test_identical_specs_compile_once_and_are_cached(pool: CompilePool) -> None:
     tickets = [pool.submit(Regex("[ab]+1")) for _ in range(5)]
     assert len(pool._queue) <= 1
     answers = wait_for(pool, tickets)
@@ -97,7 +97,7 @@ def test_identical_specs_compile_once_and_stay_known(pool: CompilePool) -> None:
     assert pool.collect() == [(again, answers[tickets[0]])]
 
 
-def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabulary) -> None:
+def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocabulary) -> None:
     pool = CompilePool(small, workers=2, deadline_s=3)
     pool.start()
     try:
@@ -120,7 +120,7 @@ def test_a_bomb_meets_its_deadline_and_its_neighbours_are_served(small: Vocabula
         pool.close()
 
 
-def test_a_child_that_hangs_is_killed_whatever_it_does(small: Vocabulary) -> None:
+def test_a_stopped_worker_is_killed_after_the_deadline(small: Vocabulary) -> None:
     pool = CompilePool(small, deadline_s=0.2)
     pool.start()
     try:
@@ -175,7 +175,7 @@ def test_memory_is_limited_and_only_that_ticket_fails(small: Vocabulary) -> None
         pool.close()
 
 
-def test_a_dead_child_is_replaced(pool: CompilePool) -> None:
+def test_a_killed_worker_is_replaced(pool: CompilePool) -> None:
     wait_for(pool, [pool.submit(Regex("a"))])
     (first,) = pids(pool)
     os.kill(first, signal.SIGKILL)
@@ -184,7 +184,7 @@ def test_a_dead_child_is_replaced(pool: CompilePool) -> None:
     last = pool.submit(Regex("1"))
     assert isinstance(wait_for(pool, [last])[last], Grammar)
     assert pids(pool) != [first]
-    assert isinstance(answer, Grammar | GrammarError)  # it depends on whether the death was seen first
+    assert isinstance(answer, Grammar | GrammarError)  # either, because the job may be sent before the death is noticed
 
 
 def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
@@ -199,12 +199,12 @@ def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
         oldest = next(iter(pool.cache._entries))
         assert pool.cache.get(oldest) is not None
         wait_for(pool, [pool.submit(Regex("b{59}"))])
-        assert pool.cache.get(oldest) is not None, "what was just used is not what goes"
+        assert pool.cache.get(oldest) is not None, "a recently used entry must stay"
     finally:
         pool.close()
 
 
-def test_a_refusal_is_known_the_second_time(small: Vocabulary) -> None:
+def test_errors_are_cached(small: Vocabulary) -> None:
     pool = CompilePool(small, deadline_s=0.3)
     pool.start()
     try:
@@ -215,10 +215,10 @@ def test_a_refusal_is_known_the_second_time(small: Vocabulary) -> None:
             assert isinstance(first, GrammarError)
             assert isinstance(second, GrammarError)
             assert (first.reason, first.where) == (second.reason, second.where)
-            assert first is not second, "a raised error keeps the frames that it went through"
+            assert first is not second, "every caller needs its own exception, which keeps its traceback"
         pool._refusals.put(BOMB, replace(pool._refusals.get(BOMB), until=monotonic()), 0)
         pool.submit(BOMB)
-        assert pool.collect() == [], "what was too slow is tried again after a while"
+        assert pool.collect() == [], "a spec that exceeded the deadline is compiled again after a while"
         many = [pool.submit(Regex("(" + "a" * n)) for n in range(300)]
         wait_for(pool, many)
         assert pool._refusals.nbytes <= pool._refusals.max_bytes
@@ -226,7 +226,7 @@ def test_a_refusal_is_known_the_second_time(small: Vocabulary) -> None:
         pool.close()
 
 
-def test_a_pattern_without_an_automaton_is_served_step_by_step(pool: CompilePool) -> None:
+def test_patterns_without_an_automaton_are_matched_lazily(pool: CompilePool) -> None:
     specs = (Regex(".*a.{25}"), Regex(".{1,100}"), Ebnf("root ::= [^b]* [a] [^b]{25}"))
     before = pids(pool)
     for spec in specs:
@@ -255,8 +255,8 @@ def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypat
         pool.close()
 
 
-def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
-    """The bound: 128 MiB beyond what a child holds when it is ready (MAX_GROWTH_BYTES), and 64 MiB in this process."""
+def test_memory_is_bounded_after_expensive_specs(small: Vocabulary) -> None:
+    """A worker may grow by MAX_GROWTH_BYTES (128 MiB) after its start, and this process by 64 MiB."""
     pool = CompilePool(small, deadline_s=0.5, cache_bytes=8 << 20)
     pool.start()
     try:
@@ -272,7 +272,7 @@ def test_memory_is_back_after_all_bombs(small: Vocabulary) -> None:
         pool.close()
 
 
-def test_a_grammar_that_took_long_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_grammar_is_built_in_a_thread(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
     monkeypatch.setattr("plait.constrained.compile_service.pool.BACKGROUND_BUILD_S", 0.0)
     monkeypatch.setattr(
@@ -295,17 +295,17 @@ def test_a_grammar_that_took_long_is_built_in_a_thread(small: Vocabulary, monkey
     assert pool.filenos() == []
 
 
-def test_a_cancelled_ticket_never_answers(pool: CompilePool) -> None:
-    gone, kept = pool.submit(Regex("a+")), pool.submit(Regex("a+"))
-    alone = pool.submit(Regex("never"))
-    pool.cancel(gone)
-    pool.cancel(alone)
-    assert set(wait_for(pool, [kept])) == {kept}
+def test_a_cancelled_ticket_gets_no_result(pool: CompilePool) -> None:
+    cancelled, active = pool.submit(Regex("a+")), pool.submit(Regex("a+"))
+    only_ticket = pool.submit(Regex("never"))
+    pool.cancel(cancelled)
+    pool.cancel(only_ticket)
+    assert set(wait_for(pool, [active])) == {active}
     last = pool.submit(Regex("b"))
     assert set(wait_for(pool, [last])) == {last}
 
 
-def test_close_ends_children_and_answers_what_waits(small: Vocabulary) -> None:
+def test_close_ends_workers_and_fails_waiting_tickets(small: Vocabulary) -> None:
     pool = CompilePool(small)
     with pytest.raises(RuntimeError):
         pool.submit(Regex("a"))
@@ -321,9 +321,7 @@ def test_close_ends_children_and_answers_what_waits(small: Vocabulary) -> None:
     assert isinstance(error, GrammarError)
 
 
-def test_a_compiler_that_cannot_start_is_an_error_and_no_loop(
-    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_cannot_start_fails_its_tickets(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = CompilePool(small)
     pool.start()
@@ -340,13 +338,13 @@ def test_a_compiler_that_cannot_start_is_an_error_and_no_loop(
         pool.close()
 
 
-def test_a_pool_that_may_wait_has_no_child_before_the_first_job(small: Vocabulary) -> None:
+def test_without_start_eagerly_the_first_job_starts_a_worker(small: Vocabulary) -> None:
     pool = CompilePool(small, start_eagerly=False)
     pool.start()
     try:
         pool.collect()
         assert not pool._children
-        for pattern in ("a+", "b+"):  # and keeps the one it then has
+        for pattern in ("a+", "b+"):  # the second job uses the same worker
             ticket = pool.submit(Regex(pattern))
             assert not isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
             assert len(pool._children) == 1
@@ -377,7 +375,7 @@ def test_children_end_with_their_parent() -> None:
     assert has_ended(pid)
 
 
-def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
+def test_compile_grammar_returns_the_grammar_or_raises(smollm: Vocabulary) -> None:
     matcher = compile_grammar(Regex(r"[0-9]+(\.[0-9]+)?"), smollm).matcher()
     assert all(matcher.accept(token) for token in smollm.encode("2.1"))
     assert matcher.accept(2)
@@ -388,18 +386,18 @@ def test_compile_grammar_waits_for_the_answer(smollm: Vocabulary) -> None:
         compile_grammar(BOMB, smollm)
 
 
-def test_children_give_way_to_their_parent(small: Vocabulary) -> None:
-    """In a session of their own Linux would give them as much as their parent, however nice they are."""
+def test_workers_have_a_lower_priority_than_their_parent(small: Vocabulary) -> None:
+    """They stay in their parent's session, because Linux divides CPU time between sessions regardless of niceness."""
     with contextlib.closing(CompilePool(small)) as pool:
         pool.start()
         wait_for(pool, [pool.submit(Regex("[a-z]+"))])
         for pid in pids(pool):
             assert os.getsid(pid) == os.getsid(0)
-            assert os.getpgid(pid) == pid  # Ctrl-C at the terminal is not for them
+            assert os.getpgid(pid) == pid  # so that Ctrl-C at the terminal does not reach them
             assert psutil.Process(pid).nice() > psutil.Process().nice()
 
 
-def test_text_that_is_forced_at_length_is_refused(small: Vocabulary) -> None:
+def test_forced_text_beyond_the_limit_raises(small: Vocabulary) -> None:
     long = "x" * 20_000
     for spec, where in (
         (JsonSchema({"properties": {"a": {"const": long}}}), "/properties/a/const"),

@@ -1,6 +1,6 @@
-"""Walks under the masks of many schemas: what ends is valid, what completes is, what is forced is allowed.
+"""Random texts under the masks of many schemas: forced tokens are allowed, and completed values are valid.
 
-The schemas are the table's, those shaped as people write them, Pydantic's, and drawn ones.
+The schemas are those of the table, realistic ones, Pydantic's, and random ones.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import random
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from matchers import allowed_tokens
 from pydantic_models import PYDANTIC
 from real_schemas import REAL
 from schema_cases import ROWS
 from schema_strategies import (
+    BYTE_VOCABULARY,
     EOS_ID,
     SCHEMAS,
     VALUES,
@@ -29,8 +30,8 @@ from schema_strategies import (
 
 from plait.constrained import GrammarError, Matcher
 
-WRITTEN = {**REAL, **PYDANTIC}
-REFUSED_REAL = {
+NAMED_SCHEMAS = {**REAL, **PYDANTIC}
+REFUSED_POINTERS = {
     "tools/calendar": "/properties/attendees/uniqueItems",
     "openapi/pet_nullable": "/properties/owner/nullable",
     "openapi/upload": "/properties/file/format",
@@ -53,95 +54,96 @@ REFUSED_REAL = {
     "pydantic/Containers": "/properties/names/uniqueItems",
     "pydantic/Bytes": "/properties/blob/format",
 }
-NEVER = {"zod/not_empty", "others/remote"}  # nothing is valid, or not all of it is there
-
-
-def allowed(matcher: Matcher) -> list[int]:
-    row = np.zeros(9, np.int32)
-    matcher.fill_mask(row)
-    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+REFUSED_IF_LENIENT = {"zod/not_empty", "others/remote"}  # no value is valid; the reference is remote
 
 
 def check_walk(matcher: Matcher, validator: Any, rng: random.Random, steps: int) -> None:
-    """Some way along the masks; then what is forced, one by one; then what completes it, which is valid."""
+    """Accepts random allowed tokens, then forced tokens, then a completion, whose text must be valid."""
     text = bytearray()
     for _ in range(rng.randrange(steps)):
-        going_on = [token for token in allowed(matcher) if token != EOS_ID]
-        if not going_on:
+        next_tokens = [token for token in allowed_tokens(matcher, BYTE_VOCABULARY) if token != EOS_ID]
+        if not next_tokens:
             break
-        token = rng.choice(going_on)
+        token = rng.choice(next_tokens)
         assert matcher.accept(token)
         text.append(token - 1)
     for token in matcher.forced_tokens():
-        assert token in allowed(matcher)
+        assert token in allowed_tokens(matcher, BYTE_VOCABULARY)
         assert matcher.accept(token)
         text.append(token - 1)
-    way = matcher.completion(200)
-    if way is None:
+    completion = matcher.completion(200)
+    if completion is None:
         return
-    assert len(way) <= 200
-    for token in way:
-        assert token in allowed(matcher)
+    assert len(completion) <= 200
+    for token in completion:
+        assert token in allowed_tokens(matcher, BYTE_VOCABULARY)
         assert matcher.accept(token)
         text.append(token - 1)
     assert matcher.is_accepting
-    assert EOS_ID in allowed(matcher)
-    made = text.decode()
-    assert exceeds_double_range(made) or validator.is_valid(json.loads(made)), made
+    assert EOS_ID in allowed_tokens(matcher, BYTE_VOCABULARY)
+    completed = text.decode()
+    assert exceeds_double_range(completed) or validator.is_valid(json.loads(completed)), completed
 
 
 @pytest.mark.parametrize("at", range(len(ROWS)))
-def test_completions_and_forced_tokens_of_the_table(at: int) -> None:
+def test_completions_of_the_table_are_valid(at: int) -> None:
     schema, rng = ROWS[at][0], random.Random(at)
     grammar, validator = grammar_of(schema), reference_validator(schema)
-    assert grammar.matcher().completion(400) is not None, "from the start a way is found for every schema"
+    assert grammar.matcher().completion(400) is not None, "every schema has a completion at the start"
     for steps in (1, 4, 12):
         check_walk(grammar.matcher(), validator, rng, steps)
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - REFUSED_REAL.keys()))
-def test_schemas_as_people_write_them(name: str) -> None:
-    grammar, validator, rng = grammar_of(WRITTEN[name]), reference_validator(WRITTEN[name]), random.Random(name)
+@pytest.mark.parametrize("name", sorted(NAMED_SCHEMAS.keys() - REFUSED_POINTERS.keys()))
+def test_completions_of_realistic_schemas_are_valid(name: str) -> None:
+    grammar, validator, rng = (
+        grammar_of(NAMED_SCHEMAS[name]),
+        reference_validator(NAMED_SCHEMAS[name]),
+        random.Random(name),
+    )
     assert grammar.unchecked == ()
     for steps in (1, 8, 40):
         check_walk(grammar.matcher(), validator, rng, steps)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_REAL))
-def test_what_is_refused_of_them_is_named_and_lenient_takes_it(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(REFUSED_POINTERS))
+def test_unsupported_keywords_raise_with_their_pointer_and_lenient_reports_them(name: str) -> None:
     with pytest.raises(GrammarError) as caught:
-        grammar_of(WRITTEN[name])
-    assert caught.value.where == REFUSED_REAL[name]
-    if name not in NEVER:
-        grammar = grammar_of(WRITTEN[name], lenient=True)
-        assert REFUSED_REAL[name] in grammar.unchecked
+        grammar_of(NAMED_SCHEMAS[name])
+    assert caught.value.where == REFUSED_POINTERS[name]
+    if name not in REFUSED_IF_LENIENT:
+        grammar = grammar_of(NAMED_SCHEMAS[name], lenient=True)
+        assert REFUSED_POINTERS[name] in grammar.unchecked
 
 
 def ordered(schema: Any, value: Any) -> Any:
-    """`value` with the names that `schema` lists first and in its order, as far as that is seen from here."""
+    """`value` with its properties in the order of `schema`: first the listed ones."""
     return _ordered([schema], value)
 
 
 def _ordered(schemas: list[Any], value: Any) -> Any:
-    """All of `schemas` hold for `value`."""
-    said = [schema for schema in schemas if isinstance(schema, dict)]
+    """`value` in the order of all `schemas` that apply to it."""
+    applied = [schema for schema in schemas if isinstance(schema, dict)]
     if isinstance(value, list):
-        return [_ordered([schema["items"] for schema in said if "items" in schema], item) for item in value]
+        return [_ordered([schema["items"] for schema in applied if "items" in schema], item) for item in value]
     if not isinstance(value, dict):
         return value
-    listed = [name for schema in said for name in schema.get("properties", {})]
-    required = [name for schema in said for name in schema.get("required", [])]
+    listed = [name for schema in applied for name in schema.get("properties", {})]
+    required = [name for schema in applied for name in schema.get("required", [])]
     names = [*dict.fromkeys(name for name in [*listed, *required, *value] if name in value)]
-    return {name: _ordered([one for schema in said for one in _of(schema, name)], value[name]) for name in names}
+    return {
+        name: _ordered([subschema for schema in applied for subschema in _property_schemas(schema, name)], value[name])
+        for name in names
+    }
 
 
-def _of(schema: dict[str, Any], name: str) -> list[Any]:
-    """What the schema says of the member of that name."""
+def _property_schemas(schema: dict[str, Any], name: str) -> list[Any]:
+    """The subschemas that apply to the property `name`."""
     patterns = schema.get("patternProperties", {})
-    said = [one for pattern, one in patterns.items() if re.search(pattern, name)]
+    subschemas = [subschema for pattern, subschema in patterns.items() if re.search(pattern, name)]
     if name in schema.get("properties", {}):
-        said.insert(0, schema["properties"][name])
-    return said or [schema.get("additionalProperties", True)]
+        subschemas.insert(0, schema["properties"][name])
+    return subschemas or [schema.get("additionalProperties", True)]
 
 
 PLAIN = frozenset(
@@ -151,17 +153,17 @@ PLAIN |= {"minLength", "maxLength", "pattern", "minimum", "exclusiveMaximum", "m
 
 
 def is_plain(schema: Any) -> bool:
-    """Only keywords beside which the order of names is the schema's own, and nothing else is to be known."""
+    """Whether the schema has only keywords that do not change the order of properties."""
     if isinstance(schema, bool):
         return True
     inner = [*schema.get("properties", {}).values(), *schema.get("patternProperties", {}).values()]
     inner += [schema[name] for name in ("items", "additionalProperties") if name in schema]
-    return schema.keys() <= PLAIN and all(is_plain(one) for one in inner)
+    return schema.keys() <= PLAIN and all(is_plain(subschema) for subschema in inner)
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS.filter(is_plain), values=VALUES.flatmap(lambda v: VALUES.map(lambda w: [v, w, {"a": v, "b": w}])))
-def test_what_is_valid_and_in_the_normal_form_is_accepted(schema: Any, values: list[Any]) -> None:
+def test_valid_values_in_schema_order_are_accepted(schema: Any, values: list[Any]) -> None:
     validator = reference_validator(schema)
     try:
         grammar = grammar_of(schema)
@@ -173,7 +175,7 @@ def test_what_is_valid_and_in_the_normal_form_is_accepted(schema: Any, values: l
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS)
-def test_drawn_schemas_complete_to_what_is_valid(schema: Any) -> None:
+def test_completions_of_random_schemas_are_valid(schema: Any) -> None:
     try:
         grammar = grammar_of(schema)
     except GrammarError:

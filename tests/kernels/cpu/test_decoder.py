@@ -1,4 +1,4 @@
-"""The packed decoder as a whole: close to transformers, with bits that do not depend on the batch or the threads."""
+"""The packed decoder: logits close to transformers, and bits that do not depend on the batch or the threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(model, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["with the CPU's instructions", "without AMX"])
 def packed(request, folder):
-    """A deterministic runner, with this CPU's instructions and without AMX: bits depend on the sequence alone."""
+    """A deterministic runner, with this CPU's instructions and without AMX: bits depend on the sequence only."""
     packed_runner = runner(folder, dtype="bfloat16", weights="int8", max_pages=700, deterministic=True)
     assert isinstance(packed_runner.model, CpuDecoder)
     return packed_runner if request.param == "with the CPU's instructions" else without_amx(packed_runner)
@@ -88,25 +88,25 @@ def test_steps_of_many_tokens_multiply_in_bfloat16(folder, nondeterministic):
 @needs_amx
 def test_bfloat16_bits_do_not_depend_on_chunks_or_batch(nondeterministic):
     tokens = text(200, 1)
-    alone, start, slots = all_logits(nondeterministic, tokens), 0, 300
+    single, start, slots = all_logits(nondeterministic, tokens), 0, 300
     for count in (12, 70, 33, 85):
         rows = [(tokens, range(200), start, count, start)]
         for i in range(count % 9):
             rows.append((text(20, i), range(slots + 20 * i, slots + 20 * i + 20), 0, 20, 0))
-        assert torch.equal(run(nondeterministic, rows[::-1])[-1], alone[start : start + count])
+        assert torch.equal(run(nondeterministic, rows[::-1])[-1], single[start : start + count])
         start += count
 
 
 def test_bits_do_not_depend_on_chunks_or_batch(packed):
     tokens = text(200, 1)
-    alone = all_logits(packed, tokens)
+    single = all_logits(packed, tokens)
     start, slots = 0, 300
     for count in (1, 70, 1, 1, 63, 64):
         rows = [(tokens, range(200), start, count, start)]
         for i in range(count % 9):
             rows.append((text(20, i), range(slots + 20 * i, slots + 20 * i + 20), 0, 20, 19))
         logits = run(packed, rows[::-1])[-1]
-        assert torch.equal(logits, alone[start : start + count])
+        assert torch.equal(logits, single[start : start + count])
         start += count
 
 
@@ -186,9 +186,9 @@ def test_splitting_a_long_row_between_threads_does_not_change_its_bits(packed, o
         if threads > 1:
             assert bool(decoder._settings[0, decoder_args.SPLIT_KV]) == split_kv
         assert np.array_equal(results[0], results[-1])
-    alone = CpuDecoder(packed.model.weights, 2, None).forward(ids[:3], _layout(3, 380), kv)
+    single = CpuDecoder(packed.model.weights, 2, None).forward(ids[:3], _layout(3, 380), kv)
     if layout.kv_pages[:383].tolist() == _layout(3, 380).kv_pages.tolist():
-        assert np.array_equal(alone, results[0][:3])
+        assert np.array_equal(single, results[0][:3])
 
 
 @needs_amx
@@ -219,7 +219,7 @@ def test_unsupported_weight_formats_are_refused_with_the_reason(tmp_path):
 def test_batches_of_1_to_300_rows_have_the_same_bits(packed):
     """One token after the same text."""
     tokens = text(2, 7)
-    (alone,) = run(packed, [(tokens, range(2), 0, 2, 1)])
+    (single,) = run(packed, [(tokens, range(2), 0, 2, 1)])
     for rows in itertools.chain(range(1, 9), (16, 33, 100, 300)):
         results = run(packed, [(tokens, (2 * i, 2 * i + 1), 0, 2, 1) for i in range(rows)])
-        assert all(torch.equal(logits, alone) for logits in results)
+        assert all(torch.equal(logits, single) for logits in results)

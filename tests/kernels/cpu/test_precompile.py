@@ -57,7 +57,7 @@ def test_failed_compilation_leaves_no_marker(marker, monkeypatch) -> None:
 
 @pytest.mark.parametrize("command", ["", "never ends"])
 def test_processes_that_cannot_start_or_never_end_are_given_up(command, marker, tmp_path, monkeypatch) -> None:
-    """The first is the case of an embedded Python, where `sys.executable` is no interpreter."""
+    """The first occurs in an embedded Python, where `sys.executable` is no interpreter."""
     if command:
         program = tmp_path / "program"
         program.write_text("#!/bin/sh\nexec sleep 1000\n")

@@ -13,7 +13,7 @@ from plait.kernels.cpu.row_partition import partition_bounds
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 64))
-def test_partitions_cover_all_rows_in_whole_passes_of_similar_number(rows, partitions):
+def test_partitions_cover_all_rows_in_complete_passes_of_similar_number(rows, partitions):
     bounds = [partition_bounds(i, partitions, rows) for i in range(partitions)]
     assert bounds[0][0] == 0 and bounds[-1][1] == rows
     assert all(first[1] == second[0] for first, second in itertools.pairwise(bounds) if first[1] < rows)

@@ -1,4 +1,4 @@
-"""The Triton kernels other than attention, compiled for sm_80 and sm_90: no register spills, tensor cores in use."""
+"""The Triton kernels other than attention, compiled for sm_80 and sm_90: no register spills, use of tensor cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ptx_compile import ARCHITECTURES, Report, compile_file
 
-pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a busy machine
 ROOT = Path(__file__).parents[3]
 FILES = [
     "norm",
@@ -30,7 +30,7 @@ def reports() -> list[Report]:
 
 
 def launched_kernels() -> set[str]:
-    """Returns the names of the @triton.jit functions that some line of FILES launches."""
+    """The names of the @triton.jit functions that FILES launch."""
     names = set()
     for file in FILES:
         tree = ast.parse((ROOT / f"kernels/triton/{file}.py").read_text())
@@ -49,14 +49,14 @@ def test_every_kernel_is_compiled_for_every_architecture(reports: list[Report]) 
         assert {report.kernel for report in reports if report.arch == arch} == launched_kernels()
 
 
-def test_no_kernel_spills_registers_or_misses_the_tensor_cores(reports: list[Report]) -> None:
+def test_no_kernel_spills_registers_or_lacks_tensor_cores(reports: list[Report]) -> None:
     assert [(r.case, r.kernel, r.arch, fault) for r in reports for fault in r.faults()] == []
     assert sum(report.wants_tensor_core and report.arch == 90 for report in reports) >= 2 * 8
     assert sum(report.wants_tensor_core and report.arch == 80 for report in reports) >= 6
     assert {r.tensor_core for r in reports if r.wants_tensor_core and r.arch == 90} == {"wgmma"}
 
 
-def test_each_fault_is_reported() -> None:
+def test_spills_and_missing_tensor_cores_are_reported() -> None:
     good = dict(case="c", kernel="k", arch=90, registers=32, spilled_bytes=0, shared_bytes=1024, tensor_core="mma")
     assert Report(**good, wants_tensor_core=True).faults() == []
     for bad in ({"spilled_bytes": 4}, {"shared_bytes": 300_000}, {"tensor_core": ""}):

@@ -74,7 +74,7 @@ def test_rows_of_the_widest_norm_do_not_depend_on_each_other():
         assert torch.equal(norm.rms_norm(x[row : row + 1], weight, 1e-5)[0], together[row])
 
 
-def test_norm_config_holds_whole_rows_in_at_most_32_registers_per_thread():
+def test_norm_config_holds_complete_rows_in_at_most_32_registers_per_thread():
     for channels in (1, 15, 16, 17, 64, 128, 576, 2048, 4096, 5120, 8192, 16384):
         config = norm.norm_config(channels)
         assert config.block >= channels
@@ -123,6 +123,6 @@ def test_references_equal_torchs_operators():
         lambda: activation.silu_and_multiply(torch.zeros(2, 4), torch.zeros(2, 3)),
     ],
 )
-def test_unfitting_shapes_raise(call):
+def test_invalid_shapes_raise(call):
     with pytest.raises(ValueError, match=r"expected|norm|must be|\[T, C\]"):
         call()

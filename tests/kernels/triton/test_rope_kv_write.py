@@ -20,20 +20,20 @@ TOLERANCE = {F32: 1e-5, F16: 4e-3, BF16: 3e-2}
 
 
 def caches(cache: torch.dtype, slots: int, groups: int, dim: int) -> dict[str, torch.Tensor | None]:
-    found: dict[str, torch.Tensor | None] = {}
+    tensors: dict[str, torch.Tensor | None] = {}
     for name, scale in (("k", 0.01), ("v", 0.02)):
-        found[f"{name}_cache"] = torch.zeros(slots, groups, dim, device=DEVICE).to(cache)
-        found[f"{name}_scale"] = None
+        tensors[f"{name}_cache"] = torch.zeros(slots, groups, dim, device=DEVICE).to(cache)
+        tensors[f"{name}_scale"] = None
         if cache == FP8:
-            found[f"{name}_scale"] = torch.tensor([scale], device=DEVICE)
+            tensors[f"{name}_scale"] = torch.tensor([scale], device=DEVICE)
         elif cache == torch.int8:
-            found[f"{name}_scale"] = torch.zeros(slots, groups, device=DEVICE)
-    return found
+            tensors[f"{name}_scale"] = torch.zeros(slots, groups, device=DEVICE)
+    return tensors
 
 
-def held(found: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
-    """What a cache says its numbers are, float32."""
-    cache, scale = found[f"{name}_cache"], found[f"{name}_scale"]
+def dequantized(tensors: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
+    """The contents of a cache as float32."""
+    cache, scale = tensors[f"{name}_cache"], tensors[f"{name}_scale"]
     assert cache is not None
     return ops.dequantize_kv(cache, torch.arange(len(cache), device=DEVICE), scale)
 
@@ -50,15 +50,15 @@ def held(found: dict[str, torch.Tensor | None], name: str) -> torch.Tensor:
     st.booleans(),
     st.sampled_from([1, 16]),
 )
-def test_it_equals_the_reference(rows, heads, dtypes, norm, page_size):
-    (num_heads, groups, dim, turning), (dtype, cache) = heads, dtypes
+def test_rope_and_kv_write_equal_the_reference(rows, heads, dtypes, norm, page_size):
+    (num_heads, groups, dim, rotary_dim), (dtype, cache) = heads, dtypes
     layout, pages = layout_of(rows, page_size)
     layout = on(DEVICE, layout)
     layout.write_slots[0] = -1  # padding
     generator = torch.Generator().manual_seed(1)
     random = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)  # noqa: E731
     qkv = (random(len(layout.positions), num_heads + 2 * groups, dim) * 1.5).to(dtype)
-    angles = random(64, turning // 2)
+    angles = random(64, rotary_dim // 2)
     weights = {name: (1 + random(dim) / 4).to(dtype) if norm else None for name in ("q_norm", "k_norm")}
     outs, stores = [], []
     for operator in (ops.apply_rope_and_write_kv, rope_kv_write.apply_rope_and_write_kv):
@@ -66,19 +66,19 @@ def test_it_equals_the_reference(rows, heads, dtypes, norm, page_size):
         outs.append(operator(qkv, angles.cos(), angles.sin(), layout=layout, **stores[-1], **weights, eps=1e-5))
     torch.testing.assert_close(outs[1], outs[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     for name in ("k", "v"):
-        wanted, found = held(stores[0], name), held(stores[1], name)
-        step = TOLERANCE[dtype]  # an 8-bit number beside the right one is right where rounding fell the other way
+        expected, result = dequantized(stores[0], name), dequantized(stores[1], name)
+        step = TOLERANCE[dtype]  # adjacent 8-bit numbers are equal up to rounding
         if cache == FP8:
-            torch.testing.assert_close(found, wanted, atol=step, rtol=0.13)
+            torch.testing.assert_close(result, expected, atol=step, rtol=0.13)
         else:
-            torch.testing.assert_close(found, wanted, atol=step + (0.1 if cache == torch.int8 else 0), rtol=step)
-        if dtype != BF16 or DEVICE == "cuda":  # the interpreter cuts bfloat16 off where a GPU rounds
-            same = (found - wanted).abs() <= 1e-6 + 1e-5 * wanted.abs()
+            torch.testing.assert_close(result, expected, atol=step + (0.1 if cache == torch.int8 else 0), rtol=step)
+        if dtype != BF16 or DEVICE == "cuda":  # the interpreter truncates bfloat16 where a GPU rounds
+            same = (result - expected).abs() <= 1e-6 + 1e-5 * expected.abs()
             assert same.float().mean() > 0.97
 
 
-def test_every_fp8_number_and_tie_rounds_as_torch_rounds():
-    """Keys that do not turn, with values on, between and beyond all numbers of float8_e4m3fn."""
+def test_rounding_to_fp8_equals_torch():
+    """Unrotated keys, with values at, between and beyond all numbers of float8_e4m3fn."""
     numbers = torch.arange(256, dtype=torch.uint8).view(FP8).float()
     numbers = numbers[numbers.isfinite()].unique()
     ties = (numbers[1:] + numbers[:-1]) / 2
@@ -89,16 +89,16 @@ def test_every_fp8_number_and_tie_rounds_as_torch_rounds():
     qkv = torch.stack([torch.zeros(tokens, 64), x.view(-1, 64), -x.view(-1, 64)], 1).to(DEVICE)
     layout, pages = layout_of([(tokens, 0)])
     cos, sin = torch.ones(tokens, 32, device=DEVICE), torch.zeros(tokens, 32, device=DEVICE)
-    found = caches(FP8, pages, 1, 64)
-    found["k_scale"] = found["v_scale"] = torch.ones(1, device=DEVICE)
-    rope_kv_write.apply_rope_and_write_kv(qkv, cos, sin, layout=on(DEVICE, layout), **found)
+    cache = caches(FP8, pages, 1, 64)
+    cache["k_scale"] = cache["v_scale"] = torch.ones(1, device=DEVICE)
+    rope_kv_write.apply_rope_and_write_kv(qkv, cos, sin, layout=on(DEVICE, layout), **cache)
     slots = layout.write_slots.long()
     for name, sign in (("k", 1.0), ("v", -1.0)):
-        wanted = (sign * x.view(-1, 1, 64)).clamp(-448, 448).to(FP8).float()
-        assert torch.equal(found[f"{name}_cache"].cpu().view(torch.uint8)[slots].view(FP8).float(), wanted)
+        expected = (sign * x.view(-1, 1, 64)).clamp(-448, 448).to(FP8).float()
+        assert torch.equal(cache[f"{name}_cache"].cpu().view(torch.uint8)[slots].view(FP8).float(), expected)
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_shapes_raise():
     layout = replace(layout_of([(1, 0)])[0], write_slots=i32([0]))
     table = torch.ones(4, 32)
     good = {"qkv": torch.zeros(1, 6, 64), "cos": table, "sin": table, "k_cache": torch.zeros(9, 2, 64)}

@@ -1,4 +1,4 @@
-"""Prefix groups, compared with all partitions of small batches by their pages alone."""
+"""Prefix groups, compared with the best of all partitions of small batches."""
 
 from __future__ import annotations
 
@@ -117,17 +117,17 @@ def test_no_partition_saves_more(work, align, group_cost, max_row_tokens):
     for action in work:
         batch.act(*action)
         batch.cache.check_integrity([row.request.seq for row in batch.rows])
-        found = prefix_groups.find(batch.rows)
+        groups = prefix_groups.find(batch.rows)
         common = shareable(batch.rows, align)
-        members = [row for group in found for row in group.rows]
+        members = [row for group in groups for row in group.rows]
         assert len(set(members)) == len(members)
         assert all(batch.rows[row].count <= max_row_tokens for row in members)
-        for rows, num_tokens in found:
+        for rows, num_tokens in groups:
             assert len(rows) > 1 and rows == sorted(rows)
             assert num_tokens % align == 0
             assert all(common[i, j] >= num_tokens > 0 for i, j in itertools.combinations(rows, 2))
-        assert [g.num_spared for g in found] == sorted((g.num_spared for g in found), reverse=True)
-        assert sum(g.num_spared - group_cost for g in found) == max_spared(
+        assert [g.num_spared for g in groups] == sorted((g.num_spared for g in groups), reverse=True)
+        assert sum(g.num_spared - group_cost for g in groups) == max_spared(
             batch.rows, common, group_cost, max_row_tokens
         )
 
@@ -141,7 +141,7 @@ def decode_all(batch):
         batch.rows[i] = ScheduledRequest(row.request, len(seq) - 1, 1, 1)
 
 
-def test_the_example_in_the_header():
+def test_the_example_in_the_docstring_of_the_module():
     batch = BatchSimulation()
     prompt, question, example = [1] * 50, [2] * 10, [3] * 20
     for tail in ([*question, 4], [*question, 5], [*example, 6], [*example, 7]):
@@ -168,11 +168,11 @@ def test_groups_are_reused_while_positions_do_not_change():
     for tail in (2, 3, 4):
         batch.add([1] * 30 + [tail] * 3, 99)
     assert groups.find(batch.rows) == [PrefixGroup([1, 2], 30)], "row 0 computes the prefix in this step"
-    found = []
+    results = []
     for _ in range(4):
         decode_all(batch)
-        found.append(groups.find(batch.rows))
-        assert found[-1] == [PrefixGroup([0, 1, 2], 30)]
-        assert found[-1] is found[0]
+        results.append(groups.find(batch.rows))
+        assert results[-1] == [PrefixGroup([0, 1, 2], 30)]
+        assert results[-1] is results[0]
     batch.rows.pop()
     assert groups.find(batch.rows) == [PrefixGroup([0, 1], 30)]

@@ -1,4 +1,4 @@
-"""Whole models on the Triton operators, in the interpreter, against the same models on the reference operators."""
+"""Complete models on the Triton operators, in the interpreter, compared with the reference operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QWEN3 = SHAPE | dict(head_dim=24)
 EXPERTS = QWEN3 | dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=40, norm_topk_prob=True)
 LAYERS = ["sliding_attention", "full_attention"]
 GEMMA = SHAPE | dict(head_dim=32, query_pre_attn_scalar=20, sliding_window=7, layer_types=LAYERS)
-# (family, its settings, dtype, KV): float16 where a kernel takes no float32, and the largest difference it explains
+# (model class, settings, dtype, KV dtype, tolerance); float16 where a kernel does not support float32
 MODELS = {
     "Llama": (LlamaForCausalLM, SHAPE, "float32", "auto", 1e-4),
     "Llama, bfloat16": (LlamaForCausalLM, SHAPE, "bfloat16", "auto", 0.1),
@@ -45,7 +45,7 @@ MODELS = {
 }
 
 
-def both(folder, dtype, kv_dtype):
+def make_runners(folder, dtype, kv_dtype):
     """The model on Triton's operators and on the reference's; a quantized cache needs the fused reference."""
     config = engine_config(dtype=dtype, kv_dtype=kv_dtype, device=str(kernel_device.DEVICE), max_pages=256)
     plain = select_kernels(torch.device("cpu"), torch.float16)  # for float16 all of these are plain torch
@@ -61,19 +61,21 @@ def pair(request, tmp_path_factory):
     kind, settings, dtype, kv_dtype, tolerance = MODELS[request.param]
     folder = tmp_path_factory.mktemp("tiny")
     randomized(kind(kind.config_class(**settings))).save_pretrained(folder)
-    made = both(folder, dtype, kv_dtype)
-    made.close = lambda ours, theirs: torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-    return made
+    runners = make_runners(folder, dtype, kv_dtype)
+    runners.assert_close = lambda ours, expected: torch.testing.assert_close(
+        ours, expected, atol=tolerance, rtol=tolerance
+    )
+    return runners
 
 
 def check(pair, *steps):
-    """Each step's logits from the two runners, whose caches stay the same on the way."""
+    """Compares the logits of the two runners in a sequence of steps."""
     for rows in steps:
-        for ours, theirs in zip(run(pair.ours, rows), run(pair.reference, rows), strict=True):
-            pair.close(ours, theirs)
+        for ours, expected in zip(run(pair.ours, rows), run(pair.reference, rows), strict=True):
+            pair.assert_close(ours, expected)
 
 
-def test_a_prompt_in_chunks_then_decode(pair):
+def test_chunked_prefill_and_decode(pair):
     tokens, pages = text(30, 1), np.random.default_rng(2).permutation(256)
     check(pair, *([(tokens, pages, at, count, at)] for at, count in ((0, 19), (19, 9), (28, 1), (29, 1))))
 
@@ -85,14 +87,14 @@ def test_ragged_rows_over_a_cached_prefix(pair):
     check(pair, [(prefix, range(12), 0, 12, 11)], rows, decode)
 
 
-def test_quantized_caches_are_refused_by_name_where_the_operators_cannot(tmp_path):
+def test_a_quantized_kv_cache_needs_the_triton_operators(tmp_path):
     randomized(LlamaForCausalLM(LlamaForCausalLM.config_class(**SHAPE))).save_pretrained(tmp_path)
     for kind in ("fp8", "int8"):
         with pytest.raises(InputError, match=f"kv_dtype '{kind}' needs Triton"):
             runner(tmp_path, kv_dtype=kind)
 
 
-def test_a_quantized_cache_takes_half_the_memory(tmp_path):
+def test_a_quantized_kv_cache_uses_half_the_memory(tmp_path):
     randomized(LlamaForCausalLM(LlamaForCausalLM.config_class(**SHAPE))).save_pretrained(tmp_path)
     kernels = triton_kernels(torch.bfloat16)
     sizes = {
@@ -100,18 +102,18 @@ def test_a_quantized_cache_takes_half_the_memory(tmp_path):
         for cpu in [dict(device="cpu", dtype="bfloat16", kv_memory_bytes=1 << 20)]
         for kind in ("auto", "fp8", "int8")
     }
-    of_one = 2 * 2 * 2 * 16  # layers, keys and values, heads, channels
-    assert {kind: each.page_bytes for kind, each in sizes.items()} == {
-        "auto": 2 * of_one,
-        "fp8": of_one,
-        "int8": of_one + 4 * 8,  # and the scales
+    token_elements = 2 * 2 * 2 * 16  # layers, keys and values, heads, channels
+    assert {kind: model_runner.page_bytes for kind, model_runner in sizes.items()} == {
+        "auto": 2 * token_elements,
+        "fp8": token_elements,
+        "int8": token_elements + 4 * 8,  # and the scales
     }
-    for each in sizes.values():
-        held = [t for cache in each.kv_cache for t in cache if t is not None and t.numel() > 1]
-        assert sum(t.numel() * t.itemsize for t in held) == each.num_pages * each.page_bytes
+    for model_runner in sizes.values():
+        tensors = [t for cache in model_runner.kv_cache for t in cache if t is not None and t.numel() > 1]
+        assert sum(t.numel() * t.itemsize for t in tensors) == model_runner.num_pages * model_runner.page_bytes
 
 
-def test_what_triton_cannot_do_is_named():
+def test_unsupported_models_use_the_reference_with_a_reason():
     bf16 = torch.bfloat16
     assert triton_unsupported_reason(bf16, HeadShape(32, 8, 128)) is None
     assert "float32" in (triton_unsupported_reason(torch.float32, None) or "")

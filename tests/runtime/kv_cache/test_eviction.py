@@ -12,7 +12,7 @@ from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.kv_cache.sequence import Sequence
 
 
-def test_pinned_nodes_are_evicted_after_unpinned_ones_and_each_by_last_use():
+def test_unpinned_nodes_are_evicted_before_pinned_ones_least_recently_used_first():
     cache = PrefixCache(100)
     idle = publish(cache, [1, 1, 1])  # keeps its pin
     old, fresh = publish(cache, [2, 2, 2]), publish(cache, [3, 3, 3])
@@ -28,23 +28,23 @@ def test_pinned_nodes_are_evicted_after_unpinned_ones_and_each_by_last_use():
     cache.pool.release(cache.tree.evict(1))
     assert [cache.match_length(Sequence(NAMESPACE, t), 3) for t in ([1, 1, 1], [2, 2, 2])] == [3, 0]
     cache.pool.release(cache.tree.evict(1))
-    assert idle.num_computed == 0, "the pin holder was told that its pages were evicted"
+    assert idle.num_computed == 0, "the sequence that holds the pin must be informed of the eviction"
     cache.check_integrity([idle])
 
 
 def next_victim(tree):
-    """What `evict` must evict next, found by looking at every node."""
+    """The node that `evict` must evict next, found by a search over all nodes."""
     leaves = [node for node in tree.nodes() if node.parent and not node.children and not node.lock_count]
     return min(leaves, key=lambda leaf: (bool(leaf.pins), leaf.last_used), default=None)
 
 
-@pytest.mark.parametrize("slack", [0, 256])
+@pytest.mark.parametrize("heap_slack", [0, 256])
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_eviction_takes_the_node_with_the_smallest_key(slack, data):
+def test_evict_removes_the_leaf_with_the_smallest_key(heap_slack, data):
     cache, alive = PrefixCache(300), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eviction, "EVICTION_HEAP_SLACK", slack)  # 0: the heap is rebuilt all the time
+        patch.setattr(eviction, "EVICTION_HEAP_SLACK", heap_slack)  # 0: the heap is rebuilt all the time
         for _ in range(data.draw(st.integers(1, 20))):
             action = data.draw(st.sampled_from(["new", "new", "again", "fork", "free", "evict"]))
             seq = data.draw(st.sampled_from(alive)) if alive else None

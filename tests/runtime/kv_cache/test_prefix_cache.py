@@ -1,4 +1,4 @@
-"""The prefix cache: random lives of sequences, private pages, roots and the integrity check."""
+"""The prefix cache: random operations on sequences, private pages, roots and the integrity check."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def test_roots_of_inactive_tenants_are_removed():
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_random_sequence_lives_lose_no_page(data):
-    """Random lives of sequences in a small pool, pages tagged with the text they hold."""
+def test_random_operations_on_sequences_lose_no_page(data):
+    """A small pool whose pages are tagged with the text that they hold."""
     cache, alive, content = PrefixCache(40), [], {}
 
     def check():
@@ -73,23 +73,23 @@ def test_random_sequence_lives_lose_no_page(data):
 
 
 @pytest.mark.parametrize(
-    ("others", "swapped"), [([], 0), ([1, 2], 0), ([1, 2, 9, 9], 0), ([1, 2, 3], 3), ([1, 2, 3, 4], 3)]
+    ("cached_text", "num_replaced"), [([], 0), ([1, 2], 0), ([1, 2, 9, 9], 0), ([1, 2, 3], 3), ([1, 2, 3, 4], 3)]
 )
-def test_private_pages_are_replaced_if_the_tree_holds_the_same_tokens(others, swapped):
+def test_private_pages_are_replaced_if_the_tree_holds_the_same_tokens(cached_text, num_replaced):
     """Tokens that the tree lacks stay private, because the cache cannot know whether their KV is written yet."""
     cache = PrefixCache(20)
     seq = Sequence(NAMESPACE, [1, 2, 3, 4, 5])
     cache.activate(seq, 0)
     assert cache.allocate(seq, 3)
     private = seq.pages.view().tolist()
-    if others:
-        publish(cache, others)
+    if cached_text:
+        publish(cache, cached_text)
     free = cache.pool.num_free
     cache.extend_from_cache(seq, 4)
-    assert cache.pool.num_free == free + swapped
-    assert seq.num_computed == (max(3, len(others)) if swapped else 3)
-    assert seq.num_in_tree == (seq.num_computed if swapped else 0)
-    assert (seq.pages.view()[:3].tolist() == private) == (not swapped)
+    assert cache.pool.num_free == free + num_replaced
+    assert seq.num_computed == (max(3, len(cached_text)) if num_replaced else 3)
+    assert seq.num_in_tree == (seq.num_computed if num_replaced else 0)
+    assert (seq.pages.view()[:3].tolist() == private) == (not num_replaced)
     cache.check_integrity([seq])
 
 

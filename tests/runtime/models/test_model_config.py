@@ -69,20 +69,20 @@ LLAMA3 = {
 @pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}, LLAMA3])
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
 def test_rotary_frequencies_equal_transformers(tmp_path: Path, rope: dict[str, Any], theta: float) -> None:
-    theirs = LlamaConfig(
+    hf_config = LlamaConfig(
         architectures=["LlamaForCausalLM"],
         hidden_size=128,
         num_attention_heads=2,
         max_position_embeddings=512,
         rope_parameters={"rope_theta": theta, **rope},
     )
-    theirs.save_pretrained(tmp_path)
+    hf_config.save_pretrained(tmp_path)
     ours = config_from_hf(json.loads((tmp_path / "config.json").read_text()))
     assert (ours.rope_theta, ours.head_dim, ours.num_kv_heads) == (theta, 64, 2)
     if rope["rope_type"] == "default":
         expected = theta ** (-np.arange(0, 64, 2) / 64)
     else:
-        expected = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs, "cpu")[0].numpy()
+        expected = ROPE_INIT_FUNCTIONS[rope["rope_type"]](hf_config, "cpu")[0].numpy()
     np.testing.assert_allclose(ours.inverse_frequencies(), expected, rtol=1e-5)
 
 

@@ -63,7 +63,7 @@ MODELS = {  # family, its settings, dtype, form
 BOUND = {"float16": 0.01, "bfloat16": 0.05}  # of all logits: what two orders of the same sums differ by
 
 
-def made(family, more):
+def make_model(family, more):
     return randomized(family(family.config_class(**SHAPE | more)))
 
 
@@ -110,13 +110,13 @@ def matrices(model):
 @pytest.fixture(params=MODELS, scope="module")
 def pair(request, tmp_path_factory):
     family, more, dtype, weight_format = MODELS[request.param]
-    model, folder = made(family, more), tmp_path_factory.mktemp("narrow")
-    model.save_pretrained(folder / "whole")
+    model, folder = make_model(family, more), tmp_path_factory.mktemp("narrow")
+    model.save_pretrained(folder / "unquantized")
     rounded_by_hand(model, weight_format).save_pretrained(folder / "rounded")
     return SimpleNamespace(
-        ours=on_triton(folder / "whole", weight_format, dtype),
+        ours=on_triton(folder / "unquantized", weight_format, dtype),
         reference=on_torch(folder / "rounded", dtype),
-        whole=on_torch(folder / "whole", dtype),
+        unquantized=on_torch(folder / "unquantized", dtype),
         bound=BOUND[dtype],
         weight_format=weight_format,
     )
@@ -124,8 +124,8 @@ def pair(request, tmp_path_factory):
 
 def check(pair, *steps):
     for rows in steps:
-        for ours, theirs in zip(run(pair.ours, rows), run(pair.reference, rows), strict=True):
-            assert relative_error(ours, theirs) < pair.bound
+        for ours, expected in zip(run(pair.ours, rows), run(pair.reference, rows), strict=True):
+            assert relative_error(ours, expected) < pair.bound
 
 
 def test_chunked_prefill_decode_and_cached_prefix(pair):
@@ -141,34 +141,36 @@ def test_rounding_error_matches_the_bits(pair):
     assert kinds == {Int4Weight if pair.weight_format == "int4" else Int8Weight}
     assert isinstance(pair.ours.model.head, Int8Weight)
     tokens = text(20, 5)
-    cost = relative_error(all_logits(pair.ours, tokens), all_logits(pair.whole, tokens))
+    cost = relative_error(all_logits(pair.ours, tokens), all_logits(pair.unquantized, tokens))
     assert pair.bound / 10 < cost < (0.5 if pair.weight_format == "int4" else 0.1)
 
 
 def test_large_batches_use_the_dense_product(pair, monkeypatch):
-    tokens, seen = text(12, 6), []
-    wide_product = quantized_linear._dequantize_then_matmul
+    tokens, calls = text(12, 6), []
+    dense_product = quantized_linear._dequantize_then_matmul
     monkeypatch.setattr(quantized_linear, "MAX_FUSED_DEQUANT_ROWS", 8)
     monkeypatch.setattr(quantized_linear, "DEQUANT_CHUNK_ELEMENTS", 64 * 70)  # some outputs at a time
     monkeypatch.setattr(
-        quantized_linear, "_dequantize_then_matmul", lambda *given: seen.append(0) or wide_product(*given)
+        quantized_linear, "_dequantize_then_matmul", lambda *args: calls.append(0) or dense_product(*args)
     )
     check(pair, [(tokens, range(12), 0, 12, 0)])
-    assert len(seen) == 2 * 4 + 1
+    assert len(calls) == 2 * 4 + 1
 
 
 def test_logits_of_single_columns_equal_those_of_the_full_head(pair):
     hidden = torch.randn(2, SHAPE["hidden_size"], generator=torch.Generator().manual_seed(0))
     hidden = hidden.to(pair.ours.device, pair.ours.dtype)
     ids = np.array([96, 3, 50])
-    whole, some = pair.ours.logits(hidden, {}), pair.ours.logits(hidden, {1: ids})
-    torch.testing.assert_close(some[1, ids], whole[1, ids], atol=2e-2, rtol=2e-2)
-    assert torch.equal(some[0], whole[0]) and torch.isinf(some[1]).sum() == 94
+    all_columns, some = pair.ours.logits(hidden, {}), pair.ours.logits(hidden, {1: ids})
+    torch.testing.assert_close(some[1, ids], all_columns[1, ids], atol=2e-2, rtol=2e-2)
+    assert torch.equal(some[0], all_columns[0]) and torch.isinf(some[1]).sum() == 94
 
 
 @pytest.mark.parametrize("stored", ["Q4_0", "Q4_1", "Q8_0"])
 def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
-    write_gguf(made(LlamaForCausalLM, dict(tie_word_embeddings=stored == "Q8_0")), tmp_path / "model.gguf", stored)
+    write_gguf(
+        make_model(LlamaForCausalLM, dict(tie_word_embeddings=stored == "Q8_0")), tmp_path / "model.gguf", stored
+    )
     ours, reference = on_triton(tmp_path / "model.gguf", "as-stored"), on_torch(tmp_path / "model.gguf")
     kind = Int8Weight if stored == "Q8_0" else Int4Weight
     assert {type(weight) for _, weight in matrices(ours.model)} == {kind}
@@ -178,7 +180,7 @@ def test_gguf_blocks_are_used_as_stored(tmp_path, stored):
 
 def test_concatenated_matrices_of_mixed_formats(tmp_path, monkeypatch):
     """q and k with 4 bits, v with 8: unquantized with as-stored, 4 bits with int4, 8 with int8; others keep 4 bits."""
-    write_gguf(made(LlamaForCausalLM, {}), tmp_path / "model.gguf", "Q4_0")
+    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "model.gguf", "Q4_0")
     reference, mixed = on_torch(tmp_path / "model.gguf"), open_checkpoint(tmp_path / "model.gguf")
     own = type(mixed).stored_type
     monkeypatch.setattr(type(mixed), "stored_type", lambda self, name: "Q6_K" if "v_proj" in name else own(self, name))
@@ -188,8 +190,8 @@ def test_concatenated_matrices_of_mixed_formats(tmp_path, monkeypatch):
         ("int8", Int8Weight, 0.05),
     ):
         ours = on_triton(tmp_path / "model.gguf", weight_format)
-        found = dict(matrices(ours.model))
-        assert isinstance(found["qkv"], kind) and isinstance(found["down"], Int4Weight)
+        types = dict(matrices(ours.model))
+        assert isinstance(types["qkv"], kind) and isinstance(types["down"], Int4Weight)
         rows = [(text(9, 1), range(9), 0, 9, 0)]
         check(SimpleNamespace(ours=ours, reference=reference, bound=bound), rows)
 
@@ -199,21 +201,23 @@ def test_decode_in_device_buffers_gives_the_same_tokens(tmp_path):
     ours = on_triton(tmp_path, "int4", max_batch_tokens=24)
     steps, arrivals = GpuStepLauncher(ours, 2, ImmediateStream(ours.device)), arrivals_of(2, n=3)
     expected = stepped(ours, arrivals, rows=2)
-    found = stepped(ours, arrivals, steps, rows=2)
-    assert {c: x.tokens for c, x in found.items()} == {c: x.tokens for c, x in expected.items()}
+    outcomes = stepped(ours, arrivals, steps, rows=2)
+    assert {c: x.tokens for c, x in outcomes.items()} == {c: x.tokens for c, x in expected.items()}
     assert steps.num_graph_replays > 2
 
 
 def test_memory_matches_the_bits_and_chunked_rounding_is_equal(tmp_path, monkeypatch):
-    made(LlamaForCausalLM, dict(tie_word_embeddings=False, hidden_size=128, intermediate_size=256)).save_pretrained(
-        tmp_path
-    )
+    make_model(
+        LlamaForCausalLM, dict(tie_word_embeddings=False, hidden_size=128, intermediate_size=256)
+    ).save_pretrained(tmp_path)
     checkpoint, name = open_checkpoint(tmp_path), "model.layers.0.mlp.gate_proj.weight"
     stored = load_file(tmp_path / "model.safetensors")[name]
     for weight_format, size in (("int4", 5 / 8), ("int8", 1.0), ("bf16", 2.0)):
-        whole = torch_weights.TorchWeightLoader(checkpoint, weight_format, torch.bfloat16, CPU).load_matrix(name)
+        complete = torch_weights.TorchWeightLoader(checkpoint, weight_format, torch.bfloat16, CPU).load_matrix(name)
         tensors = (
-            [whole] if weight_format == "bf16" else [x for x in vars(whole).values() if isinstance(x, torch.Tensor)]
+            [complete]
+            if weight_format == "bf16"
+            else [x for x in vars(complete).values() if isinstance(x, torch.Tensor)]
         )
         assert sum(x.nbytes for x in tensors) == stored.numel() * size + (4 * 256 if weight_format == "int8" else 0)
         monkeypatch.setattr(torch_weights, "QUANTIZE_CHUNK", 128 * 30)
@@ -231,9 +235,9 @@ def test_weight_formats_on_a_gpu_are_chosen_or_rejected(tmp_path):
         ("wide", LlamaForCausalLM, dict(head_dim=320)),
         ("moe", Qwen3MoeForCausalLM, dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
     ):
-        made(family, more).save_pretrained(tmp_path / name)
-    write_gguf(made(LlamaForCausalLM, {}), tmp_path / "own.gguf", "Q4_1")
-    write_gguf(made(LlamaForCausalLM, {}), tmp_path / "five.gguf", "Q5_0")
+        make_model(family, more).save_pretrained(tmp_path / name)
+    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "own.gguf", "Q4_1")
+    write_gguf(make_model(LlamaForCausalLM, {}), tmp_path / "five.gguf", "Q5_0")
 
     def chosen(name, weight_format, dtype="bfloat16", device="cuda"):
         return choose_weight_format(open_checkpoint(tmp_path / name), dtype, device, weight_format)

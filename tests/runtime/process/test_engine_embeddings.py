@@ -29,7 +29,7 @@ GENERATED = sampling_params(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def made(request, tmp_path_factory):
+def embedding_model(request, tmp_path_factory):
     """(model folder, function from a text to its expected vector, pooling)"""
     folder = tmp_path_factory.mktemp(request.param)
     mode, normalize = KINDS[request.param]
@@ -44,41 +44,41 @@ def made(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def engine(made):
-    with Engine(str(made[0]), dtype="float32", max_batch_tokens=16, **SETTINGS) as engine:
+def engine(embedding_model):
+    with Engine(str(embedding_model[0]), dtype="float32", max_batch_tokens=16, **SETTINGS) as engine:
         yield engine
 
 
-def test_vectors_equal_transformers_alone_chunked_cold_and_cached(made, engine):
-    _, expected, _ = made
-    whole = engine.embed(TEXTS)  # the longest takes eleven steps
-    assert whole.dtype == np.float32 and whole.shape == (len(TEXTS), SIZE)
-    for text, found in zip(TEXTS, whole, strict=True):
-        np.testing.assert_allclose(found, expected(text), atol=1e-4)
+def test_vectors_equal_transformers_and_do_not_depend_on_the_batch(embedding_model, engine):
+    _, expected, _ = embedding_model
+    vectors = engine.embed(TEXTS)  # the longest text needs eleven steps
+    assert vectors.dtype == np.float32 and vectors.shape == (len(TEXTS), SIZE)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        np.testing.assert_allclose(vector, expected(text), atol=1e-4)
     again = [engine.embed([text]) for text in TEXTS]  # one at a time, with cached prefixes
-    assert np.concatenate(again).tobytes() == whole.tobytes()
+    assert np.concatenate(again).tobytes() == vectors.tobytes()
     engine.client.flush_cache()
-    assert engine.embed(TEXTS[::-1])[::-1].tobytes() == whole.tobytes()
+    assert engine.embed(TEXTS[::-1])[::-1].tobytes() == vectors.tobytes()
     assert engine.client.status().held_pages == 0
 
 
-def test_embedding_and_generation_do_not_affect_each_other(made, engine):
+def test_embedding_and_generation_do_not_affect_each_other(embedding_model, engine):
     def generate():
         session = engine.client.open_session()
         session.append("one two three ")
         return session, session.generate(GENERATED)
 
-    alone, whole = generate()[1].result().token_ids, engine.embed(TEXTS)
+    token_ids, vectors = generate()[1].result().token_ids, engine.embed(TEXTS)
     engine.client.flush_cache()
     started = [generate() for _ in range(3)]
-    beside = engine.embed(TEXTS)
-    assert beside.tobytes() == whole.tobytes()
+    vectors_beside_generation = engine.embed(TEXTS)
+    assert vectors_beside_generation.tobytes() == vectors.tobytes()
     for session, call in started:
-        assert call.result().token_ids == alone
+        assert call.result().token_ids == token_ids
         session.close()
 
 
-def test_aborting_one_call_leaves_the_others(made, engine):
+def test_aborting_one_call_leaves_the_others(embedding_model, engine):
     sessions = [engine.client.open_session() for _ in range(6)]
     calls = []
     for session in sessions:
@@ -97,8 +97,8 @@ def test_aborting_one_call_leaves_the_others(made, engine):
         session.close()
 
 
-def test_dimensions_and_invalid_arguments(made, engine):
-    _, expected, kind = made
+def test_dimensions_and_invalid_arguments(embedding_model, engine):
+    _, expected, kind = embedding_model
     cut = engine.embed(TEXTS[:1], 10)[0]
     truncated = expected(TEXTS[0])[:10]
     np.testing.assert_allclose(cut, truncated / np.linalg.norm(truncated) if kind == "last" else truncated, atol=1e-4)
@@ -111,9 +111,9 @@ def test_dimensions_and_invalid_arguments(made, engine):
             engine.embed(["a"], wrong)
 
 
-def test_texts_end_with_the_suffix_of_the_models_tokenizer(made):
+def test_texts_end_with_the_suffix_of_the_models_tokenizer(embedding_model):
     """The end token inside a text is encoded as plain text."""
-    folder, _, _ = made
+    folder, _, _ = embedding_model
     tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
     for text in TEXTS:
         assert tokenizer.encode_with_special_tokens(text) == token_ids(folder, text)
@@ -137,14 +137,14 @@ def test_the_default_prompt_of_the_files_precedes_every_text(tmp_path, mode):
     assert read_pooling(tmp_path).prompt == PROMPT
     reference = AutoTokenizer.from_pretrained(str(tmp_path))
     with Engine(str(tmp_path), dtype="float32", **SETTINGS) as engine:
-        for text, found, before in zip(TEXTS, engine.embed(TEXTS), plain, strict=True):
+        for text, vector, before in zip(TEXTS, engine.embed(TEXTS), plain, strict=True):
             ids = engine.client.encode_for_embedding(text)
             if END not in text:
                 assert ids == reference(PROMPT + text)["input_ids"]
             hidden_states = states(model, ids)
             expected = hidden_states[-1] if mode == "lasttoken" else hidden_states.mean(0)
-            np.testing.assert_allclose(found, expected, atol=1e-4)
-            assert not np.allclose(found, before, atol=1e-3)
+            np.testing.assert_allclose(vector, expected, atol=1e-4)
+            assert not np.allclose(vector, before, atol=1e-3)
         with pytest.raises(InputError):
             engine.embed(["\ud800"])
 
@@ -164,9 +164,9 @@ def test_a_model_without_an_output_head_embeds_and_does_not_generate(tmp_path):
     model = write_embedder(tmp_path, head=False)
     assert not open_checkpoint(tmp_path).config.has_lm_head
     with Runtime(str(tmp_path), dtype="float32", progress=False, **SETTINGS) as runtime:
-        for text, found in zip(TEXTS, runtime.embed(TEXTS), strict=True):
+        for text, vector in zip(TEXTS, runtime.embed(TEXTS), strict=True):
             pooled = states(model, token_ids(tmp_path, text))[-1]
-            np.testing.assert_allclose(found, pooled / np.linalg.norm(pooled), atol=1e-4)
+            np.testing.assert_allclose(vector, pooled / np.linalg.norm(pooled), atol=1e-4)
         session = runtime.client.open_session()
         session.append("text")
         for call in (lambda: session.generate(GENERATED), lambda: session.select(["a", "b"])):
@@ -174,16 +174,16 @@ def test_a_model_without_an_output_head_embeds_and_does_not_generate(tmp_path):
                 call()
 
 
-def test_packed_weights_are_close_and_reproducible(made):
-    folder, expected, _ = made
+def test_packed_weights_are_close_and_reproducible(embedding_model):
+    folder, expected, _ = embedding_model
     packed = dict(dtype="bfloat16", weights="int8")
     with Engine(str(folder), max_batch_tokens=16, **packed, **SETTINGS) as engine:
         assert isinstance(engine.engine_loop.model_runner, PackedCpuRunner)
-        whole = engine.embed(TEXTS)
-        assert np.concatenate([engine.embed([text]) for text in TEXTS]).tobytes() == whole.tobytes()
-    for text, found in zip(TEXTS, whole, strict=True):
+        vectors = engine.embed(TEXTS)
+        assert np.concatenate([engine.embed([text]) for text in TEXTS]).tobytes() == vectors.tobytes()
+    for text, vector in zip(TEXTS, vectors, strict=True):
         reference = expected(text)
-        assert found @ reference / np.linalg.norm(found) / np.linalg.norm(reference) > 0.99
+        assert vector @ reference / np.linalg.norm(vector) / np.linalg.norm(reference) > 0.99
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 2**32 - 1))
@@ -191,8 +191,8 @@ def test_sums_of_hidden_states_do_not_depend_on_the_chunks(count, cut, seed):
     rng = np.random.default_rng(seed)
     states = rng.standard_normal((count, 5), np.float32) * rng.choice([1e-9, 1, 1e4], (count, 1)).astype("f4")
     for runner, convert in ((PackedCpuRunner, np.asarray), (TorchRunner, torch.from_numpy)):
-        whole = runner.sum_hidden_states(None, convert(states))
+        total = runner.sum_hidden_states(None, convert(states))
         parts = runner.sum_hidden_states(None, convert(states[:cut]))
         parts = parts + runner.sum_hidden_states(None, convert(states[cut:]))
-        assert whole.dtype == np.float64 and parts.tobytes() == whole.tobytes()
-        np.testing.assert_allclose(whole, states.astype(np.float64).sum(0), atol=count * SUM_QUANTUM / 2)
+        assert total.dtype == np.float64 and parts.tobytes() == total.tobytes()
+        np.testing.assert_allclose(total, states.astype(np.float64).sum(0), atol=count * SUM_QUANTUM / 2)

@@ -22,7 +22,7 @@ def test_prefill_is_chunked_beside_decoding_requests():
     post(transport, Open(2), Append(2, [3] * 50), generate(2, 2, 1))
     run_until_idle(engine_loop, transport)
     mixed = [rows for rows in runner.batches if len(rows) == 2]
-    assert mixed, "no step held both"
+    assert mixed, "no step had both"
     assert all(sum(count for _, count in rows) <= 10 for rows in runner.batches)
     assert all(min(count for _, count in rows) == 1 for rows in mixed), "the decoding row was left out"
 

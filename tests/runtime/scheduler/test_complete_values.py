@@ -96,9 +96,9 @@ def test_a_large_budget_leaves_the_output_unchanged(spec, seed):
     plain = run([call(spec, 1, max_tokens=300, seed=seed)], pages=2000)[1]
     if plain.end.reason == "length":
         return
-    whole = run([call(spec, 1, max_tokens=300, seed=seed, complete=True)], pages=2000)[1]
-    assert whole.tokens == plain.tokens
-    assert whole.end.usage.forced_tokens == plain.end.usage.forced_tokens
+    complete = run([call(spec, 1, max_tokens=300, seed=seed, complete=True)], pages=2000)[1]
+    assert complete.tokens == plain.tokens
+    assert complete.end.usage.forced_tokens == plain.end.usage.forced_tokens
 
 
 def test_the_completion_plan_is_followed_as_late_as_possible():
@@ -139,8 +139,8 @@ def test_without_complete_a_cut_value_has_reason_length():
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_if_it_fits_gives_stop_for_complete_values_and_length_for_cut_ones(logprobs):
     fields = dict(complete=True, if_it_fits=True, logit_bias={spell("a")[0]: 100.0}, logprobs=logprobs)
-    whole = run([call(Regex("[a-z]*"), 1, max_tokens=5, **fields)])[1]
-    assert (whole.end.reason, text_of(whole.tokens)) == ("stop", "aaaaa")
+    complete = run([call(Regex("[a-z]*"), 1, max_tokens=5, **fields)])[1]
+    assert (complete.end.reason, text_of(complete.tokens)) == ("stop", "aaaaa")
     cut = run([call(Regex("[a-c]{2,}x"), 1, max_tokens=2, **fields)])[1]
     assert (cut.end.reason, text_of(cut.tokens)) == ("length", "aa")
 

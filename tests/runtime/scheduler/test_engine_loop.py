@@ -28,8 +28,8 @@ prompts = st.lists(st.integers(1, 3), min_size=1, max_size=40)
     st.integers(1, 8),
     st.integers(64, 200),
 )
-def test_batched_outputs_equal_those_of_each_request_alone(work, batch_tokens, rows, pages):
-    """Chunking, sharing, batching and (in the small pools) retraction leave every output as it is alone."""
+def test_batched_outputs_equal_those_of_single_requests(work, batch_tokens, rows, pages):
+    """Chunking, prefix sharing, batching and (in small pools) retraction do not change outputs."""
     engine_loop, transport, _ = make_engine_loop(pages=pages, batch_tokens=batch_tokens, rows=rows)
     requests = []
     for i, (prompt, n) in enumerate(work):
@@ -92,7 +92,7 @@ def test_random_programs_equal_the_reference(data):
 
 
 def test_a_prefix_shared_by_32_requests_is_computed_once():
-    """32 that arrive together: the prefix once, then each its own tokens."""
+    """32 requests that arrive together compute the prefix once, and then only their own tokens."""
     engine_loop, transport, runner = make_engine_loop(batch_tokens=48, rows=32)
     prefix = [1 + i % 3 for i in range(200)]
     requests = []
@@ -106,10 +106,10 @@ def test_a_prefix_shared_by_32_requests_is_computed_once():
 
 
 def test_a_seeded_output_does_not_depend_on_the_batch():
-    def run(company):
+    def run(num_others):
         engine_loop, transport, _ = make_engine_loop()
         requests = []
-        for i in range(1 + company):
+        for i in range(1 + num_others):
             seed = 7 if i == 0 else None
             requests += [
                 Open(i),
@@ -118,9 +118,9 @@ def test_a_seeded_output_does_not_depend_on_the_batch():
             ]
         return run_until_idle(engine_loop, transport, *requests)
 
-    alone, crowd = run(0), run(15)
-    assert alone[0].tokens == crowd[0].tokens
-    assert len({tuple(c.tokens) for c in crowd.values()}) > 10, "without a seed they should differ"
+    single, batched = run(0), run(15)
+    assert single[0].tokens == batched[0].tokens
+    assert len({tuple(c.tokens) for c in batched.values()}) > 10, "without a seed they should differ"
 
 
 def test_later_calls_of_a_session_reuse_its_kv():

@@ -21,7 +21,7 @@ from plait.runtime.scheduler import batching
 def test_a_failed_forward_pass_fails_only_its_requests():
     engine_loop, transport, runner = make_engine_loop(batch_tokens=64)
     run_until_idle(engine_loop, transport, Open(1), Append(1, [1] * 10), generate(1, 1, 3))
-    runner.fail_when = lambda batch: any(each.request.call_id == 66 for each in batch.rows)
+    runner.fail_when = lambda batch: any(row.request.call_id == 66 for row in batch.rows)
     calls = run_until_idle(
         engine_loop,
         transport,
@@ -42,7 +42,7 @@ def test_a_failed_forward_pass_fails_only_its_requests():
         engine_loop, transport, generate(3, 5, 5), Open(4), Append(4, [1] * 10 + [2] * 5), generate(4, 6, 5)
     )
     assert calls[5].tokens == greedy([1] * 4, 5)
-    assert calls[6].tokens == greedy([1] * 10 + [2] * 5, 5), "KV of the failed step was used"
+    assert calls[6].tokens == greedy([1] * 10 + [2] * 5, 5), "KV of the failed step must not be used"
     assert_no_held_pages(engine_loop)
 
 
@@ -59,7 +59,7 @@ def test_a_prefix_published_by_a_failed_step_is_removed():
 
 
 def test_a_request_admitted_beside_a_failed_step_does_not_use_its_pages(monkeypatch):
-    """The second takes over what the first is about to compute, and finds the budget of logits spent."""
+    """The second request shares pages that the first is about to compute, while the logits budget is spent."""
     monkeypatch.setattr(batching, "MAX_LOGITS", 8)
     engine_loop, transport, runner = make_engine_loop(batch_tokens=64, rows=4)
     fails = iter([True])
@@ -78,14 +78,14 @@ def test_logits_that_are_not_finite_fail_only_their_call():
     engine_loop, transport, runner = make_engine_loop()
     forward = runner.forward
 
-    def poisoned(batch):
+    def forward_with_nan(batch):
         logits = forward(batch)
-        for i, each in enumerate(e for e in batch.rows if e.num_logits):
-            if each.request.call_id == 1:
+        for i, row in enumerate(row for row in batch.rows if row.num_logits):
+            if row.request.call_id == 1:
                 logits[i, 7] = float("nan")
         return logits
 
-    runner.forward = poisoned
+    runner.forward = forward_with_nan
     calls = run_until_idle(
         engine_loop, transport, Open(1), Append(1, [1]), generate(1, 1, 5), Open(2), Append(2, [1]), generate(2, 2, 5)
     )
@@ -119,7 +119,7 @@ def test_invalid_calls_are_rejected_and_others_run():
         Open(10), Append(10, [1]), Select(10, 10, [[1]], replaced=-1),
         Open(11), Append(11, [1] * 99), Select(11, 11, [[1]], replaced=9),
         generate(77, 7),                                             # no such session
-        Open(8), Append(8, [1, 2]), generate(8, 8, 4),               # a good one
+        Open(8), Append(8, [1, 2]), generate(8, 8, 4),               # a valid call
     )  # fmt: skip
     kinds = {i: calls[i].end.kind for i in (*range(1, 8), 9, 10, 11)}
     assert kinds == {
@@ -140,14 +140,14 @@ def test_invalid_calls_are_rejected_and_others_run():
 
 
 def test_messages_that_no_plait_client_sends_fail_only_their_calls():
-    """Well-formed frames that no client of ours would send: their own calls fail, nobody else's."""
+    """Well-formed frames with invalid contents fail their own calls and no others."""
     engine_loop, transport, _ = make_engine_loop(max_sessions=100)
-    bad = msgspec.structs.replace(sampling_params(), timeout_s=float("nan"))
-    worse = msgspec.structs.replace(sampling_params(), stop=("x",) * 10_000)
+    nan_timeout = msgspec.structs.replace(sampling_params(), timeout_s=float("nan"))
+    too_many_stops = msgspec.structs.replace(sampling_params(), stop=("x",) * 10_000)
     calls = run_until_idle(
         engine_loop, transport,
-        Open(1), Append(1, [1]), Generate(1, 1, bad),
-        Open(2), Append(2, [1]), Generate(2, 2, worse),
+        Open(1), Append(1, [1]), Generate(1, 1, nan_timeout),
+        Open(2), Append(2, [1]), Generate(2, 2, too_many_stops),
         Open(3), Append(3, [1]), Select(3, 3, [[1]], timeout_s=float("inf")),
         Open(4), Append(4, [1]), Select(4, 4, [[1]] * 2000),
         Open(5), Append(5, [1]), Fork(5, [5, 5, -1, 2**62, 6, 6]), generate(6, 6, 3), generate(5, 5, 3),

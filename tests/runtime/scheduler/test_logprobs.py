@@ -47,7 +47,7 @@ def test_logprobs_are_those_of_the_unmodified_logits():
     st.booleans(),
 )
 def test_prompt_logprobs_equal_those_of_each_prefix(work, batch_tokens, pages, warm):
-    """Chunked, cached, retracted and within the budget of logits: each token's logprob after what stands before it."""
+    """Chunked, cached, retracted and limited by the logits budget: every logprob equals the reference."""
     engine_loop, transport, runner = make_engine_loop(pages=pages, batch_tokens=batch_tokens, rows=4)
     engine_loop.batch_scheduler.max_logits = 4
     runner.fail_when = lambda batch: batch.num_logits > 4
@@ -62,12 +62,12 @@ def test_prompt_logprobs_equal_those_of_each_prefix(work, batch_tokens, pages, w
     calls = run_until_idle(engine_loop, transport, *requests)
     for i, (prompt, start, n) in enumerate(work):
         assert calls[i].tokens == greedy(prompt, n)
-        found = calls[i].end.prompt_logprobs
-        wanted = list(range(max(1, start), len(prompt)))
-        assert [each.token_id for each in found] == [prompt[at] for at in wanted]
-        for each, at in zip(found, wanted, strict=True):
-            assert abs(each.logprob - logprob(prompt[:at], prompt[at])) < 1e-4
-            assert len(each.top) == 2 and each.top[0][1] >= each.logprob - 1e-6
+        logprobs = calls[i].end.prompt_logprobs
+        positions = list(range(max(1, start), len(prompt)))
+        assert [entry.token_id for entry in logprobs] == [prompt[at] for at in positions]
+        for entry, at in zip(logprobs, positions, strict=True):
+            assert abs(entry.logprob - logprob(prompt[:at], prompt[at])) < 1e-4
+            assert len(entry.top) == 2 and entry.top[0][1] >= entry.logprob - 1e-6
     assert all(sum(count for _, count in batch) <= batch_tokens for batch in runner.batches)
     assert_no_held_pages(engine_loop)
 
@@ -82,5 +82,5 @@ def test_prompt_logprobs_survive_retractions_during_prefill():
         engine_loop.cache.flush()
     calls = run_until_idle(engine_loop, transport)
     assert calls[1].tokens == greedy(prompt, 2)
-    assert [each.token_id for each in calls[1].end.prompt_logprobs] == prompt[2:]
+    assert [entry.token_id for entry in calls[1].end.prompt_logprobs] == prompt[2:]
     assert engine_loop.batch_scheduler.num_retractions == 3

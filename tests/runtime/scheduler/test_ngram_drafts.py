@@ -1,4 +1,4 @@
-"""Draft tokens do not change the output, whatever is drafted and however small the page pool is."""
+"""Draft tokens do not change the output, for any drafts and any size of the page pool."""
 
 from __future__ import annotations
 

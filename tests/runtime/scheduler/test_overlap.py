@@ -23,7 +23,6 @@ from plait.runtime.executor.torch_runner import TorchRunner
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Abort, Append, Close, Embed, Failed, Fork, Generate, Open, Select
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.scheduler.overlap import OverlapController
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +43,11 @@ def model(tmp_path_factory):
 def run_delayed(runner, arrivals, progress_probability=0.0, seed=0, rows=6, capture=True, **settings):
     """Runs on a delayed device; returns the outcomes and the step launcher."""
     steps = GpuStepLauncher(runner, rows, DelayedStream(progress_probability, seed), capture)
-    found = run(QueuedRunner(runner, steps.stream), arrivals, steps, rows=rows, **settings)
+    outcomes = run(QueuedRunner(runner, steps.stream), arrivals, steps, rows=rows, **settings)
     steps.stream.run_until(steps.stream.num_enqueued)
     if steps.graphs is not None:
         check_table_rows(steps.graphs.page_table)
-    return found, steps
+    return outcomes, steps
 
 
 def check_table_rows(page_table):
@@ -60,19 +59,19 @@ def check_table_rows(page_table):
             assert page_table.flat[first : first + count].tolist() == seq.pages.view()[:count].tolist()
 
 
-def assert_same(found, expected, aborted=None):
-    assert found.keys() == expected.keys()
+def assert_same(outcomes, expected, aborted=None):
+    assert outcomes.keys() == expected.keys()
     aborted = aborted or {}
     for call, outcome in expected.items():
-        tokens = found[call].tokens
-        if call in aborted:  # how far it got, and what a later call continues from, may differ
+        tokens = outcomes[call].tokens
+        if call in aborted:  # its length, and the text before a later call, may differ
             shorter = min(len(tokens), len(outcome.tokens)) if call == min(aborted[call]) else 0
             assert tokens[:shorter] == outcome.tokens[:shorter], call
         else:
             assert tokens == outcome.tokens, call
-            assert type(found[call].end) is type(outcome.end), call
-            assert getattr(found[call].end, "reason", None) == getattr(outcome.end, "reason", None), call
-            np.testing.assert_allclose(vector(found[call]), vector(outcome), atol=1e-4)
+            assert type(outcomes[call].end) is type(outcome.end), call
+            assert getattr(outcomes[call].end, "reason", None) == getattr(outcome.end, "reason", None), call
+            np.testing.assert_allclose(vector(outcomes[call]), vector(outcome), atol=1e-4)
 
 
 def vector(call):
@@ -82,8 +81,6 @@ def vector(call):
 def generate(session, call, n, constraint=None, **fields):
     return Generate(session, call, sampling_params(**{"temperature": 0.0, "max_tokens": n} | fields), constraint)
 
-
-# -- random programs ------------------------------------------------------------------------------
 
 params = st.fixed_dictionaries(
     {
@@ -129,10 +126,10 @@ def requests_of(number, program):
         sent += [(at, generate(child, 90 + 10 * child, 6)) for child in children]
     elif program["end"] == "select":
         sent.append((at, Select(number, call, [[1, 2], [3]])))
-    elif program["end"] == "embed":  # after the calls, and its prompt alone
-        alone = 3000 + number
-        sent += [(at, Embed(number, call)), (at, Open(alone)), (at, Append(alone, program["prompt"]))]
-        sent += [(at + program["after"], Embed(alone, alone))]
+    elif program["end"] == "embed":  # after the calls, and again for the prompt in a new session
+        new_session = 3000 + number
+        sent += [(at, Embed(number, call)), (at, Open(new_session)), (at, Append(new_session, program["prompt"]))]
+        sent += [(at + program["after"], Embed(new_session, new_session))]
     elif program["end"] is not None:
         sent.append((at + program["after"], Abort(number, min(calls) if "call" in program["end"] else None)))
     return sent, calls if program["end"] in ("abort", "abort call") else set()
@@ -150,25 +147,22 @@ def requests_of(number, program):
 def test_random_programs_equal_the_engine_without_overlap(
     model, work, rows, progress_probability, capture, short, pooling
 ):
-    made = [requests_of(number, program) for number, program in enumerate(work)]
+    work_requests = [requests_of(number, program) for number, program in enumerate(work)]
     arrivals, aborted = (
-        [message for sent, _ in made for message in sent],
-        {call: calls for _, calls in made for call in calls},
+        [message for sent, _ in work_requests for message in sent],
+        {call: calls for _, calls in work_requests for call in calls},
     )
-    found, _ = run_delayed(
+    outcomes, _ = run_delayed(
         model.short if short else model.device, arrivals, progress_probability, 5, rows, capture, pooling=pooling
     )
-    assert_same(found, run(model.plain, arrivals, rows=rows, pooling=pooling), aborted)
-
-
-# -- single behaviours ----------------------------------------------------------------------------
+    assert_same(outcomes, run(model.plain, arrivals, rows=rows, pooling=pooling), aborted)
 
 
 @pytest.mark.parametrize("progress_probability", [0.0, 1.0])
 def test_most_steps_overlap_and_the_host_waits_only_for_tokens(model, progress_probability):
     arrivals = [(0, message) for _, message in arrivals_of(6, n=40)]
-    found, steps = run_delayed(model.device, arrivals, progress_probability)
-    assert_same(found, run(model.plain, arrivals))
+    outcomes, steps = run_delayed(model.device, arrivals, progress_probability)
+    assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 35
     if not progress_probability:  # one wait for each step's tokens, and none for a buffer once the graphs are captured
         assert steps.stream.num_waits <= 50
@@ -181,8 +175,8 @@ def test_prompts_join_overlapped_steps(model):
         for i in range(4)
         for message in (Open(10 + i), Append(10 + i, [3, 1, 2] * 15), generate(10 + i, 10 + i, 9, ignore_eos=True))
     ]
-    found, steps = run_delayed(model.device, arrivals)
-    assert_same(found, run(model.plain, arrivals))
+    outcomes, steps = run_delayed(model.device, arrivals)
+    assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 40
 
 
@@ -193,8 +187,8 @@ def test_tokens_sampled_after_an_unexpected_end_are_discarded(model):
         calls = [generate(i, 10 * i + j, 30, ignore_eos=True, stop_token_ids=list(range(1 + j, 60, 4))) for j in (0, 1)]
         later = [Append(i, [1 + i] * 9), generate(i, 10 * i + 5, 12, ignore_eos=True)]
         arrivals += [(0, message) for message in (Open(i), Append(i, [1 + i, 2, 3]), *calls, *later)]
-    found, steps = run_delayed(model.device, arrivals)
-    assert_same(found, run(model.plain, arrivals))
+    outcomes, steps = run_delayed(model.device, arrivals)
+    assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 5
 
 
@@ -228,8 +222,8 @@ def test_masks_are_set_after_the_forward_pass_is_launched(model):
         for i in range(6)
         for message in (Open(i), Append(i, [2 + i] * 5), generate(i, i, 30, WORDS, seed=i, temperature=2.0))
     ]
-    found, _ = run_delayed(model.device, arrivals)
-    assert_same(found, run(model.plain, arrivals))
+    outcomes, _ = run_delayed(model.device, arrivals)
+    assert_same(outcomes, run(model.plain, arrivals))
 
 
 def test_calls_that_need_the_host_run_beside_overlapped_ones(model):
@@ -238,67 +232,53 @@ def test_calls_that_need_the_host_run_beside_overlapped_ones(model):
         (10, message)
         for message in (Open(9), Append(9, [1, 2, 3]), generate(9, 9, 6, logprobs=True, ignore_eos=True), Close(9))
     ]
-    found, steps = run_delayed(model.device, arrivals)
-    assert_same(found, run(model.plain, arrivals))
+    outcomes, steps = run_delayed(model.device, arrivals)
+    assert_same(outcomes, run(model.plain, arrivals))
     assert steps.num_overlapped > 20
 
 
 def test_a_step_that_cannot_be_launched_fails_after_the_previous_one_is_committed(model):
     steps, launch, left = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, [9]
 
-    def breaking(batch, *, overlapped):
+    def failing_launch(batch, *, overlapped):
         left[0] -= 1
         if left[0] == 0:
             assert overlapped
             raise RuntimeError("cannot be launched")
         return launch(steps, batch, overlapped=overlapped)
 
-    steps.launch = breaking
+    steps.launch = failing_launch
     arrivals = [(0, message) for _, message in arrivals_of(2, n=30)] + [
         (30, message) for _, message in arrivals_of(4)[8:12]
     ]
-    found, expected = run(model.device, arrivals, steps), run(model.plain, arrivals)
+    outcomes, expected = run(model.device, arrivals, steps), run(model.plain, arrivals)
     for call in (0, 1):
-        assert isinstance(found[call].end, Failed)
-        assert found[call].tokens and found[call].tokens == expected[call].tokens[: len(found[call].tokens)]
-    assert_same({2: found[2]}, {2: expected[2]})
+        assert isinstance(outcomes[call].end, Failed)
+        assert outcomes[call].tokens and outcomes[call].tokens == expected[call].tokens[: len(outcomes[call].tokens)]
+    assert_same({2: outcomes[2]}, {2: expected[2]})
 
 
 def test_a_step_that_fails_when_collected_fails_the_overlapped_one_too(model):
     steps, launch, steps_launched = GpuStepLauncher(model.device, 6, DelayedStream(0.0)), GpuStepLauncher.launch, []
-    broken = []
+    failed_steps = []
 
-    def gone():
+    def raise_device_lost():
         raise RuntimeError("the device is gone")
 
-    def launched(batch, *, overlapped):
+    def record_launch(batch, *, overlapped):
         step = launch(steps, batch, overlapped=overlapped)
-        if overlapped and 5 in (scheduled.request.call_id for scheduled in batch.rows) and not broken:
-            broken.append(steps_launched[-1])
-            steps_launched[-1].collect = gone
+        if overlapped and 5 in (scheduled.request.call_id for scheduled in batch.rows) and not failed_steps:
+            failed_steps.append(steps_launched[-1])
+            steps_launched[-1].collect = raise_device_lost
         steps_launched.append(step)
         return step
 
-    steps.launch = launched
+    steps.launch = record_launch
     shared = [
         (0, message) for i in (0, 1) for message in (Open(i), Append(i, [2] * 20), generate(i, i, 30, ignore_eos=True))
     ]
     joins = [(9, message) for message in (Open(5), Append(5, [2] * 40), generate(5, 5, 4))]
     after = [(30, message) for message in (Open(7), Append(7, [2] * 20), generate(7, 7, 30, ignore_eos=True))]
-    found = run(model.device, shared + joins + after, steps)
-    assert [type(found[call].end) for call in (0, 1, 5)] == [Failed] * 3
-    assert_same({7: found[7]}, {7: run(model.plain, after)[7]})
-
-
-def test_a_high_discard_rate_disables_overlap():
-    overlap_controller = OverlapController()
-    for _ in range(30):
-        overlap_controller.record_outcome(8, 8)
-    assert overlap_controller.is_worthwhile
-    for _ in range(30):
-        overlap_controller.record_outcome(8, 5)
-    assert not overlap_controller.is_worthwhile
-    overlap_controller.record_outcome(0, 0)
-    for _ in range(30):
-        overlap_controller.record_outcome(8, 8)
-    assert overlap_controller.is_worthwhile
+    outcomes = run(model.device, shared + joins + after, steps)
+    assert [type(outcomes[call].end) for call in (0, 1, 5)] == [Failed] * 3
+    assert_same({7: outcomes[7]}, {7: run(model.plain, after)[7]})

@@ -174,7 +174,7 @@ def test_invalid_embed_calls_are_rejected():
 @given(st.lists(st.tuples(prompts, st.integers(0, 12), st.sampled_from(["call", "session", "close", "late"])),
                 min_size=1, max_size=6), st.integers(1, 8), st.sampled_from(["last", "mean"]))  # fmt: skip
 def test_every_call_ends_once(work, batch_tokens, pooling):
-    """Aborted, closed or timed out at any moment. `run_until_idle` asserts that each call has one end."""
+    """Calls are aborted, closed or timed out at random. `run_until_idle` asserts that each call has one end."""
     engine_loop, transport, _ = make_engine_loop(batch_tokens=batch_tokens, pooling=pooling)
     for i, (prompt, _, how) in enumerate(work):
         timeout = 1e-9 if how == "late" else None

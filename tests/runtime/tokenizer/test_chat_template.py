@@ -1,29 +1,22 @@
-"""Chat templates: rendering equals transformers, turns can be separated, and harmful templates are stopped."""
+"""Chat templates: the rendered text equals that of transformers, and turns can be separated."""
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import pytest
+from chat_templates import CHATML, messages, template
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from plait.runtime.errors import InputError, PlaitError, UnsupportedModel
+from plait.runtime.errors import InputError
 from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.locate import locate_model
-from plait.runtime.tokenizer import chat_template
-from plait.runtime.tokenizer.chat_template import MAX_SOURCE, ChatTemplate
-from plait.runtime.tokenizer.template_sandbox import execution_limits
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
-CHATML = (
-    "{%- for message in messages %}\n{{- '<|im_start|>' + message.role + '\\n' + message.content + "
-    "'<|im_end|>\\n' }}\n{%- endfor %}\n{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}"
     "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim"
@@ -62,14 +55,6 @@ def smollm2() -> str:
 def transformers_tokenizer() -> Any:
     path = locate_model()
     return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-
-
-def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-
-
-def messages(roles: list[str], contents: list[str]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
 
 
 ROLES = st.lists(st.sampled_from(["system", "user", "assistant", "tool"]), min_size=1, max_size=6)
@@ -178,88 +163,3 @@ def test_jinja_features_of_transformers_are_available(transformers_tokenizer: An
 def test_strftime_now_writes_the_current_date() -> None:
     ours = template("{{ strftime_now('%Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}")
     assert ours.turn_prefix([], "user") == f"{datetime.now():%Y}|"
-
-
-def repeat_doubling(step: str) -> str:
-    start = "{% set ns = namespace(s='ab') %}{% for i in range(60) %}"
-    return start + step + "{% endfor %}{{ ns.s | string | length }}"
-
-
-HARMFUL = {
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "range": "{% for i in range(10 ** 9) %}{% endfor %}",
-    "repeat": "{{ 'a' * 1000000000 }}",
-    "repeat list": "{{ [1] * 1000000000 }}",
-    "repeat from the right": "{{ 1000000000 * 'a' }}",
-    "tilde": repeat_doubling("{% set ns.s = ns.s ~ ns.s %}"),
-    "plus": repeat_doubling("{% set ns.s = ns.s + ns.s %}"),
-    "join filter": repeat_doubling("{% set ns.s = [ns.s, ns.s] | join %}"),
-    "join method": repeat_doubling("{% set ns.s = ''.join([ns.s, ns.s]) %}"),
-    "join separator": repeat_doubling("{% set ns.s = range(100) | join(ns.s) %}"),
-    "block": repeat_doubling("{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}"),
-    "macro": repeat_doubling("{% macro f(a) %}{{ a }}{{ a }}{% endmacro %}{% set ns.s = f(ns.s) %}"),
-    "replace filter": repeat_doubling("{% set ns.s = ns.s | replace('a', ns.s) %}"),
-    "replace method": repeat_doubling("{% set ns.s = ns.s.replace('', ns.s) %}"),
-    "format": repeat_doubling("{% set ns.s = '{0}{0}'.format(ns.s) %}"),
-    "percent": repeat_doubling("{% set ns.s = '%s%s' % (ns.s, ns.s) %}"),
-    "format filter": repeat_doubling("{% set ns.s = '%s%s' | format(ns.s, ns.s) %}"),
-    "nested lists": repeat_doubling("{% set ns.s = [ns.s, ns.s] %}"),
-    "nested tuples": repeat_doubling("{% set ns.s = (ns.s, ns.s) %}"),
-    "nested dicts": repeat_doubling("{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
-    "nested calls": repeat_doubling("{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
-    "numbers": "{% set ns = namespace(n=99) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
-    "power": "{{ 9 ** 9 ** 9 }}",
-    "wide format": "{{ '{:999999999}'.format(1) }}",
-    "wide percent": "{{ '%999999999d' % 1 }}",
-    "starred percent": "{{ '%*d' % (999999999, 1) }}",
-    "center": "{{ 'a'.center(999999999) }}",
-    "ljust": "{{ 'a'.ljust(999999999) }}",
-    "zfill": "{{ 'a'.zfill(width=999999999) }}",
-    "indent": "{{ 'a\n' | indent(999999999) }}",
-    "tojson": "{{ [[1]] | tojson(indent=999999999) }}",
-    "round": "{{ 1.5 | round(999999999, 'ceil') }}",
-    "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
-    "two recursions": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}",
-    "much text": "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
-    "slow steps": "{% set s = 'ab' * 999999 %}{% for i in range(99999) %}{% set x = s | upper %}{% endfor %}",
-    "lazy filters": "{% set s = range(99999) %}{% for i in s %}{{ s | map('string') | join | length }}{% endfor %}",
-    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals": "{{ raise_exception.__globals__['sys'] }}",
-    "mutation": "{{ messages.append(1) }}",
-    "include": "{% include '/etc/passwd' %}",
-    "unknown filter": "{{ 'a' | center(10) }}",
-    "syntax": "{% for %}",
-    "deep source": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
-    "deep loops": "{% for i in [1] %}" * 40 + "{% endfor %}" * 40,
-    "long source": "a" * (MAX_SOURCE + 1),
-    "long date": "{{ strftime_now('%999999999d') }}",
-}
-
-
-@pytest.mark.parametrize("name", HARMFUL)
-def test_harmful_templates_are_stopped_quickly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Some templates run until the time limit.
-    monkeypatch.setattr(chat_template, "execution_limits", partial(execution_limits, 0.2))
-    start = time.process_time()
-    with pytest.raises(PlaitError) as caught:
-        template(HARMFUL[name]).render(messages(["user"], ["hi"]))
-    assert isinstance(caught.value, InputError | UnsupportedModel)
-    assert time.process_time() - start < 8
-
-
-def test_messages_that_are_too_long_raise_input_error() -> None:
-    with pytest.raises(InputError, match="too long"):
-        template(CHATML).render(messages(["user"], ["x" * 5_000_000]))
-
-
-def test_rendering_restores_the_trace_hook_of_a_debugger() -> None:
-    def hook(*_: Any) -> None:
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(hook)
-    try:
-        template(CHATML).render(messages(["user"], ["hi"]))
-        assert sys.gettrace() is hook
-    finally:
-        sys.settrace(before)

@@ -1,4 +1,4 @@
-"""The detokenizer: the text does not depend on how the tokens are divided, and has only whole characters."""
+"""The detokenizer: the text has complete characters only and does not depend on how the tokens are divided."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_every_division_of_the_tokens_gives_the_same_text(tokens: list[bytes], d
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
     bounds = [0, *cuts, len(tokens)]
     pieces = [detokenizer.push(list(range(a, b))) for a, b in pairwise(bounds)]
-    whole = codecs.getincrementaldecoder("utf-8")("replace")
-    assert "".join(pieces) == whole.decode(b"".join(tokens))
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    assert "".join(pieces) == decoder.decode(b"".join(tokens))
 
 
 @given(st.text())

@@ -38,8 +38,9 @@ def test_no_notification_is_lost(kind):
             await asyncio.gather(*map(wait_for_all, range(TASKS)))
         for thread in threads:
             thread.join()
+        return counts
 
-    asyncio.run(main())
+    assert asyncio.run(main()) == [ROUNDS] * TASKS
 
 
 def test_urgent_events_are_set_first():

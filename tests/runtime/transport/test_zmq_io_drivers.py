@@ -80,6 +80,7 @@ def test_a_close_is_sent_without_a_later_message(echo, monkeypatch):
         client.detach_from_loop()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+    assert any(isinstance(request, Close) for request in echo.requests)
     client.close()
 
 
@@ -181,6 +182,7 @@ def test_messages_queued_between_two_drivers_are_sent(echo, monkeypatch):
                 await asyncio.sleep(0.001)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+    assert Inspect(500) in echo.requests and Inspect(501) in echo.requests
     client.close()
 
 

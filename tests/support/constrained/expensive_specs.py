@@ -1,4 +1,4 @@
-"""Specs that cost a compiler much, or would; each a function, since some are refused when they are made."""
+"""Specs that are expensive to compile, as functions, because some raise when they are made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from plait.constrained import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
 
 
-def nested(depth: int, one: str, end: str, middle: str) -> str:
-    return one * depth + middle + end * depth
+def nested(depth: int, begin: str, end: str, middle: str) -> str:
+    return begin * depth + middle + end * depth
 
 
 DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)} | {"d40": {"type": "integer"}}

@@ -1,4 +1,4 @@
-"""Pydantic models as programs have them, and their schemas as Pydantic writes them."""
+"""Realistic Pydantic models, and the schemas that Pydantic generates for them."""
 
 from __future__ import annotations
 

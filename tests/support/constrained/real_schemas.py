@@ -1,6 +1,6 @@
-"""Schemas shaped as people write them: tools, OpenAPI, Kubernetes, package files, workflows, zod, and more.
+"""Realistic schemas: tools, OpenAPI, Kubernetes, package files, workflows, zod, and more.
 
-All of our own writing. REAL maps a name to a schema; models.py holds Pydantic's.
+REAL maps a name to a schema. All are written for these tests; pydantic_models.py has Pydantic's.
 """
 
 # ruff: noqa: E501
@@ -31,8 +31,8 @@ def closed(required: str = "", **properties: Any) -> Schema:
 
 
 def opened(required: str = "", **properties: Any) -> Schema:
-    made: Schema = {"type": "object", "properties": properties}
-    return {**made, "required": required.split()} if required else made
+    schema: Schema = {"type": "object", "properties": properties}
+    return {**schema, "required": required.split()} if required else schema
 
 
 def mapping(values: Any, **more: Any) -> Schema:

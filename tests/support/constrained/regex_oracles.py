@@ -1,4 +1,4 @@
-"""Two hundred patterns, and what their masks let through held against re.fullmatch and interegular."""
+"""210 patterns, and a comparison of the texts that their masks accept with re.fullmatch and interegular."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ MORE.remove(r"((25[0-5]|2[0-4]\d|[01]?\d?\d)(\.|$)){4}|x")
 
 
 def _drawn(rng: random.Random, depth: int) -> str:
-    """A pattern of some leaves, joined at random."""
+    """A random pattern of at most `depth` levels."""
     if not depth or rng.random() < 0.2:
         return rng.choice(["a", "b", "1", r"\.", ".", "[ab]", "[^a]", r"\d", r"\w", "[a1]", "é", "ab"])
     parts = [_drawn(rng, depth - 1) for _ in range(rng.randrange(1, 4))]
@@ -191,10 +191,10 @@ def _drawn(rng: random.Random, depth: int) -> str:
 
 
 def _patterns(count: int) -> list[str]:
-    rng, found = random.Random(0), dict.fromkeys([*(pattern for pattern, _ in REAL), *MORE])
-    while len(found) < count:
-        found[_drawn(rng, 3)] = None
-    return list(found)
+    rng, patterns = random.Random(0), dict.fromkeys([*(pattern for pattern, _ in REAL), *MORE])
+    while len(patterns) < count:
+        patterns[_drawn(rng, 3)] = None
+    return list(patterns)
 
 
 PATTERNS = _patterns(210)
@@ -202,7 +202,7 @@ PATTERNS = _patterns(210)
 
 @dataclass(frozen=True)
 class OracleComparison:
-    """How many texts were tried, how many of them interegular told about too, and where someone disagreed."""
+    """The number of texts, the number that interegular judged too, and (oracle, text, expected) of mismatches."""
 
     num_texts: int
     num_interegular: int
@@ -210,29 +210,29 @@ class OracleComparison:
 
 
 def compare_with_oracles(pattern: str, seed: int, num_texts: int) -> OracleComparison:
-    """The language that the masks of `pattern` let through against re.fullmatch and interegular.
+    """Compares the texts that the masks of `pattern` accept with re.fullmatch and interegular.
 
-    Texts: all short ones over a few characters of the pattern's own, ones that interegular draws from the
-    language, and those a change away; each is spelled by tokens at random.
+    The texts are short ones over characters of the pattern, random ones from interegular's automaton, and
+    copies with one change. Each is divided into random tokens.
     """
     rng = random.Random(seed)
     grammar = build_grammar(compile_spec(Regex(pattern), WORDS), WORDS)
     second = _second_oracle(pattern)
-    compiled, wrong, told = re.compile(pattern), list[tuple[str, str, bool]](), 0
+    compiled, mismatches, num_interegular = re.compile(pattern), list[tuple[str, str, bool]](), 0
     texts = _texts(pattern, second, rng, num_texts)
     for text in texts:
         expected = compiled.fullmatch(text) is not None
         if _passes(grammar, text, rng) is not expected:
-            wrong.append(("re", text, expected))
+            mismatches.append(("re", text, expected))
         if second is not None and text.isascii():
-            told += 1
+            num_interegular += 1
             if second.accepts(text) is not expected:
-                wrong.append(("interegular", text, expected))
-    return OracleComparison(len(texts), told, wrong)
+                mismatches.append(("interegular", text, expected))
+    return OracleComparison(len(texts), num_interegular, mismatches)
 
 
 def _second_oracle(pattern: str) -> Any:
-    """interegular's automaton; None for what it does not read, or reads differently."""
+    """interegular's automaton, or None for syntax that it rejects or reads differently."""
     if re.search(
         r"[\^$]|\(\?[a-zP#(]|\[\[|\\[uUAZbB]|\\\d|\{,|\{(?!\d)|\{\d+(?![\d,}])|\{\d+,\d*(?![\d}])|\[\]|\\[fv]", pattern
     ):
@@ -258,13 +258,13 @@ def _texts(pattern: str, second: Any, rng: random.Random, count: int) -> list[st
 
 
 def _drawn_text(automaton: Any, rng: random.Random) -> str:
-    """A walk through interegular's automaton, mostly to an end of it; its odd symbol means any other character."""
+    """A random path through interegular's automaton; its non-string symbol is any other character."""
     text, state = "", automaton.initial
     while len(text) < 14 and not (state in automaton.finals and rng.random() < 0.3):
-        ways = [(key, to) for key, to in automaton.map.get(state, {}).items() if automaton.islive(to)]
-        if not ways:
+        transitions = [(key, to) for key, to in automaton.map.get(state, {}).items() if automaton.islive(to)]
+        if not transitions:
             break
-        key, state = rng.choice(ways)
+        key, state = rng.choice(transitions)
         symbols = automaton.alphabet.by_transition[key]
         char = rng.choice(symbols)
         text += char if isinstance(char, str) else rng.choice("q?é")
@@ -272,17 +272,17 @@ def _drawn_text(automaton: Any, rng: random.Random) -> str:
 
 
 def _passes(grammar: Grammar, text: str, rng: random.Random) -> bool:
-    """Whether tokens that spell `text`, chosen at random, pass mask by mask, and the text may then end."""
-    matcher, row, left = grammar.matcher(), np.zeros(mask_words(len(WORDS)), np.int32), text.encode()
-    while left:
-        fitting = [size for size in range(1, LONGEST + 1) if left[:size] in IDS and len(left) >= size]
+    """Whether the masks allow randomly chosen tokens of `text`, and EOS after them."""
+    matcher, row, rest = grammar.matcher(), np.zeros(mask_words(len(WORDS)), np.int32), text.encode()
+    while rest:
+        fitting = [size for size in range(1, LONGEST + 1) if rest[:size] in IDS and len(rest) >= size]
         size = rng.choice(fitting)
-        token = IDS[left[:size]]
+        token = IDS[rest[:size]]
         matcher.fill_mask(row)
         if not row[token // 32] >> (token % 32) & 1:
             return False
         if not matcher.accept(token):
-            raise AssertionError("a token that the mask allows is refused")
-        left = left[size:]
+            raise AssertionError("`accept` rejects a token that the mask allows")
+        rest = rest[size:]
     matcher.fill_mask(row)
     return bool(row[0] & 1)

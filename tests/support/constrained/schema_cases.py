@@ -1,8 +1,7 @@
-"""Schemas with values that are valid and values that are not, every keyword among them, written by hand.
+"""Hand-written schemas with valid and invalid values, which cover every supported keyword.
 
-Each row is (schema, valid, invalid). A row's meaning is held against jsonschema-rs in test_schemas.py, so the
-table cannot be wrong without a test that says so. VARIANTS puts every row into surroundings that keep or move
-its meaning.
+Each row is (schema, valid, invalid). test_accepted_values.py compares every row with
+jsonschema-rs, so that an error of the table fails a test. `variants` embeds a row in other schemas.
 """
 
 from __future__ import annotations
@@ -389,22 +388,22 @@ REFUSED: list[tuple[Any, str, str]] = [
 
 
 def variants(row: Row) -> list[tuple[str, Row]]:
-    """The row itself, and inside an array, a property, a reference, an alternative, and a conjunction."""
+    """The row itself, and inside an array, a property, a reference and an alternative."""
     schema, valid, invalid = row
     if not isinstance(schema, dict):
         return [("itself", row)]
     head = {name: schema[name] for name in ("$schema",) if name in schema}
-    found: list[tuple[str, Row]] = [("itself", row)]
+    rows: list[tuple[str, Row]] = [("itself", row)]
     if "$ref" in str(schema):
-        return found
+        return rows
     inner = {name: value for name, value in schema.items() if name != "$schema"}
-    listed = {**head, "type": "array", "items": inner, "minItems": 1}
-    found.append(("items", (listed, [[value] for value in valid], [[value] for value in invalid] + [[]])))
-    held = {**head, "type": "object", "properties": {"in": inner}, "required": ["in"]}
-    found.append(("property", (held, [{"in": v} for v in valid], [{"in": v} for v in invalid] + [{}])))
+    array = {**head, "type": "array", "items": inner, "minItems": 1}
+    rows.append(("items", (array, [[value] for value in valid], [[value] for value in invalid] + [[]])))
+    property_schema = {**head, "type": "object", "properties": {"in": inner}, "required": ["in"]}
+    rows.append(("property", (property_schema, [{"in": v} for v in valid], [{"in": v} for v in invalid] + [{}])))
     referred = {**head, "definitions": {"d": inner}, "allOf": [{"$ref": "#/definitions/d"}]}
-    found.append(("reference", (referred, valid, invalid)))
+    rows.append(("reference", (referred, valid, invalid)))
     marked = {"type": "object", "properties": {"m": {"const": 7}}, "required": ["m"], "additionalProperties": False}
     either = {**head, "type": "object", "properties": {"v": {"anyOf": [marked, inner]}}, "required": ["v"]}
-    found.append(("either", (either, [{"v": v} for v in [*valid, {"m": 7}]], [])))
-    return found
+    rows.append(("either", (either, [{"v": v} for v in [*valid, {"m": 7}]], [])))
+    return rows

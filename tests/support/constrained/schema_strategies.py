@@ -1,7 +1,7 @@
-"""Schemas and values to draw, and how a text fares under the masks of a schema, byte by byte.
+"""Strategies for schemas and values, and whether a schema's grammar accepts a text, byte by byte.
 
-A vocabulary of bytes hides nothing that a mask would allow. Knows: hypothesis, jsonschema-rs as the judge. Must not
-know: any one test.
+The vocabulary has single bytes, so that no tokenization hides an allowed byte.
+jsonschema-rs is the reference validator.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reference_validator(schema: Any) -> Any:
 
 
 def exceeds_double_range(text: str | None) -> bool:
-    """JSON allows 1e999, and so do the masks; Python's reader makes an infinity of it, which no judge takes."""
+    """Whether a number of the JSON text overflows a double, such as 1e999: no validator accepts the infinity."""
     return text is not None and "inf" in repr(json.loads(text)).lower()
 
 

@@ -1,4 +1,4 @@
-"""A complete engine on the hash-chain model of fake_engine.py: everything is real but the model.
+"""A complete engine with the hash-chain model of fake_engine.py in place of a real model.
 
 Tokens are bytes, and each depends on all tokens before it, so a wrong page or a wrong text changes the output.
 """
@@ -32,9 +32,9 @@ class WideHashChainRunner(ChainRunner):
 
     def forward(self, batch: Any) -> torch.Tensor:
         chain_logits = super().forward(batch)
-        wide = torch.full((len(chain_logits), self.width), -50.0)
-        wide[:, FIRST : FIRST + VOCAB] = chain_logits
-        return wide
+        logits = torch.full((len(chain_logits), self.width), -50.0)
+        logits[:, FIRST : FIRST + VOCAB] = chain_logits
+        return logits
 
     def logits(self, hidden: torch.Tensor, allowed_ids: dict[int, Any]) -> torch.Tensor:
         for row, ids in allowed_ids.items():

@@ -1,7 +1,7 @@
 """A simulated device that executes its queue late: when the host waits for it, or at random times.
 
-Queued work reads host buffers, sampled tokens and KV pages only when it is executed. A copy to the host is made at a
-time of its own; until then its target holds garbage. So code that refills or reads a buffer too early, overwrites
+Queued work reads host buffers, sampled tokens and KV pages only when it is executed. A copy to the host completes at
+another, later time; until then its target holds garbage. So code that refills or reads a buffer too early, overwrites
 tokens that are still to be read, or uses results without waiting gets wrong tokens.
 """
 
@@ -35,7 +35,7 @@ class DelayedEvent:
 
 
 class DelayedStream:
-    """A Stream. `progress_probability`: of executing more work at each opportunity; 0.0: only when waited for."""
+    """A Stream. `progress_probability` of executing work at an opportunity; 0.0: only in waits."""
 
     def __init__(self, progress_probability: float, seed: int = 0) -> None:
         self.device = torch.device("cpu")

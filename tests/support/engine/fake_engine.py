@@ -65,7 +65,7 @@ def logprob(tokens: list[int], token: int) -> float:
 
 
 class ChainRunner:
-    """A Runner of the hash-chain model. `batches`: (start, count) of each request of each step."""
+    """A Runner of the hash-chain model. `batches` has a list of (start, count) of the requests for every step."""
 
     num_spared_tokens = 0
 
@@ -111,8 +111,8 @@ class ChainRunner:
             rows += [logits_after(self.kv[int(p)]) for p in pages[end - num_rows : end]]
         return torch.stack(rows) if rows else torch.empty((0, VOCAB))
 
-    def hidden_states_at(self, hidden, places):
-        return hidden[places].numpy()
+    def hidden_states_at(self, hidden, indices):
+        return hidden[indices].numpy()
 
     def sum_hidden_states(self, hidden):
         return (hidden / SUM_QUANTUM).round().numpy().sum(0, dtype=np.float64) * SUM_QUANTUM

@@ -17,7 +17,7 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Layer:
-    """What of a model an attention kernel sees."""
+    """The properties of a model's layer that matter to an attention kernel."""
 
     group: int = 4
     kv_heads: int = 2
@@ -33,10 +33,10 @@ def i32(numbers: Sequence[int], device: str = "cpu") -> torch.Tensor:
 
 
 def offsets_of(lengths: Sequence[int]) -> list[int]:
-    found = [0]
+    offsets = [0]
     for length in lengths:
-        found.append(found[-1] + length)
-    return found
+        offsets.append(offsets[-1] + length)
+    return offsets
 
 
 def layout_of(
@@ -47,7 +47,7 @@ def layout_of(
     seed: int = 0,
     in_order: bool = False,
 ) -> tuple[AttentionLayout, int]:
-    """The layout on the CPU, and how many pages there are. Some pages belong to nobody; `in_order`: the last."""
+    """(layout on the CPU, number of pages). Five pages belong to no row; with `in_order` they are the last."""
     q_lens, kv_lens = [q for q, _ in rows], [q + cached for q, cached in rows]
     counts = [-(-kv // page_size) for kv in kv_lens]
     total = sum(counts) + 5
@@ -57,12 +57,12 @@ def layout_of(
     starts = offsets_of(counts)
     pages = order[: starts[-1]]
     for members, shared in groups:
-        whole = shared // page_size
-        first = pages[starts[members[0]] : starts[members[0]] + whole]
+        num_shared_pages = shared // page_size
+        first = pages[starts[members[0]] : starts[members[0]] + num_shared_pages]
         for row in members[1:]:
-            pages[starts[row] : starts[row] + whole] = first
+            pages[starts[row] : starts[row] + num_shared_pages] = first
     in_groups = [row for members, _ in groups for row in members]
-    is_flat = len(in_groups) == len(set(in_groups))  # kernels that are told of groups want each row in one
+    is_flat = len(in_groups) == len(set(in_groups))  # kernels that take groups need every row in at most one
     positions = [kv - q + i for q, kv in zip(q_lens, kv_lens, strict=True) for i in range(q)]
     layout = AttentionLayout(
         i32(offsets_of(q_lens)),
@@ -83,34 +83,34 @@ def layout_of(
 def on(device: str, layout: AttentionLayout) -> AttentionLayout:
     """The layout with its tensors on that device."""
 
-    def moved(part: Any) -> Any:
+    def move(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
             return part.to(device)
         if isinstance(part, SharedPrefixes):
             return SharedPrefixes(*(getattr(part, name).to(device) for name in part.__dataclass_fields__))
         return part
 
-    return replace(layout, **{name: moved(getattr(layout, name)) for name in layout.__dataclass_fields__})
+    return replace(layout, **{name: move(getattr(layout, name)) for name in layout.__dataclass_fields__})
 
 
 def tensors(layer: Layer, tokens: int, slots: int, device: str = "cpu", seed: int = 0) -> dict[str, Any]:
-    """q, k_cache, v_cache, k_scale, v_scale. What no row owns is not a number, in floats."""
+    """Random q, k_cache, v_cache, k_scale and v_scale, by name."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    found: dict[str, Any] = {"q": random(tokens, layer.group * layer.kv_heads, layer.dim).to(device, layer.dtype)}
+    inputs: dict[str, Any] = {"q": random(tokens, layer.group * layer.kv_heads, layer.dim).to(device, layer.dtype)}
     for name, factor in (("k", 1.0), ("v", 2.0)):
         x = random(slots, layer.kv_heads, layer.dim) * factor
         scale = None
         if layer.cache is not None:
             x, scale = ops.quantize_kv(x, layer.cache, torch.tensor([0.03 * factor]))
             scale = scale.to(device)
-        found[f"{name}_cache"] = x.to(device, layer.cache or layer.dtype)
-        found[f"{name}_scale"] = scale
-    return found
+        inputs[f"{name}_cache"] = x.to(device, layer.cache or layer.dtype)
+        inputs[f"{name}_scale"] = scale
+    return inputs
 
 
 def fill_unread_with_nan(inputs: dict[str, Any], layout: AttentionLayout) -> None:
-    """Puts NaN into every slot that no row's token lies in: reading one shows."""
+    """Puts NaN into every slot that holds no token of a row, so that reading one changes the output."""
     if inputs["k_scale"] is not None:
         return
     owned = torch.cat([layout.slots(row) for row in range(layout.num_rows)])
@@ -121,7 +121,7 @@ def fill_unread_with_nan(inputs: dict[str, Any], layout: AttentionLayout) -> Non
 
 
 def expected(layer: Layer, inputs: dict[str, Any], layout: AttentionLayout) -> torch.Tensor:
-    """By the reference."""
+    """The output of the reference operator."""
     return ops.paged_attention(
         inputs["q"],
         inputs["k_cache"],
@@ -135,7 +135,7 @@ def expected(layer: Layer, inputs: dict[str, Any], layout: AttentionLayout) -> t
     )
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raises AssertionError beyond what the dtype's rounding explains."""
+def close(output: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raises AssertionError for a difference beyond the rounding errors of the dtype."""
     tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(found.float(), wanted.float(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(output.float(), expected.float(), atol=tolerance, rtol=tolerance)

@@ -37,7 +37,7 @@ class Case:
     shared: bool = False
     kv_heads: int = 8
     rows: int = 16
-    # Only one where another case needs as many registers and as much shared memory on the other architecture.
+    # The one architecture to compile for, if another case covers the registers and shared memory of the other.
     chips: tuple[int, ...] = ARCHITECTURES
 
 

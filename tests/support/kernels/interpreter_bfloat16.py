@@ -1,7 +1,7 @@
-"""Teaches Triton's interpreter bfloat16, so that a test on the CPU sees what a GPU computes.
+"""Corrects bfloat16 in Triton's interpreter, so that tests on the CPU compute what a GPU computes.
 
-As it comes (3.6 to 3.9) the interpreter multiplies bfloat16 matrices, and casts integers to it, as if its bits were
-integers, and cuts float32 off where the hardware rounds to nearest. `install()` mends that; kernel_device calls it.
+Triton's interpreter (3.6 to 3.9) treats the bits of bfloat16 numbers as integers in matrix products and casts, and
+truncates float32 where the hardware rounds to nearest. `install()` corrects this; triton_device calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Makes calls between kernel functions cheap in Triton's interpreter, where they take a third of its time.
+"""Makes calls between kernel functions cheap in Triton's interpreter, where they take a third of the time.
 
-At each such call it looks through the whole language again for what to replace, though the kernel that runs has had it
-replaced already. `install()` leaves that out until the kernel ends; kernel_device calls it.
+The interpreter patches the modules of Triton's language again at every call, although they are patched already while a
+kernel runs. `install()` skips this until the kernel ends; triton_device calls it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ def install() -> None:
     plain = interpreter._patch_lang
     if getattr(plain, "is_remembered", False):
         return
-    replaced: set[str] = set()  # in the kernel that runs
+    patched: set[str] = set()  # names of the modules, while a kernel runs
 
     @functools.cache
     def names(function: Any) -> frozenset[str]:
-        """Of the language's modules that the function sees, which are those that are looked through for it."""
-        seen = [value for value in function.__globals__.values() if inspect.ismodule(value)]
-        return frozenset(module.__name__ for module in (tl, tl.core) if module in seen)
+        """The names of the language's modules that are globals of the function, which are those to be patched."""
+        modules = [value for value in function.__globals__.values() if inspect.ismodule(value)]
+        return frozenset(module.__name__ for module in (tl, tl.core) if module in modules)
 
     def patch(function: Any) -> Any:
-        if replaced and names(function) <= replaced:
-            return None  # a call within a kernel, which has no use for the answer
+        if patched and names(function) <= patched:
+            return None  # a call within a kernel, which ignores the return value
         scope = plain(function)
-        if hasattr(scope, "restore"):  # else nothing is ever put back, nor told of
-            replaced.update(names(function))
-            scope.restore = functools.partial(_end, scope.restore, replaced)
+        if hasattr(scope, "restore"):  # without it nothing is restored
+            patched.update(names(function))
+            scope.restore = functools.partial(_end, scope.restore, patched)
         return scope
 
     patch.is_remembered = True  # type: ignore[attr-defined]
     interpreter._patch_lang = patch
 
 
-def _end(restore: Any, replaced: set[str]) -> None:
-    replaced.clear()
+def _end(restore: Any, patched: set[str]) -> None:
+    patched.clear()
     restore()

@@ -1,7 +1,7 @@
 """Operator calls on `meta` tensors, whose launches `ptx_compile` compiles: shapes of real models, each dtype once.
 
-Sizes are left out whose kernels need no more registers and shared memory than another size's. All cases are compiled
-for sm_90; for sm_80 each kernel once, and matrix products in each tile that differs in kind.
+Sizes whose kernels need no more registers and shared memory than those of another size are omitted. All cases are
+compiled for sm_90; for sm_80 each kernel once, and matrix products in each tile that differs in kind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def linears(rows: int, weight: Int4Weight | Int8Weight) -> None:
 
 
 def experts(tokens: int, top_k: int, num_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
-    """A whole mixture-of-experts layer."""
+    """A complete mixture-of-experts layer."""
     ids = i32(tokens, top_k)
     routing = grouped_matmul.sort_by_expert(
         ids, num_experts, grouped_matmul.routing_block_size(ids.numel(), num_experts)

@@ -1,4 +1,4 @@
-"""Makes sampling inputs for tests: rows of parameters as hypothesis draws them, packed masks, awkward logits."""
+"""Makes sampling inputs for tests: rows of parameters as hypothesis draws them, packed masks, logits with many ties."""
 
 from __future__ import annotations
 

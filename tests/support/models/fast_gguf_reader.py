@@ -1,4 +1,4 @@
-"""The reader of the gguf package, as the oracle for plait's reader, made three times faster.
+"""The reader of the gguf package, the reference for plait's reader, made three times faster.
 
 The original slices a memmap for every string of a vocabulary, and each slice is an object of numpy's subclass. This one
 slices a plain array over the same pages.

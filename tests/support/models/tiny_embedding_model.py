@@ -59,18 +59,18 @@ def write_modules(folder, mode, normalize=True):
         ],
     )
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    modes = {f"pooling_mode_{each}": each == mode for each in MODES}
+    modes = {f"pooling_mode_{name}": name == mode for name in MODES}
     _write(folder / "1_Pooling/config.json", {"word_embedding_dimension": SIZE, "include_prompt": True, **modes})
 
 
 def token_ids(folder, text):
     """Token ids of a text with its special tokens; an end token inside the text is spelled out."""
-    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    spelled = [own.token_to_id(letter) for letter in END]
-    found = []
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    spelled = [tokenizer.token_to_id(letter) for letter in END]
+    ids = []
     for piece in text.split(END):
-        found += [*spelled, *own.encode(piece).ids[:-1]]
-    return [*found[len(spelled) :], own.token_to_id(END)]
+        ids += [*spelled, *tokenizer.encode(piece).ids[:-1]]
+    return [*ids[len(spelled) :], tokenizer.token_to_id(END)]
 
 
 def states(model, ids):
@@ -81,13 +81,13 @@ def states(model, ids):
 
 def _tokenizer():
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([END, TURN_END])
-    ending = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, made.token_to_id(END))])
-    made.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), ending])
-    return made
+    tokenizer = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END, TURN_END])
+    ending = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), ending])
+    return tokenizer
 
 
 def _write(path, value):

@@ -51,7 +51,7 @@ def run(runner, rows):
 
 
 def all_logits(runner, tokens):
-    """[len(tokens), V]: the logits of one text, computed alone in one step."""
+    """[len(tokens), V]: the logits of one text, computed in one step."""
     return run(runner, [(tokens, range(len(tokens)), 0, len(tokens), 0)])[0]
 
 
@@ -71,7 +71,7 @@ def transformers_logits(model, tokens, count=0):
 
 
 def transformers_greedy(model, tokens, after):
-    """The most likely token after `tokens` and after each prefix of `after` except the whole of it.
+    """The most likely token after `tokens` and after each proper prefix of `after`.
 
     If the result equals `after`, that is the model's greedy output, shown by one forward instead of one per token.
     """
@@ -87,8 +87,11 @@ def text(length, seed, vocab_size=97):
 GGUF_ARCHITECTURES = {case.model_class.config_class.model_type: case.gguf_arch for case in FAMILY_CASES.values()}
 
 
-def write_gguf(model, path, quantization="F32"):
-    """Writes the model with the keys, names and row order of llama.cpp's converter, using the gguf package."""
+def write_gguf(model, path, quantization="F32", rope_divisors=None):
+    """Writes the model with the keys, names and row order of llama.cpp's converter, using the gguf package.
+
+    `rope_divisors`: the content of `rope_freqs.weight`.
+    """
     config, arch = model.config, GGUF_ARCHITECTURES[model.config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -111,6 +114,8 @@ def write_gguf(model, path, quantization="F32"):
     if arch == gguf.MODEL_ARCH.GEMMA3:
         writer.add_attention_scale(config.query_pre_attn_scalar**-0.5)
     _write_rope(writer, model, head_dim)
+    if rope_divisors:
+        writer.add_tensor("rope_freqs.weight", np.array(rope_divisors, np.float32))
     _write_tensors(writer, model, arch, gguf.GGMLQuantizationType[quantization])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

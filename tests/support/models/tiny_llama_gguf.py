@@ -1,7 +1,7 @@
-"""A Llama with two narrow random layers and SmolLM2's tokenizer and chat template, for tests around the model.
+"""A Llama with two narrow random layers and SmolLM2's tokenizer and chat template, where the model does not matter.
 
-A step takes a millisecond. Greedy output is lower-case words and numbers without meaning, and never ends by itself. The
-model also gives embeddings.
+A step takes a millisecond. Greedy output is random lower-case words and numbers without an end token. The model also
+gives embeddings.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from plait.runtime.model_files.gguf import open_gguf
 from plait.runtime.model_files.locate import locate_model
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 128
-GREEDY_TOKEN_PATTERN = re.compile("(Ġ?[a-z0-9]+|[0-9,.])")  # tokens that greedy answers are made of
+GREEDY_TOKEN_PATTERN = re.compile("(Ġ?[a-z0-9]+|[0-9,.])")  # the tokens of greedy outputs
 
 
 def write_small_model(path, context=8192):
     """Writes the model as a GGUF file, always the same one.
 
-    With a `context` of a million tokens, an answer outlasts every test.
+    With a `context` of a million tokens, an output is longer than any test.
     """
     writer = gguf.GGUFWriter(path, "llama")
     tokenizer = _tokenizer()
@@ -70,10 +70,10 @@ def _tensors(tokens):
     def random(rows, columns, size):
         return chance.standard_normal((rows, columns), dtype=np.float32) * size
 
-    said = np.array([bool(GREEDY_TOKEN_PATTERN.fullmatch(token)) for token in tokens], dtype=np.float32)
+    is_output_token = np.array([bool(GREEDY_TOKEN_PATTERN.fullmatch(token)) for token in tokens], dtype=np.float32)
     ones, kv = np.ones(WIDTH, np.float32), WIDTH // HEADS * KV_HEADS
     yield "token_embd.weight", random(len(tokens), WIDTH, 1.0)
-    yield "output.weight", random(len(tokens), WIDTH, 0.4) * said[:, None]
+    yield "output.weight", random(len(tokens), WIDTH, 0.4) * is_output_token[:, None]
     yield "output_norm.weight", ones
     for layer in range(LAYERS):
         for name, rows, columns in (

@@ -1,6 +1,6 @@
 """The fields of SGLang's `/generate` and their types, from SGLang's documentation (sampling parameters, 0.5).
 
-No package has these types but SGLang itself.
+No other package has these types.
 """
 
 from __future__ import annotations

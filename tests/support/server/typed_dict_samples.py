@@ -25,21 +25,21 @@ def fields_of(typed: Any) -> dict[str, Any]:
 
 
 def samples(kind: Any, depth: int = 0) -> Iterator[Sample]:
-    """Values that fit `kind`: each alternative of a union, each literal, each optional field of a TypedDict once."""
-    origin, given = typing.get_origin(kind), typing.get_args(kind)
+    """Values of `kind`, with every alternative of a union, every literal and every optional field at least once."""
+    origin, type_args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Required, typing.NotRequired, typing.Annotated):
-        yield from samples(given[0], depth)
+        yield from samples(type_args[0], depth)
     elif origin in (Union, UnionType):
-        for alternative in given:
+        for alternative in type_args:
             yield from samples(alternative, depth)
     elif origin is Literal:
-        yield from map(Sample, given if depth <= 2 else given[:1])
+        yield from map(Sample, type_args if depth <= 2 else type_args[:1])
     elif hasattr(kind, "__required_keys__") or hasattr(kind, "model_fields"):  # typing_extensions has its own kind
         yield from _typed_dict(kind, depth)
     elif origin in (dict, Mapping, typing.Mapping) or kind is dict:
-        yield Sample({"a": first(given[1], depth + 1)} if given else {"a": 1})
+        yield Sample({"a": first(type_args[1], depth + 1)} if type_args else {"a": 1})
     elif origin in (list, Iterable, Sequence) or _is_sequence(kind):
-        for item in samples(given[0], depth + 1):
+        for item in samples(type_args[0], depth + 1):
             yield Sample([item.value], item.path)
     else:
         yield Sample(_PLAIN.get(kind, "x"))

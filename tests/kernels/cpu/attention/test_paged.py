@@ -76,7 +76,7 @@ def nan_filled_workspace(head_dim, capacity):
 def test_attention_matches_reference_with_bits_independent_of_batch(
     rows_and_groups, page_size, q_per_kv, kv_heads, head_dim, window, tokens, in_order, seed
 ):
-    """A token has the same bits alone and in a tile that shares pages, and however splits and key heads are divided."""
+    """A token has the same bits by itself, in a tile that shares pages, and for every division into splits."""
     rows, groups = rows_and_groups
     layout, pages = layout_of(rows, page_size, groups, seed=seed, in_order=in_order)
     total, slots = int(layout.q_starts[-1]), pages * page_size

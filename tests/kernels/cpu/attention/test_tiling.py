@@ -34,13 +34,13 @@ def test_tiles_hold_every_token_once_and_count_shared_blocks(rows_and_groups, pa
     layout, _ = layout_of(rows_and_groups[0], page_size, rows_and_groups[1], seed=seed)
     batch = attention_batch(layout, tokens)
     segments = batch.segments.reshape(-1, SEGMENT_FIELDS)
-    seen = []
+    tile_tokens = []
     for tile in range(batch.num_tiles):
         part = segments[batch.tiles[tile] : batch.tiles[tile + 1]]
         assert part[0, 3] == 0
         assert 0 < part[:, 2].sum() <= tokens
         for row, first, count, _ in part.tolist():
-            seen += [(row, first + i) for i in range(count)]
+            tile_tokens += [(row, first + i) for i in range(count)]
         for previous, row, shared in zip(
             part[:-1, 0].tolist(), part[1:, 0].tolist(), part[1:, 3].tolist(), strict=True
         ):
@@ -48,7 +48,9 @@ def test_tiles_hold_every_token_once_and_count_shared_blocks(rows_and_groups, pa
             shorter = min(len(slots), len(other_slots))
             common = int((slots[:shorter] == other_slots[:shorter]).long().cumprod(0).sum())
             assert shared == common // KV_BLOCK > 0
-    assert sorted(seen) == [(row, i) for row in range(layout.num_rows) for i in range(num_new_tokens(layout, row))]
+    assert sorted(tile_tokens) == [
+        (row, i) for row in range(layout.num_rows) for i in range(num_new_tokens(layout, row))
+    ]
 
 
 def test_rows_with_the_longest_shared_prefixes_are_neighbours():

@@ -176,8 +176,8 @@ def test_bfloat16_gated_product(rows, tiles, bits, activation):
 
 @needs_amx
 @pytest.mark.parametrize("activation", [vector_ops.SILU, vector_ops.GELU])
-def test_activations_over_their_whole_range(activation):
-    """`up` is one; nothing is written behind the rows."""
+def test_activations_over_their_full_range(activation):
+    """`up` is one; nothing is written after the rows."""
     rows = 28
     g = torch.cat([torch.linspace(-300, 300, rows * 16), torch.linspace(-9, 9, rows * 16)]).view(rows, 32)
     pairs = torch.stack([g.view(rows, 2, 16), torch.ones(rows, 2, 16)], -2).swapaxes(0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""Every attention kernel is compiled for sm_80 and sm_90: no register spills, shared memory that fits, tensor cores."""
+"""The attention kernels, compiled for sm_80 and sm_90: no register spills, shared memory, use of tensor cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton has wheels for Linux only (2026-11-
 from attention_launches import FAULTY_CASE, OTHER_SIZES
 from ptx_compile import Report, compile_file
 
-pytestmark = pytest.mark.timeout(900)  # compilers that take a minute of a free processor
+pytestmark = pytest.mark.timeout(900)  # compiling takes minutes on a busy machine
 CASES = Path(__file__).parents[3] / "support" / "kernels" / "attention_launches.py"
 
 
@@ -60,12 +60,12 @@ def test_three_decode_programs_fit_one_sm_90_multiprocessor(reports):
 
 
 def test_tiles_are_loaded_by_asynchronous_copies(reports):
-    """By 16 bytes each. 8-bit caches also use copies of 8 bytes, and int8's scales of 4."""
+    """Copies have 16 bytes; 8-bit caches also use copies of 8 bytes, and the scales of int8 copies of 4."""
     matrix = [r for r in reports if r.kernel in ("_decode_kernel", "_prefill_kernel", "_shared_prefix_kernel")]
     assert matrix and all(r.copies_of_16 for r in matrix)
     assert not [r.case for r in matrix if r.copies_of_less and not r.case.count("8")]
 
 
 def test_batches_of_other_sizes_run_the_same_kernels(reports):
-    """No number that changes from batch to batch is specialized on, see `do_not_specialize`."""
+    """Kernels are not specialized on values that change with the batch, see `do_not_specialize`."""
     assert not [(r.case, r.kernel) for r in reports if r.case.startswith(OTHER_SIZES)]

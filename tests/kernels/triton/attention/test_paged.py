@@ -1,7 +1,7 @@
-"""Triton's paged attention against the reference: in the interpreter, or on a GPU where there is one.
+"""Triton's paged attention, compared with the reference, in the interpreter or on a GPU.
 
-Layers, batches, pages and the chip that blocks are chosen for are drawn at random; what the chip is does not matter to
-the result.
+Layers, batches, page sizes and the GPU for which tile sizes are chosen are random. The result does not depend on the
+GPU.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ LAYERS = [
     Layer(5, 2, 64, F32, cache=torch.int8),
     Layer(4, 1, 128, BF16, cache=FP8, softcap=15.0),
 ]
-KINDS = [(F32, None), (F16, None), (BF16, None), (F16, FP8), (BF16, FP8), (F32, torch.int8), (BF16, torch.int8)]
+DTYPES = [(F32, None), (F16, None), (BF16, None), (F16, FP8), (BF16, FP8), (F32, torch.int8), (BF16, torch.int8)]
 
 
 @st.composite
 def any_layers(draw) -> Layer:
-    dtype, cache = draw(st.sampled_from(KINDS))
+    dtype, cache = draw(st.sampled_from(DTYPES))
     group, dim = draw(st.integers(1, 16)), draw(st.sampled_from([64, 80, 96, 128, 256]))
     window = draw(st.sampled_from([None, None, 1, 33, 150]))
     return Layer(group, draw(st.integers(1, 2)), dim, dtype, cache, window, draw(st.sampled_from([None, None, 25.0])))
 
 
 layers = st.one_of(st.sampled_from(LAYERS), any_layers())
-chips = st.sampled_from([GpuSpec(80, 5), GpuSpec(90, 5), GpuSpec(90, 132)])  # fp8 differs, and so do tiles and pieces
+chips = st.sampled_from([GpuSpec(80, 5), GpuSpec(90, 5), GpuSpec(90, 132)])  # they differ in fp8, tile sizes and splits
 decoding = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 270)), min_size=1, max_size=4)
 mixed = st.lists(
     st.one_of(
@@ -78,33 +78,35 @@ def run(layer: Layer, inputs: dict, layout: AttentionLayout, **more) -> torch.Te
 
 
 @contextlib.contextmanager
-def chosen_for(chip: GpuSpec) -> Iterator[None]:
-    """Blocks and pieces as that chip would have them."""
+def tile_sizes_for(chip: GpuSpec) -> Iterator[None]:
+    """Chooses tile sizes and splits for that GPU."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (paged, cascade, decode, attention_inputs, split_kv_plan):
             patch.setattr(module, "gpu_spec", lambda device: chip)
         yield
 
 
-def check(layer: Layer, layout: AttentionLayout, pages: int, chip: GpuSpec, seed: int = 0, **more) -> None:
+def check_equals_reference(
+    layer: Layer, layout: AttentionLayout, pages: int, chip: GpuSpec, seed: int = 0, **more
+) -> None:
     layout = on(DEVICE, layout)
     inputs = tensors(layer, len(layout.positions), pages * layout.page_size, DEVICE, seed)
     fill_unread_with_nan(inputs, layout)
-    with chosen_for(chip):
-        found = run(layer, inputs, layout, **more)
-    close(found, expected(layer, inputs, layout), layer.dtype)
+    with tile_sizes_for(chip):
+        output = run(layer, inputs, layout, **more)
+    close(output, expected(layer, inputs, layout), layer.dtype)
 
 
 @settings(max_examples=22, deadline=None)
 @given(decoding, page_sizes, layers, chips, st.integers(0, 9))
 def test_decoding_equals_the_reference(rows, page_size, layer, chip, seed):
-    check(layer, *layout_of(rows, page_size, seed=seed), chip, seed=seed)
+    check_equals_reference(layer, *layout_of(rows, page_size, seed=seed), chip, seed=seed)
 
 
 @settings(max_examples=22, deadline=None)
 @given(mixed, page_sizes, layers, chips, st.booleans())
 def test_mixed_batches_equal_the_reference(rows, page_size, layer, chip, deterministic):
-    check(layer, *layout_of(rows, page_size), chip, deterministic=deterministic)
+    check_equals_reference(layer, *layout_of(rows, page_size), chip, deterministic=deterministic)
 
 
 @settings(max_examples=9, deadline=None)
@@ -116,46 +118,46 @@ def test_mixed_batches_equal_the_reference(rows, page_size, layer, chip, determi
     chips,
     st.booleans(),
 )
-def test_shared_prefixes_equal_the_reference(tails, shared, page_size, layer, chip, others):
+def test_shared_prefixes_equal_the_reference(tails, shared, page_size, layer, chip, has_other_rows):
     rows, first = [(q, cached + shared) for q, cached in tails], 0
-    if others:
+    if has_other_rows:
         rows, first = [(1, 33), (1, 128), (40, 128), (1, 140), *rows], 4
-    groups = [(list(range(first, len(rows))), shared), ([1, 2, 3], 128)][: 1 + others]
+    groups = [(list(range(first, len(rows))), shared), ([1, 2, 3], 128)][: 1 + has_other_rows]
     layout, pages = layout_of(rows, page_size, groups, max_q_len=2)
     assert layout.shared is not None
-    check(layer, layout, pages, chip)
+    check_equals_reference(layer, layout, pages, chip)
 
 
-def test_a_shared_prefix_is_read_from_its_leader_alone():
-    """The other members' own entries for the prefix point at pages of NaN."""
+def test_a_shared_prefix_is_read_from_the_pages_of_its_leader():
+    """The page numbers of the other members for the prefix refer to a page of NaN."""
     layer = Layer(4, 2, 64, F32)
     layout, pages = layout_of([(1, 300), (1, 280), (1, 260)], 1, [([0, 1, 2], 256)])
     inputs = tensors(layer, 3, pages)
-    wanted = expected(layer, inputs, layout)
+    reference = expected(layer, inputs, layout)
     used = set(layout.kv_pages[: int(layout.kv_starts[-1])].tolist())
-    nobody = next(page for page in range(pages) if page not in used)
-    inputs["k_cache"][nobody] = float("nan")
+    unused_page = next(page for page in range(pages) if page not in used)
+    inputs["k_cache"][unused_page] = float("nan")
     for row in (1, 2):
         start = int(layout.page_starts[row])
-        layout.kv_pages[start : start + 256] = nobody
-    found = run(layer, {k: None if v is None else v.to(DEVICE) for k, v in inputs.items()}, on(DEVICE, layout))
-    close(found.cpu(), wanted, F32)
+        layout.kv_pages[start : start + 256] = unused_page
+    output = run(layer, {k: None if v is None else v.to(DEVICE) for k, v in inputs.items()}, on(DEVICE, layout))
+    close(output.cpu(), reference, F32)
 
 
-def test_deterministic_bits_do_not_depend_on_chunks_or_company():
+def test_deterministic_bits_do_not_depend_on_chunks_or_other_rows():
     layer = Layer(3, 2, 64, BF16)
-    whole, pages = layout_of([(150, 0)])
+    full_layout, pages = layout_of([(150, 0)])
     inputs = tensors(layer, 150, pages + 40, DEVICE)
     if kernel_device.INTERPRETED:
         with_exact_sums(inputs)
-    alone = run(layer, inputs, on(DEVICE, whole), deterministic=True)
-    assert alone.isfinite().all() and alone.unique().numel() > 10
+    complete = run(layer, inputs, on(DEVICE, full_layout), deterministic=True)
+    assert complete.isfinite().all() and complete.unique().numel() > 10
     for start, count in ((0, 1), (3, 100), (149, 1), (64, 64)):
         chunk, _ = layout_of([(count, start), (2, 30)])
-        chunk.kv_pages[: start + count] = whole.kv_pages[: start + count]
+        chunk.kv_pages[: start + count] = full_layout.kv_pages[: start + count]
         q = torch.cat([inputs["q"][start : start + count], inputs["q"][:2]])
-        together = run(layer, {**inputs, "q": q}, on(DEVICE, chunk), deterministic=True)
-        assert torch.equal(together[:count], alone[start : start + count])
+        batched = run(layer, {**inputs, "q": q}, on(DEVICE, chunk), deterministic=True)
+        assert torch.equal(batched[:count], complete[start : start + count])
 
 
 def with_exact_sums(inputs):
@@ -179,7 +181,7 @@ def with_exact_sums(inputs):
     st.sampled_from([None, 1, 100, 2000]),
     st.integers(1, 20),
 )
-def test_a_plan_covers_every_key_of_narrow_rows_once(rows, window, sms):
+def test_a_split_kv_plan_covers_every_key_of_decode_rows_once(rows, window, sms):
     rows = [(q, cached if q else 0) for q, cached in rows]
     layout, _ = layout_of(rows, 16)
     layer = Layer(4, 2, 64, BF16, window=window)
@@ -192,19 +194,19 @@ def test_a_plan_covers_every_key_of_narrow_rows_once(rows, window, sms):
     firsts, items = plan.row_item_starts.tolist(), plan.work_items.tolist()
     assert firsts[-1] <= len(items)
     for row, (q, cached) in enumerate(rows):
-        mine = items[firsts[row] : firsts[row + 1]]
+        row_items = items[firsts[row] : firsts[row + 1]]
         if not 1 <= q <= 4:
-            assert not mine
+            assert not row_items
             continue
-        assert all(item[0] == row and item[2:4] == [q, q + cached] for item in mine)
-        assert [item[5] for item in mine[1:]] == [item[6] for item in mine[:-1]]
-        assert all(item[5] % 64 == 0 and item[5] < item[6] for item in mine)
+        assert all(item[0] == row and item[2:4] == [q, q + cached] for item in row_items)
+        assert [item[5] for item in row_items[1:]] == [item[6] for item in row_items[:-1]]
+        assert all(item[5] % 64 == 0 and item[5] < item[6] for item in row_items)
         lowest = 0 if layer.window is None else max(0, cached + 1 - layer.window)
-        assert lowest - 64 < mine[0][5] <= lowest and mine[-1][6] == q + cached
-        assert all(item[7] == (len(mine) == 1) for item in mine)
+        assert lowest - 64 < row_items[0][5] <= lowest and row_items[-1][6] == q + cached
+        assert all(item[7] == (len(row_items) == 1) for item in row_items)
 
 
-def test_one_long_row_fills_the_chip_and_a_full_batch_stays_whole():
+def test_long_rows_are_split_and_full_batches_are_not():
     shape = paged.AttentionShape(32, 8, 128, BF16)
     for rows, pieces in (([32767], 40), ([100] * 15 + [32767], 50), ([1023] * 128, 128)):
         layout, _ = layout_of([(1, cached) for cached in rows], 64)
@@ -213,7 +215,7 @@ def test_one_long_row_fills_the_chip_and_a_full_batch_stays_whole():
         assert pieces <= count <= len(layout.plans[0].work_items)
 
 
-def test_what_does_not_fit_is_refused():
+def test_invalid_shapes_raise():
     layer = Layer(4, 2, 64, F32)
     layout, pages = layout_of([(1, 20)])
     layout, inputs = on(DEVICE, layout), tensors(layer, 1, pages, DEVICE)

@@ -1,4 +1,4 @@
-"""The rules for block shapes: pure functions, so their promises are checked for every shape that is supported."""
+"""Tile sizes and splits of the attention kernels, for every supported shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT = {80: 163 * 1024, 90: 227 * 1024}
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: f"sm_{chip.capability}")
-def test_blocks_are_powers_of_two_that_fit(chip):
+def test_tile_sizes_are_powers_of_two_that_fit_into_shared_memory(chip):
     for shape, tokens in itertools.product(SHAPES, (1, 2, 5, 8, 9, 4096)):
         group = config.group_size(shape)
         rows = config.decode_tile_rows(shape, tokens)
@@ -35,35 +35,35 @@ def test_blocks_are_powers_of_two_that_fit(chip):
         assert decode.rows == rows and rows // group >= 1
 
 
-def test_drafts_of_eight_tokens_are_narrow_if_the_tile_can_hold_them():
+def test_up_to_eight_draft_tokens_use_the_decode_kernel_if_the_tile_holds_them():
     for shape, tokens in itertools.product(SHAPES, range(1, 9)):
         group = config.group_size(shape)
         if tokens * group <= 64:
             assert config.decode_tile_rows(shape, tokens) // group >= tokens
 
 
-def test_pieces_fill_the_chip_and_no_more():
+def test_splits_fill_the_gpu_once():
     llama = AttentionShape(32, 8, 128, torch.bfloat16)
     assert 3 * 132 <= config.num_extra_work_items(CHIPS[1], llama) * 8 < 3 * 132 + 8
     assert config.num_prefix_splits(CHIPS[1], llama, 64) == 17
     assert config.num_prefix_splits(CHIPS[1], llama, 8192) == 1
 
 
-def test_sharing_pays_from_a_few_thousand_tokens_on():
+def test_cost_of_sharing_a_prefix():
     llama = AttentionShape(32, 8, 128, torch.bfloat16)
     assert config.prefix_sharing_cost(llama, 1) == (128, 1024, 8192, 4)
     fp8 = AttentionShape(32, 8, 128, torch.float8_e4m3fn)
     assert config.prefix_sharing_cost(fp8, 1) == (128, 2048, 16384, 4)
 
 
-def test_rows_that_share_are_those_that_a_plan_covers():
-    """Else the prefix pass would compute what nobody merges."""
+def test_rows_of_a_group_are_those_that_a_split_kv_plan_covers():
+    """Otherwise the results of the prefix pass would not be merged."""
     for shape, tokens in itertools.product(SHAPES, (1, 2, 5, 8, 9, 4096)):
         max_row_tokens = config.prefix_sharing_cost(shape, tokens).max_row_tokens
         assert max_row_tokens == config.decode_tile_rows(shape, tokens) // config.group_size(shape) >= 1
 
 
-def test_heads_that_do_not_divide_are_refused():
+def test_query_heads_that_are_no_multiple_of_kv_heads_raise():
     for heads, groups in ((9, 2), (34, 2), (1, 2)):
         with pytest.raises(ValueError, match="query heads"):
             config.group_size(AttentionShape(heads, groups, 64, torch.float16))

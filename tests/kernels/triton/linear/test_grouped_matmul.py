@@ -1,4 +1,4 @@
-"""Mixtures of experts: the sort, the grouped product and the sum, against references and a plain loop over tokens."""
+"""Mixture of experts: sort, grouped product and sum, compared with references and with a loop over tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def randn(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-def choices(tokens: int, top_k: int, num_experts: int, seed: int, skewed: bool = False) -> torch.Tensor:
+def random_expert_ids(tokens: int, top_k: int, num_experts: int, seed: int, skewed: bool = False) -> torch.Tensor:
     """Expert ids [T, top_k] with some -1; `skewed`: nearly all go to one expert."""
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(-1, num_experts, (tokens, top_k), generator=g)
@@ -38,21 +38,24 @@ def choices(tokens: int, top_k: int, num_experts: int, seed: int, skewed: bool =
     st.booleans(),
     seeds,
 )
-def test_slots_are_sorted_as_the_reference_sorts_them(tokens, top_k, num_experts, block, skewed, seed):
-    ids = choices(tokens, top_k, num_experts, seed, skewed)
-    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
-    assert torch.equal(ours.block_experts, theirs.block_experts)
-    used = (theirs.block_experts >= 0).repeat_interleave(block)
-    assert torch.equal(ours.slots[used], theirs.slots[used])
-    assert ours[2:] == theirs[2:]
+def test_sort_by_expert_equals_the_reference(tokens, top_k, num_experts, block, skewed, seed):
+    ids = random_expert_ids(tokens, top_k, num_experts, seed, skewed)
+    routing, expected_routing = (
+        grouped.sort_by_expert(ids, num_experts, block),
+        reference.sort_by_expert(ids, num_experts, block),
+    )
+    assert torch.equal(routing.block_experts, expected_routing.block_experts)
+    used = (expected_routing.block_experts >= 0).repeat_interleave(block)
+    assert torch.equal(routing.slots[used], expected_routing.slots[used])
+    assert routing[2:] == expected_routing[2:]
     flat = ids.flatten()
-    placed = theirs.slots[used & (theirs.slots < len(flat))]
+    placed = expected_routing.slots[used & (expected_routing.slots < len(flat))]
     assert sorted(placed.tolist()) == (flat >= 0).nonzero().flatten().tolist()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.sampled_from([16, 64, 128]))
-def test_no_routing_needs_more_blocks_than_there_are(counts, block):
+def test_max_num_blocks_is_enough_for_every_routing(counts, block):
     needed = sum(-(-count // block) for count in counts)
     assert needed <= max_num_blocks(sum(counts), len(counts), block)
 
@@ -67,44 +70,47 @@ def test_no_routing_needs_more_blocks_than_there_are(counts, block):
     st.sampled_from([torch.bfloat16, torch.float16]),
     seeds,
 )
-def test_a_layer_of_experts(tokens, top_k, num_experts, block, sizes, dtype, seed):
+def test_an_expert_layer_equals_the_reference(tokens, top_k, num_experts, block, sizes, dtype, seed):
     hidden, inner = sizes
-    ids = choices(tokens, top_k, num_experts, seed)
+    ids = random_expert_ids(tokens, top_k, num_experts, seed)
     x = randn(tokens, hidden, dtype=dtype, seed=seed)
     first = randn(num_experts, 2 * inner, hidden, dtype=dtype, seed=seed + 1) / hidden**0.5
     second = randn(num_experts, hidden, inner, dtype=dtype, seed=seed + 2) / inner**0.5
     routing_weights = randn(tokens, top_k, dtype=torch.float32, seed=seed + 3).softmax(-1)
-    ours, theirs = grouped.sort_by_expert(ids, num_experts, block), reference.sort_by_expert(ids, num_experts, block)
-    there = (ids >= 0).flatten()
-    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, ours), (reference, theirs)))
-    torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
+    routing, expected_routing = (
+        grouped.sort_by_expert(ids, num_experts, block),
+        reference.sort_by_expert(ids, num_experts, block),
+    )
+    has_expert = (ids >= 0).flatten()
+    a, b = (m.grouped_matmul(x, first, r, top_k) for m, r in ((grouped, routing), (reference, expected_routing)))
+    torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
     gated = float32_ops.silu_and_multiply(b)
-    gated[~there] = float("nan")  # rows of nobody may hold anything
-    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, ours), (reference, theirs)))
-    torch.testing.assert_close(a[there], b[there], **close_enough(dtype))
-    b[~there] = float("nan")
-    found = grouped.combine_experts(b, routing_weights, ids)
-    torch.testing.assert_close(found, reference.combine_experts(b, routing_weights, ids), **close_enough(dtype))
+    gated[~has_expert] = float("nan")  # rows without an expert may hold any value
+    a, b = (m.grouped_matmul(gated, second, r, 1) for m, r in ((grouped, routing), (reference, expected_routing)))
+    torch.testing.assert_close(a[has_expert], b[has_expert], **close_enough(dtype))
+    b[~has_expert] = float("nan")
+    combined = grouped.combine_experts(b, routing_weights, ids)
+    torch.testing.assert_close(combined, reference.combine_experts(b, routing_weights, ids), **close_enough(dtype))
     for token in range(tokens):
         total = torch.zeros(hidden, device=DEVICE)
         for choice, expert in enumerate(ids[token].tolist()):
             if expert >= 0:
                 up = float32_ops.silu_and_multiply((first[expert].float() @ x[token].float()).to(dtype)[None])[0]
                 total += routing_weights[token, choice] * (second[expert].float() @ up.float())
-        torch.testing.assert_close(found[token].float(), total, atol=6e-2, rtol=6e-2)
+        torch.testing.assert_close(combined[token].float(), total, atol=6e-2, rtol=6e-2)
 
 
-def test_a_tokens_output_does_not_depend_on_the_others():
-    ids = choices(20, 2, 4, 1)
+def test_the_output_of_a_token_does_not_depend_on_other_tokens():
+    ids = random_expert_ids(20, 2, 4, 1)
     x = randn(20, 96, dtype=torch.float16, seed=2)
     weights = randn(4, 64, 96, dtype=torch.float16, seed=3)
-    together = grouped.grouped_matmul(x, weights, grouped.sort_by_expert(ids, 4, 16), 2)
-    alone = grouped.grouped_matmul(x[7:8], weights, grouped.sort_by_expert(ids[7:8].contiguous(), 4, 16), 2)
-    there = ids[7] >= 0
-    assert torch.equal(together[14:16][there], alone[there])
+    batched = grouped.grouped_matmul(x, weights, grouped.sort_by_expert(ids, 4, 16), 2)
+    single = grouped.grouped_matmul(x[7:8], weights, grouped.sort_by_expert(ids[7:8].contiguous(), 4, 16), 2)
+    has_expert = ids[7] >= 0
+    assert torch.equal(batched[14:16][has_expert], single[has_expert])
 
 
-def test_blocks_follow_the_load():
+def test_block_sizes_grow_with_the_tokens_per_expert():
     assert [grouped.routing_block_size(n, 128) for n in (8, 512, 4096, 8192, 65536)] == [16, 16, 32, 64, 128]
     for block in (16, 32, 64, 128):
         plan = grouped.grouped_matmul_config(block)
@@ -128,6 +134,6 @@ def test_blocks_follow_the_load():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call):
+def test_invalid_shapes_raise(call):
     with pytest.raises(ValueError, match=r"int32|fit|expected|take"):
         call()

@@ -1,4 +1,4 @@
-"""Log-probabilities by Triton against torch's log_softmax."""
+"""Triton's log-probabilities, compared with torch's log_softmax."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_gathered_logprobs_equal_the_reference(rows, vocab, pairs, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
     at = torch.randint(-1, rows, (pairs,), generator=generator).int().to(DEVICE)
     tokens = torch.randint(-1, vocab, (pairs,), generator=generator).int().to(DEVICE)
-    found = logprobs.gather_logprobs(logits, at, tokens)
+    result = logprobs.gather_logprobs(logits, at, tokens)
     expected = reference.gather_logprobs(logits, at, tokens)
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5, equal_nan=True)
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 
 @settings(max_examples=25, deadline=None)

@@ -1,4 +1,4 @@
-"""The sampling kernels against their reference, the reference against the CPU's sampler, and against statistics."""
+"""The sampling kernels, compared with their reference, with the CPU's sampler and with statistics."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ INF = math.inf
 
 def random_adjustments(rows: int, vocab: int, seed: int, parts: tuple[bool, bool, bool]) -> LogitAdjustments:
     g = torch.Generator().manual_seed(seed)
-    places = [(torch.randint(-1, rows, (rows,), generator=g)).int().to(DEVICE) for _ in range(3)]
+    row_maps = [(torch.randint(-1, rows, (rows,), generator=g)).int().to(DEVICE) for _ in range(3)]
     density = torch.rand(rows, 1, generator=g) ** 3
     words = pack(torch.rand(rows, vocab, generator=g) < density)
     counts = (torch.rand(rows, vocab, generator=g) * 1.2).int().to(DEVICE) * 3
     bias = torch.where(torch.rand(rows, vocab, generator=g) < 0.01, 5.0, 0.0).to(DEVICE)
     frequency, presence = (torch.rand(2, rows, generator=g) * 4 - 2).to(DEVICE)
     return LogitAdjustments(
-        RowMasks(words, places[0]) if parts[0] else None,
-        RowBias(bias, places[1]) if parts[1] else None,
-        Penalties(counts, places[2], frequency, presence) if parts[2] else None,
+        RowMasks(words, row_maps[0]) if parts[0] else None,
+        RowBias(bias, row_maps[1]) if parts[1] else None,
+        Penalties(counts, row_maps[2], frequency, presence) if parts[2] else None,
     )
 
 
@@ -51,13 +51,13 @@ def test_adjusted_logits_equal_the_reference(rows, vocab, seed, parts, dtype):
     logits = logits_of(rows, vocab, 5.0, seed, dtype)
     logits[0, seed % vocab] = [0.0, INF, -INF, math.nan][seed % 4]
     adjustments = random_adjustments(rows, vocab, seed, parts)
-    ours, theirs = (torch.empty(rows, vocab, device=DEVICE) for _ in range(2))
+    adjusted, expected_logits = (torch.empty(rows, vocab, device=DEVICE) for _ in range(2))
     status, expected = (torch.empty(rows, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    logit_adjustments.adjust_logits(logits, ours, status, adjustments)
-    reference.adjust_logits(logits, theirs, expected, adjustments)
+    logit_adjustments.adjust_logits(logits, adjusted, status, adjustments)
+    reference.adjust_logits(logits, expected_logits, expected, adjustments)
     assert status.tolist() == expected.tolist()
-    good = status != NOT_FINITE
-    torch.testing.assert_close(ours[good], theirs[good], atol=2e-6, rtol=1e-6)
+    is_finite = status != NOT_FINITE
+    torch.testing.assert_close(adjusted[is_finite], expected_logits[is_finite], atol=2e-6, rtol=1e-6)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -88,8 +88,8 @@ def test_a_row_with_too_many_candidates_is_searched_in_place(top):
 
 
 @pytest.mark.parametrize("top", [(50, 0.9, 0.1), (1000, 0.5, 0.0), (1000, 0.5, 0.3)])
-def test_top_p_is_a_share_of_all_tokens_that_top_k_keeps(top):
-    """Also of those that top-p and min-p exclude afterwards."""
+def test_top_p_is_relative_to_the_tokens_that_top_k_keeps(top):
+    """Including those that top-p and min-p exclude afterwards."""
     top_k, top_p, min_p = top
     rows = [(1.5, top_k, f32(top_p), f32(min_p), seed, 3) for seed in range(60)]
     logits = logits_of(1, 4097, 1.0, 7).expand(60, -1).contiguous()
@@ -100,26 +100,26 @@ def test_top_p_is_a_share_of_all_tokens_that_top_k_keeps(top):
 
 
 def test_top_k_includes_the_kth_token_if_it_is_alone_in_its_bin():
-    """Logits so far apart that no two tokens share a bin of likelihood."""
+    """Logits so far apart that no two tokens share a bin of the histogram."""
     logits = (-0.2 * torch.arange(60, device=DEVICE)).expand(12, -1).contiguous()
     rows = [(1.0, 5, 1.0, 0.0, seed, 0) for seed in range(12)]
     work = sampler.SamplingWorkspace.allocate(12, 60, DEVICE)
-    found = sampler.sample(logits, inputs_of(rows), workspace=work).tolist()
+    tokens = sampler.sample(logits, inputs_of(rows), workspace=work).tolist()
     assert work.summary[:, 0].tolist() == [5] * 12
-    assert found == reference.sample(logits, inputs_of(rows)).tolist()
+    assert tokens == reference.sample(logits, inputs_of(rows)).tolist()
 
 
 def test_a_row_depends_on_its_seed_and_not_on_other_rows():
     rows = [(1.0, -1, 0.9, 0.0, 5, 1), (0.0, -1, 1.0, 0.0, 1, 0), (1.3, 40, 1.0, 0.1, 7, 9), (1.0, -1, 1.0, 0.0, 3, 2)]
     rows = [(t, k, f32(p), f32(m), s, n) for t, k, p, m, s, n in rows]
     logits = logits_of(4, 5000, 3.0, 1)
-    together = sampler.sample(logits, inputs_of(rows)).tolist()
-    assert sampler.sample(logits, inputs_of(rows)).tolist() == together
+    batched = sampler.sample(logits, inputs_of(rows)).tolist()
+    assert sampler.sample(logits, inputs_of(rows)).tolist() == batched
     for i, row in enumerate(rows):
-        assert sampler.sample(logits[i : i + 1], inputs_of([row])).tolist() == [together[i]]
+        assert sampler.sample(logits[i : i + 1], inputs_of([row])).tolist() == [batched[i]]
     order = [2, 0, 3, 1]
     shuffled = sampler.sample(logits[order].contiguous(), inputs_of([rows[i] for i in order])).tolist()
-    assert shuffled == [together[i] for i in order]
+    assert shuffled == [batched[i] for i in order]
 
 
 def test_rows_without_a_token_get_a_status_and_other_rows_are_unaffected():
@@ -130,9 +130,9 @@ def test_rows_without_a_token_get_a_status_and_other_rows_are_unaffected():
     words = pack(torch.zeros(1, 3000, dtype=torch.bool))
     masks = RowMasks(words, torch.tensor([-1, -1, -1, -1, 0], dtype=torch.int32, device=DEVICE))
     for row in [(0.0, -1, 1.0, 0.0, 1, 1), (1.0, -1, 1.0, 0.0, 1, 1), (1.0, 9, 0.5, 0.0, 1, 1)]:
-        found = sampler.sample(logits, inputs_of([row] * 5), LogitAdjustments(masks)).tolist()
-        assert found[1:] == [NOT_FINITE, NOT_FINITE, NO_TOKEN, NO_TOKEN]
-        assert found[0] == reference.sample(logits[:1], inputs_of([row])).item()
+        tokens = sampler.sample(logits, inputs_of([row] * 5), LogitAdjustments(masks)).tolist()
+        assert tokens[1:] == [NOT_FINITE, NOT_FINITE, NO_TOKEN, NO_TOKEN]
+        assert tokens[0] == reference.sample(logits[:1], inputs_of([row])).item()
 
 
 def test_a_single_allowed_token_is_always_taken():
@@ -176,8 +176,8 @@ def test_samples_follow_the_distribution(top, draw, draws):
     top_k, top_p, min_p = top
     logits = torch.tensor([1.5, -0.5, 1.5, 0.0, 2.0, -1.0, 0.7, 0.2, -3.0, 1.0], device=DEVICE)
     rows = [(0.8, top_k, f32(top_p), f32(min_p), 1000 + i // 7, i) for i in range(draws)]
-    found = draw(logits.expand(draws, -1).contiguous(), inputs_of(rows))
-    counts = torch.bincount(found.long().cpu(), minlength=10).double()
+    tokens = draw(logits.expand(draws, -1).contiguous(), inputs_of(rows))
+    counts = torch.bincount(tokens.long().cpu(), minlength=10).double()
     shares = expected_shares(logits.cpu(), 0.8, top_k, top_p, min_p)
     assert counts[shares == 0].sum() == 0
     real = shares > 0
@@ -192,13 +192,13 @@ def test_samples_follow_the_distribution(top, draw, draws):
 @given(st.lists(row_of, min_size=1, max_size=4), st.sampled_from([0.5, 3.0]), st.integers(0, 10**6))
 def test_the_reference_equals_the_cpu_sampler(rows, spread, seed):
     logits = logits_of(len(rows), 300, spread, seed).cpu()
-    found = reference.sample(logits, type(inputs_of(rows))(*(c.cpu() for c in inputs_of(rows)))).tolist()
+    tokens = reference.sample(logits, type(inputs_of(rows))(*(c.cpu() for c in inputs_of(rows)))).tolist()
     generations = []
     for temperature, top_k, top_p, min_p, row_seed, step in rows:
         params = sampling_params(temperature=temperature, top_k=top_k if top_k > 0 else -1, top_p=top_p, min_p=min_p)
         generations.append(SimpleNamespace(params=params, seed=row_seed, num_sampled=step, output_counts={}))
-    assert found == NumpyLogitOperations().draw_tokens(logits.numpy(), generations)
-    assert found == TorchLogitOperations(torch.device("cpu")).draw_tokens(logits, generations)
+    assert tokens == NumpyLogitOperations().draw_tokens(logits.numpy(), generations)
+    assert tokens == TorchLogitOperations(torch.device("cpu")).draw_tokens(logits, generations)
 
 
 def test_the_hash_equals_the_cpu_samplers():
@@ -242,6 +242,6 @@ def test_chunk_size_is_a_power_of_two_and_limits_the_chunks():
         ),
     ],
 )
-def test_unfitting_shapes_raise(call):
+def test_invalid_shapes_raise(call):
     with pytest.raises(ValueError, match=r"logits|rows|workspace|words"):
         call()

@@ -34,9 +34,9 @@ def test_select_scores_as_published(prompt, choices):
         requests += [Open(i), Append(i, prompt), Select(i, i, choices, method), generate(i, 10 + i, 3)]
     calls = run_until_idle(engine_loop, transport, *requests)
     given_prompt = [[logprob(prompt + c[:j], c[j]) for j in range(len(c))] for c in choices]
-    alone = [[logprob([prompt[0]] + c[:j], c[j]) for j in range(len(c))] for c in choices]
+    unconditional = [[logprob([prompt[0]] + c[:j], c[j]) for j in range(len(c))] for c in choices]
     plain = [float(np.mean(p)) for p in given_prompt]
-    minus = [float(np.mean(np.subtract(p, q))) for p, q in zip(given_prompt, alone, strict=True)]
+    minus = [float(np.mean(np.subtract(p, q))) for p, q in zip(given_prompt, unconditional, strict=True)]
     assert calls[0].end.choice.scores == pytest.approx(plain, abs=1e-5)
     assert calls[1].end.choice.scores == pytest.approx(minus, abs=1e-5)
     for i, row in enumerate(given_prompt):
@@ -57,7 +57,7 @@ def test_select_scores_as_published(prompt, choices):
 
 
 def test_a_select_may_replace_tokens_before_it():
-    """A full context, and a text that is computed already: the tokens taken back make room, and stay cached."""
+    """In a full context and after computed text. Replaced tokens do not count against the context and stay cached."""
     engine_loop, transport, runner = make_engine_loop(context=40, batch_tokens=64)
     prompt = [5] * 30 + [1, 2]
     calls = run_until_idle(engine_loop, transport, Open(1), Append(1, prompt), generate(1, 1, 8, ignore_eos=True),

@@ -49,7 +49,7 @@ def test_forks_of_a_failed_session_fail():
 
 
 def start_long_call(engine_loop, transport, client=b"c", **params):
-    """Opens session 1 of a client with a call that runs for long, and does a few steps."""
+    """Opens session 1 of a client with a call of many tokens, and runs some steps."""
     post(transport, Open(1), Append(1, [1]), generate(1, 1, 500, ignore_eos=True, **params), client=client)
     for _ in range(5):
         engine_loop.step(0.0)
@@ -96,7 +96,7 @@ def test_a_client_cannot_abort_the_session_of_another():
 
 
 def test_an_aborted_output_keeps_the_tokens_that_were_sent():
-    """A chat that stops an answer goes on from what the reader saw."""
+    """A chat continues from the part of an aborted answer that was shown."""
     prompt = [1, 2, 3]
     free = greedy(prompt, 40, ignore_eos=True)
     engine_loop, transport, _ = make_engine_loop()
@@ -104,11 +104,11 @@ def test_an_aborted_output_keeps_the_tokens_that_were_sent():
     for _ in range(12):
         engine_loop.step(0.0)
     calls = run_until_idle(engine_loop, transport, Abort(1, 1), Append(1, [5]), generate(1, 2, 6))
-    told = calls[1].tokens
+    sent = calls[1].tokens
     assert calls[1].end.kind == "aborted"
-    assert 5 < len(told) < 40
-    assert told == free[: len(told)]
-    assert calls[2].tokens == greedy([*prompt, *told, 5], 6)
+    assert 5 < len(sent) < 40
+    assert sent == free[: len(sent)]
+    assert calls[2].tokens == greedy([*prompt, *sent, 5], 6)
 
 
 def test_aborting_a_session_answers_all_its_calls():

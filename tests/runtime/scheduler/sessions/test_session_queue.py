@@ -1,4 +1,4 @@
-"""The queue behind a running call is bounded, and the bounds do not affect what fits."""
+"""The queue of a session with a running call: its bounds, and instructions within the bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call_of(kind, session, call, value):
 
 
 def messages_of(steps):
-    """Messages of a session that forks; each step goes to the youngest fork."""
+    """Messages of a session that forks; every step is sent to the newest fork."""
     requests, session, call = [Open(0), Append(0, [1, 2])], 0, 0
     for kind, value in steps:
         if kind == "append":
@@ -51,7 +51,7 @@ def messages_of(steps):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(instructions, max_size=10))
-def test_messages_sent_at_once_act_as_sent_one_by_one(steps):
+def test_messages_sent_at_once_equal_messages_sent_one_by_one(steps):
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     at_once = run_until_idle(engine_loop, transport, *messages_of(steps))
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
@@ -68,7 +68,7 @@ def queued_tokens(session):
     return sum(len(item.token_ids) for item in session.queue._queue.values() if isinstance(item, Append))
 
 
-def test_text_behind_a_call_is_bounded_by_the_context():
+def test_text_after_a_running_call_is_bounded_by_the_context():
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     texts = [Append(0, [1 + i % 3] * 7) for i in range(1000)]
     post(transport, Open(0), Append(0, [1]), gen(0, 1), *texts, gen(0, 2))
@@ -111,7 +111,7 @@ def test_text_that_fits_after_a_stop_string_is_cut_is_accepted():
 def test_other_instructions_are_bounded_and_all_calls_are_answered(monkeypatch):
     monkeypatch.setattr(session_queue, "MAX_WEIGHT", 20)
     engine_loop, transport, _ = make_engine_loop(context=200)
-    selects = [Select(0, call, [[1, 2], [3]]) for call in range(2, 12)]  # each weighs 4
+    selects = [Select(0, call, [[1, 2], [3]]) for call in range(2, 12)]  # the weight of each is 4
     children = [Fork(0, [1, 2]), Append(1, [1]), gen(1, 50), gen(2, 51)]
     calls = run_until_idle(
         engine_loop, transport, Open(0), Append(0, [1]), gen(0, 1), *selects, *children, Close(0), Close(1)
@@ -200,9 +200,9 @@ def test_materializing_the_children_of_a_fork_takes_linear_time(monkeypatch):
     engine_loop, transport, _ = make_engine_loop(context=CONTEXT)
     num_checks = [0]
 
-    def is_equal(one, other):
+    def is_equal(first, second):
         num_checks[0] += 1
-        return one is other
+        return first is second
 
     run_until_idle(engine_loop, transport, Open(0), Append(0, [1, 2]))
     monkeypatch.setattr(Session, "__eq__", is_equal)

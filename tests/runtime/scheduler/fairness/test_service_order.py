@@ -1,4 +1,4 @@
-"""The order in which programs and tenants are served, over the whole engine loop."""
+"""The order in which the engine loop serves programs and tenants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_tenants_share_by_tokens_not_by_requests():
     assert max(finish_order(transport).index(i) for i in range(20, 23)) <= 6
 
 
-def test_the_longest_cached_prefix_goes_first_among_equals():
+def test_among_equal_requests_the_longest_cached_prefix_is_first():
     engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64)
     run_until_idle(engine_loop, transport, Open(0), Append(0, [7] * 40), generate(0, 0, 1))
     transport.outbox.clear()
@@ -46,7 +46,7 @@ def test_the_longest_cached_prefix_goes_first_among_equals():
     assert finish_order(transport)[0] == 3
 
 
-def test_starving_requests_of_one_tenant_do_not_go_before_another_tenant(monkeypatch):
+def test_starving_requests_of_one_tenant_do_not_precede_another_tenant(monkeypatch):
     monkeypatch.setattr(fairness, "STARVATION_S", 0.0)
     engine_loop, transport, _ = make_engine_loop(rows=1, batch_tokens=64)
     requests = []

@@ -1,0 +1,142 @@
+"""Weights from safetensors folders, compared with the models that transformers saved, and damaged folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_llama_checkpoints import save_tiny_llama
+
+from plait.runtime.errors import CorruptModel, InputError, ModelError, ModelNotFound, UnsupportedModel
+from plait.runtime.weights import safetensors_checkpoint
+from plait.runtime.weights.checkpoint import open_checkpoint
+
+F32 = torch.float32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(path)
+    return path
+
+
+def copy_folder(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / "copy", dirs_exist_ok=True))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shard", ["1GB", "40KB"])
+def test_safetensors_equal_the_saved_model(tmp_path: Path, tied: bool, bias: bool, shard: str) -> None:
+    model = save_tiny_llama(tmp_path, tie_word_embeddings=tied, attention_bias=bias, mlp_bias=bias, shard=shard)
+    weights = open_checkpoint(tmp_path)
+    expected = {name: value for name, value in model.state_dict().items() if not tied or "lm_head" not in name}
+    assert set(weights.names()) == set(expected)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard != "1GB")
+    for name, value in expected.items():
+        assert torch.equal(weights.tensor(name, F32, "cpu"), value), name
+    assert weights.tensor("model.norm.weight", torch.bfloat16, "cpu").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_model_saved_without_an_output_head(tmp_path: Path, tied: bool) -> None:
+    model = save_tiny_llama(tmp_path / "complete", tie_word_embeddings=tied)
+    model.model.save_pretrained(tmp_path / "bare")
+    weights = open_checkpoint(tmp_path / "bare")
+    assert weights.config.has_lm_head == tied and weights.config.tie_word_embeddings
+    expected = {name: value for name, value in model.state_dict().items() if "lm_head" not in name}
+    assert set(weights.names()) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(weights.tensor(name, F32, "cpu"), value), name
+    file = tmp_path / "complete/model.safetensors"  # normal names, but the head is missing
+    save_file({name: value for name, value in load_file(file).items() if "lm_head" not in name}, file)
+    if not tied:
+        with pytest.raises(CorruptModel, match="lm_head"):
+            open_checkpoint(tmp_path / "complete")
+
+
+def test_tensors_are_read_directly_to_the_device(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors bypass host memory: the only handle that reads values was opened for the GPU."""
+    read = []
+
+    class Reader:
+        def __init__(self, path: str, framework: str, device: str) -> None:
+            self.inner, self.device = safe_open(path, framework=framework, device="cpu"), device
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            read.append((name, self.device))
+            return self.inner.get_tensor(name)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    monkeypatch.setattr(safetensors_checkpoint, "safe_open", Reader)
+    weights = open_checkpoint(folder)
+    for name in weights.names():
+        weights.tensor(name, F32, torch.device("cuda", 0))
+    assert read == [(name, "cuda:0") for name in weights.names()]
+
+
+def test_missing_tensors_and_wrong_shapes_are_rejected(folder: Path, tmp_path: Path) -> None:
+    copy = copy_folder(folder, tmp_path)
+    tensors = load_file(copy / "model.safetensors")
+    norm = tensors.pop("model.norm.weight")
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(CorruptModel, match=r"no tensor 'model\.norm\.weight'"):
+        open_checkpoint(copy)
+    save_file(tensors | {"model.norm.weight": norm[:-1]}, copy / "model.safetensors")
+    with pytest.raises(CorruptModel, match=r"'model\.norm\.weight' has the shape \(63,\)"):
+        open_checkpoint(copy)
+    save_file(tensors | {"model.norm.weight": norm.to(torch.int8)}, copy / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="int8"):
+        open_checkpoint(copy).tensor("model.norm.weight", F32, "cpu")
+    with pytest.raises(CorruptModel, match="no tensor 'nothing'"):
+        open_checkpoint(folder).tensor("nothing", F32, "cpu")
+    with pytest.raises(InputError):
+        open_checkpoint(folder).raw_blocks("model.norm.weight")
+
+
+@pytest.mark.parametrize("file", ["../other.safetensors", "/etc/passwd", "x.bin", 3, "missing.safetensors"])
+def test_index_with_a_file_outside_the_folder_is_rejected(folder: Path, tmp_path: Path, file: Any) -> None:
+    copy = copy_folder(folder, tmp_path)
+    index = {"weight_map": {"model.embed_tokens.weight": file}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelNotFound if file == "missing.safetensors" else CorruptModel):
+        open_checkpoint(copy)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_folders_raise_model_errors(folder: Path, tmp_path: Path, data: st.DataObject) -> None:
+    copy = copy_folder(folder, tmp_path)
+    path = copy / data.draw(st.sampled_from(["model.safetensors", "config.json"]))
+    content = bytearray(path.read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        at = data.draw(st.integers(0, min(len(content), 2500) - 1))
+        patch = data.draw(st.binary(min_size=1, max_size=6))
+        content[at : at + len(patch)] = patch
+    path.write_bytes(content)
+    try:
+        weights = open_checkpoint(copy)
+        for name in weights.names():
+            weights.tensor(name, F32, "cpu")
+    except ModelError as error:
+        assert str(error)  # noqa: PT017 (no error at all is fine too: a changed number may be sound)
+
+
+def test_missing_model_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        open_checkpoint(tmp_path / "none")
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        open_checkpoint(tmp_path)
