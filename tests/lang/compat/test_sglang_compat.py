@@ -1,4 +1,4 @@
-"""What SGLang's programs use beside the language itself."""
+"""SGLang's API beside gen and select: bind, generator_style, dtype, reasoning, global_config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def qa(s, question, mark="?"):
     s += question + mark + sgl.gen("answer")
 
 
-def test_bind_gives_arguments_that_later_ones_override(backend):
+def test_bound_arguments_can_be_overridden(backend):
     bound = qa.bind(question="Q")
     assert bound.run().text() == "Q? fine."
     assert bound.bind(mark="!").run().text() == "Q! fine."
@@ -38,7 +38,7 @@ def test_bind_gives_arguments_that_later_ones_override(backend):
         qa.bind(qestion="Q")
 
 
-def test_generator_style_gives_states_as_they_are_done(backend):
+def test_generator_style_yields_states_in_order_of_completion(backend):
     late = Gate("late")
     backend.script(("b?", late), default="early")
     states = qa.run_batch([{"question": q} for q in "abc"], generator_style=True, num_threads=3)
@@ -50,7 +50,7 @@ def test_generator_style_gives_states_as_they_are_done(backend):
         qa.run_batch([{"question": "a"}], generator_style=1)
 
 
-def test_closing_the_generator_ends_the_rest(backend):
+def test_closing_the_generator_ends_the_remaining_items(backend):
     backend.script(("b?", Gate("never")), default="early")
     states = qa.run_batch([{"question": q} for q in "abc"], generator_style=True)
     assert next(states)["answer"] == "early"
@@ -69,7 +69,7 @@ def test_generator_style_of_an_async_program(backend):
     ] * 2
 
 
-def test_dtype(backend):
+def test_dtype_constrains_and_converts(backend):
     @sgl.function
     def program(s):
         s += "Q" + sgl.gen("i", dtype="int") + sgl.gen("s", dtype=str, max_tokens=9)
@@ -82,19 +82,19 @@ def test_dtype(backend):
             make()
 
 
-def test_logprob_start_len(backend):
+def test_logprob_start_len_reaches_the_runtime(backend):
     @sgl.function
     def program(s, start):
         s += "Q" + sgl.gen("x", return_logprob=True, logprob_start_len=start)
 
     program.run(3)
     program.run(-1)
-    assert [each.sampling.prompt_logprobs_from for each in backend.scheduler.sent(Generate)] == [3, None]
+    assert [request.sampling.prompt_logprobs_from for request in backend.scheduler.sent(Generate)] == [3, None]
     with pytest.raises(sgl.InputError, match="logprob_start_len must be"):
         sgl.gen("x", logprob_start_len=-2)
 
 
-def test_fork_before_any_text_and_offsets_of_zero(backend):
+def test_fork_before_any_text_with_zero_offsets(backend):
     @sgl.function
     def program(s):
         forks = s.fork(2, position_ids_offset=[0, 0])
@@ -120,7 +120,7 @@ def test_fork_before_any_text_and_offsets_of_zero(backend):
         ("kimi", "◁think▷so◁/think▷yes", "so", "yes"),
     ],
 )
-def test_reasoning_is_a_variable_of_its_own(backend, model_type, text, thought, answer):
+def test_separate_reasoning_splits_thought_and_answer(backend, model_type, text, thought, answer):
     backend.script(default=text)
 
     @sgl.function
@@ -136,7 +136,7 @@ def test_reasoning_is_a_variable_of_its_own(backend, model_type, text, thought, 
     assert program.run(n=2)["x"] == [answer] * 2
 
 
-def test_reasoning_on_a_loop(backend):
+def test_separate_reasoning_in_an_async_program(backend):
     backend.script(default="<think>so</think>yes")
 
     @sgl.function
@@ -147,7 +147,7 @@ def test_reasoning_on_a_loop(backend):
     assert asyncio.run(program.arun()).ret_value == ("yes", "so", ["yes"])
 
 
-def test_reasoning_mistakes():
+def test_wrong_use_of_separate_reasoning_is_an_input_error():
     for make, message in (
         (lambda: sgl.separate_reasoning(sgl.gen("x"), model_type="gpt"), "model_type must be one of deepseek-r1"),
         (lambda: sgl.separate_reasoning(sgl.gen(), "qwen3"), "needs a name"),
@@ -158,7 +158,7 @@ def test_reasoning_mistakes():
     assert len(REASONING_TAGS) == 7
 
 
-def test_global_config(backend):
+def test_global_config_accepts_its_fields_and_refuses_others(backend):
     sgl.global_config.default_backend = backend
     assert sgl.global_config.default_backend is backend.client
     sgl.global_config.enable_precache_with_tracing = False
