@@ -149,7 +149,7 @@ def test_compile_executes_the_body_once_and_sends_nothing(backend):
     graph.run()
     assert len(times) == 1
     counted.run_batch([{}] * 5)
-    assert len(times) == 6  # once for each item, and not once more
+    assert len(times) == 6  # once per item
 
 
 def test_compile_is_not_collected_as_a_run():
