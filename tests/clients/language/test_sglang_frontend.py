@@ -29,9 +29,8 @@ def sgl(address):
     backend = RuntimeEndpoint(address)
     from sglang.lang.chat_template import get_chat_template
 
-    backend.chat_template = get_chat_template(
-        "chatml"
-    )  # SGLang guesses it from the model's path, which is the path of a file here
+    # SGLang guesses the template from the model's path, which is the path of a file here.
+    backend.chat_template = get_chat_template("chatml")
     api.set_default_backend(backend)
     for name in choices.__dict__:
         if not hasattr(api, name):

@@ -57,7 +57,7 @@ def test_streamed_field_equals_the_prediction(lm) -> None:
         with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
             return [part async for part in program(text="The soup was hot and salty.")]
 
-    prediction = asyncio.run(parts())
-    assert isinstance(prediction[-1], dspy.Prediction) and prediction[-1].kind in ("food", "sport")
-    streamed = "".join(part.chunk for part in prediction if isinstance(part, dspy.streaming.StreamResponse))
-    assert streamed.strip('" ').startswith(prediction[-1].kind)
+    parts_received = asyncio.run(parts())
+    assert isinstance(parts_received[-1], dspy.Prediction) and parts_received[-1].kind in ("food", "sport")
+    streamed = "".join(part.chunk for part in parts_received if isinstance(part, dspy.streaming.StreamResponse))
+    assert streamed.strip('" ').startswith(parts_received[-1].kind)

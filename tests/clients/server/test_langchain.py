@@ -63,9 +63,8 @@ def test_tool_call_and_result(model, choice) -> None:
     assert isinstance(result, ToolMessage)
     turns = [HumanMessage("What time is it in zone CET?"), answer, result]
     next_message = model.bind_tools([clock], tool_choice="auto").invoke(turns)
-    assert (
-        next_message.text or next_message.tool_calls or next_message.invalid_tool_calls
-    )  # invalid_tool_calls: a call cut off by max_tokens
+    # A call that max_tokens cut off is in invalid_tool_calls.
+    assert next_message.text or next_message.tool_calls or next_message.invalid_tool_calls
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
@@ -98,8 +97,8 @@ def test_logprobs_and_n(base_url) -> None:
     answer = chat(base_url, logprobs=True, top_logprobs=2, max_tokens=5).invoke(ASK)
     content = answer.response_metadata["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == answer.text and len(content[0]["top_logprobs"]) == 2
-    parsed = chat(base_url, n=2, temperature=1.0, seed=3, max_tokens=5).generate([[HumanMessage(ASK)]])
-    assert len(parsed.generations[0]) == 2
+    result = chat(base_url, n=2, temperature=1.0, seed=3, max_tokens=5).generate([[HumanMessage(ASK)]])
+    assert len(result.generations[0]) == 2
 
 
 def test_completion_and_its_stream(base_url) -> None:

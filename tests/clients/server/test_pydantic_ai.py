@@ -39,9 +39,8 @@ def test_stream_equals_the_text(model) -> None:
 def test_structured_output(model, person, kind) -> None:
     agent = Agent(model, output_type=kind(person), model_settings=settings(), retries=0)
     result = agent.run_sync("Anna is 12 years old.")
-    assert isinstance(
-        result.output, person
-    )  # fits the schema; the small model chooses the values of tool arguments freely
+    # The output fits the schema; the small model chooses the values of tool arguments freely.
+    assert isinstance(result.output, person)
     if kind is NativeOutput:
         assert result.output == person(name="Anna", age=12)
 

@@ -1,4 +1,4 @@
-"""Invalid chat requests: each gets a 4xx in OpenAI's shape that names the parameter."""
+"""Invalid chat requests: a 4xx in OpenAI's format names the parameter."""
 
 from __future__ import annotations
 
