@@ -68,9 +68,8 @@ def test_select_scores_choices_by_server_logprobs(sglang, method):
     assert meta["choice_scores"] == scores and meta["choices"] == choices
     bodies = sglang.bodies("/generate")
     assert all(body["sampling_params"]["max_new_tokens"] == 0 for body in bodies)
-    if (
-        method is plait.unconditional_likelihood_normalized
-    ):  # after the first token of the prompt, as in plait's scheduler
+    if method is plait.unconditional_likelihood_normalized:
+        # Choices are scored after the first token of the prompt, as in plait's scheduler.
         assert bodies[-1]["input_ids"] == [[ord("S"), *choice] for choice in tokens]
 
 

@@ -16,13 +16,13 @@ def qa(s, question, mark="?"):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: qa.run(), "program 'qa': missing a required argument: 'question'; its parameters are question, mark"),
+        (lambda: qa.run(), "program 'qa': missing .*'question'.*question, mark"),
         (lambda: qa.run("a", qestion="b"), "unexpected keyword argument 'qestion'"),
         (lambda: qa.run("a", "b", "c"), "too many positional arguments"),
         (lambda: qa.run("a", temperature=-1), "run: temperature must be"),
         (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
         (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
-        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported: calls always run"),
+        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported"),
         (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine or a Client"),
         (lambda: qa.run("a", backend=plait.Program), "a backend must be"),
         (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),

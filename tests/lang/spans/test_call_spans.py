@@ -60,9 +60,8 @@ def test_span_covers_the_time_that_its_call_waited(backend):
 def test_span_starts_after_the_calls_before_it_and_counts_all_queue_time():
     call_segments = [
         call_segment(0, 0.0, 1.0, wall_s=0.8),
-        call_segment(
-            0, 0.1, 2.0, wall_s=1.1
-        ),  # the runtime started it before the client learned of the end of the first
+        # The runtime started it before the client learned of the end of the first.
+        call_segment(0, 0.1, 2.0, wall_s=1.1),
         call_segment(1, 0.2, 3.0, wall_s=1.5),  # its branch was forked before the second call
         call_segment(0, 2.1, 4.0, wall_s=0.5, queue_s=0.1, compile_s=0.1),  # it waited 1.4 s
         call_segment(2, 2.2, 2.4),  # of a service that reports no times

@@ -20,9 +20,8 @@ from plait.runtime.messages import Append, Fork, Generate, Select
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
-NO_KEEPALIVE = httpx.Limits(
-    max_keepalive_connections=0
-)  # the server may close an idle connection while a request takes it
+# The server may close an idle connection while a request takes it.
+NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 
 
 @pytest.fixture(scope="module")
