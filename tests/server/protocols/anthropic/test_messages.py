@@ -233,7 +233,7 @@ def test_errors_name_the_field(http, change, named):
         assert named in error["error"]["message"] and error["request_id"].startswith("req-")
 
 
-def test_client_raises_its_own_error_types(client, address):
+def test_client_raises_anthropic_error_types(client, address):
     with pytest.raises(anthropic.NotFoundError, match="claude-x"):
         client.messages.create(model="claude-x", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tokens"):

@@ -93,7 +93,7 @@ def test_length_and_logprobs(client) -> None:
     assert answer.usage.completion_tokens == 5 == len(entries)
 
 
-def test_a_stop_string_inside_a_token_ends_text_and_logprobs(smollm) -> None:
+def test_stop_string_inside_a_token_ends_text_and_logprobs(smollm) -> None:
     answer = create_and_stream(smollm, stop="aris", logprobs=True)
     assert answer.choices[0].message.content == "The capital of France is P"
     assert answer.choices[0].finish_reason == "stop"

@@ -102,7 +102,7 @@ def test_continues_text_and_input_ids(endpoint):
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra_params",
     [
         {},
         {"stop": ["zzz"]},
@@ -212,7 +212,7 @@ def test_control_tokens_of_the_text_are_control_tokens(endpoint):
     assert [text for _, _, text in entries] == ["<|im_start|>", "user", "\n"]
 
 
-def test_a_seed_gives_the_same_text(endpoint):
+def test_seed_gives_the_same_text(endpoint):
     params = {"max_new_tokens": 6, "temperature": 2.0}
     seeded = [endpoint.generate(text=PROMPT, sampling_params=params | {"sampling_seed": 3})["text"] for _ in range(2)]
     assert seeded[0] == seeded[1]
@@ -312,7 +312,7 @@ def test_abort_needs_a_rid(endpoint):
     assert endpoint.http.post("/abort_request", json={}).status_code == 400
 
 
-def test_tenants_cannot_abort_each_others_requests():
+def test_tenants_cannot_abort_requests_of_other_tenants():
     registry, ended = AbortRegistry(), []
     with (
         registry.registered("a", "r", lambda: ended.append("a")),
