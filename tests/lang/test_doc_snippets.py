@@ -1,7 +1,8 @@
-"""What the language's pages show runs as it is printed, on a model that is a hash chain.
+"""Python blocks of the language's pages run as printed, on a model that is a hash chain.
 
-The tutorial, whose answers are looked at, runs on the embedded model in tests/end_to_end/test_docs.py; testing.md in
-test_testing.py."""
+The tutorial and its answers run on the embedded model in tests/end_to_end/test_docs.py; testing.md runs in
+tests/lang/testing/test_scripted.py.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +26,26 @@ def engine():
         yield engine
 
 
-def blocks(page: str) -> list[str]:
+def python_blocks(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-REVIEW = blocks("../README.md")[0]
+REVIEW = python_blocks("../README.md")[0]
 QUESTIONS = 'questions = ["Why is the sky blue?", "What is a river?"]\n'
 BODY = "@plait.function\ndef body(s):\n    s += 'Once'\n{}\nbody.run(max_tokens=24)\n"
-INSIDE = "inside a body, after some text"
-SNIPPETS = {  # of a page: what its blocks take for given, and which of them stand inside a program's body
-    "../README.md": ("", {1: None}),  # the second names a file of the reader's
+IN_A_BODY = "runs inside a program's body, after some text"
+SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or None to skip it})
+    "../README.md": ("", {1: None}),  # the second block reads a file of the reader
     "quickstart.md": (
         QUESTIONS + "from plait import *\n@plait.function\ndef other(s, question):\n    s += user(question)\n",
-        {1: INSIDE, 2: INSIDE, 3: INSIDE, 6: INSIDE},
+        {1: IN_A_BODY, 2: IN_A_BODY, 3: IN_A_BODY, 6: IN_A_BODY},
     ),
     "typed-values.md": ("", {}),
     "tools.md": ("", {}),
     "async.md": (QUESTIONS, {}),
     "control.md": (
         REVIEW + "from plait import *\nchapters = ['One.', 'Two.']\nScore = int\nagent = review\n",
-        {1: INSIDE, 2: INSIDE},
+        {1: IN_A_BODY, 2: IN_A_BODY},
     ),
     "compile.md": (
         REVIEW + "from types import SimpleNamespace\nserver, sent = 'http://localhost', []\n"
@@ -54,7 +55,7 @@ SNIPPETS = {  # of a page: what its blocks take for given, and which of them sta
     "seeing.md": (REVIEW, {}),
     "constraints.md": ("", {}),
 }
-BEHIND = {  # what a reader would do next
+CHECKS_AFTER = {  # page: code that runs after its blocks
     "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n",
     "tools.md": "assert ask.run('Is it warm in Ulm?', temperature=0)['step'].name == 'weather'\n",
     "control.md": "@plait.function\ndef judged(s):\n    s += user('Say a word.')\n"
@@ -65,19 +66,19 @@ BEHIND = {  # what a reader would do next
 
 
 @pytest.mark.parametrize("page", SNIPPETS)
-def test_what_a_page_shows_runs_as_it_is_printed(engine, tmp_path, monkeypatch, page):
-    before, places = SNIPPETS[page]
-    script = ["import plait\n" + before]
-    for number, block in enumerate(blocks(page)):
+def test_python_blocks_of_a_page_run(engine, tmp_path, monkeypatch, page):
+    preamble, places = SNIPPETS[page]
+    script = ["import plait\n" + preamble]
+    for number, block in enumerate(python_blocks(page)):
         if number in places and places[number] is None:
             continue
         if number in places:
             block = BODY.format(textwrap.indent(block, "    "))
         script.append(block)
-    (tmp_path / "page.py").write_text("\n".join([*script, BEHIND.get(page, "")]))
+    (tmp_path / "page.py").write_text("\n".join([*script, CHECKS_AFTER.get(page, "")]))
     monkeypatch.chdir(tmp_path)
     plait.set_default_backend(engine)
     try:
-        runpy.run_path(str(tmp_path / "page.py"))
+        assert "plait" in runpy.run_path(str(tmp_path / "page.py"))
     finally:
         plait.set_default_backend(None)

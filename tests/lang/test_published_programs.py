@@ -1,4 +1,4 @@
-"""Programs in the manner of those published for SGLang, run unchanged through `import plait as sgl`.
+"""Programs like those published for SGLang run unchanged through `import plait as sgl`.
 
 They take any backend: with the `backend` fixture overridden, the same programs run on a real model.
 """
@@ -112,7 +112,7 @@ def step_by_token(s, question, k):
     return [str(f)[len("ProgramState(") : -1] for f in forks]
 
 
-def test_few_shot_qa_alone_in_a_batch_and_streamed(backend):
+def test_few_shot_qa_in_run_batch_and_stream(backend):
     state = few_shot_qa.run(question="How many legs has a cat?")
     assert state["answer"] and state.text().endswith("A:" + state["answer"])
     states = few_shot_qa.run_batch([{"question": f"How many legs have {i} cats?"} for i in range(3)], num_threads=2)
@@ -148,7 +148,7 @@ def test_expert_answer(backend):
 
 def test_tree_search(backend):
     state = tree_search.run("How far is the moon?", 2)
-    assert [len(each) for each in state.ret_value] == [2, 2]
+    assert [len(texts) for texts in state.ret_value] == [2, 2]
     assert all("Solve it" in text for texts in state.ret_value for text in texts)
     assert len(state["plan"]) == 2 and state["answer"]
     assert state.usage.calls == 6 and state.usage.failed_calls == 0
@@ -160,6 +160,6 @@ def test_essay_judge(backend):
     assert state.messages()[-1] == {"role": "assistant", "content": state["grade"]}
 
 
-def test_branches_from_the_likeliest_first_tokens(backend):
+def test_branches_continue_the_most_likely_first_tokens(backend):
     texts = step_by_token.run("How many eggs?", 3).ret_value
     assert len(texts) == 3 and all("How many eggs?" in text for text in texts)

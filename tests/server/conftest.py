@@ -79,7 +79,7 @@ def aclient(address):
 
 @pytest.fixture(scope="session")
 def http(address):
-    """One client for all tests, since each new one reads the system's certificates again."""
+    """One client for all tests, since a new one reads the system's certificates."""
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client
 

@@ -57,7 +57,7 @@ def is_idle(runtime):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_disconnect_frees_the_pages(address, runtime, stream) -> None:
+def test_disconnect_frees_the_pages(address, runtime, stream) -> None:
     wait_for(lambda: is_idle(runtime))
 
     async def ask_and_disconnect():
@@ -82,7 +82,7 @@ def test_overload_is_503_with_retry_after(address, runtime) -> None:
     wait_for(lambda: is_idle(runtime))
 
 
-def test_a_dead_runtime_is_replaced(address, runtime) -> None:
+def test_dead_runtime_is_replaced(address, runtime) -> None:
     before, pid = runtime.num_restarts, runtime.client.model.server_pid
     with httpx.stream("POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=30) as answer:
         lines = answer.iter_lines()

@@ -107,8 +107,8 @@ def last_error_code(events: list[str]) -> str:
     return json.loads([line for line in events if line][-1].removeprefix("data: "))["error"]["code"]
 
 
-def test_a_stuck_runtime_a_restart_and_an_exceeded_drain_timeout(served) -> None:
-    """Three behaviours of one server process, since each start of one takes seconds."""
+def test_stuck_runtime_then_restart_then_exceeded_drain_timeout(served) -> None:
+    """Three behaviours of one server process, since a start takes seconds."""
     server = served("--stuck-after", "1", "--drain-timeout", "1", "--log-format", "json")
     assert wait_until(lambda: server.get("/health").status_code == 200)
 
@@ -141,7 +141,7 @@ def test_a_stuck_runtime_a_restart_and_an_exceeded_drain_timeout(served) -> None
     assert not any("Traceback" in line for line in server.lines)
 
 
-def test_sigterm_lets_running_requests_end(served) -> None:
+def test_sigterm_waits_for_running_requests(served) -> None:
     server = served(environment={"PLAIT_API_KEY": "secret"})
     headers = {"authorization": "Bearer secret"}
     assert server.get("/status").status_code == 401
@@ -167,7 +167,7 @@ def test_sigterm_lets_running_requests_end(served) -> None:
     assert server.wait() == 0
 
 
-def test_a_second_sigint_skips_the_drain(served) -> None:
+def test_second_sigint_skips_the_drain(served) -> None:
     server = served("--drain-timeout", "600", "--max-queue", "1")
     reader, events = server.streaming()
     server.process.send_signal(signal.SIGINT)
@@ -252,7 +252,7 @@ class FakeRuntime(DeadRuntime):
 
 
 @pytest.mark.parametrize("detaches", [False, True])
-def test_a_replacement_is_attached_unless_the_loop_was_detached(monkeypatch, detaches) -> None:
+def test_replacement_is_attached_unless_the_loop_was_detached(monkeypatch, detaches) -> None:
     """The runtime is replaced while the loop is blocked, and the loop is detached before it runs the callback."""
     runtimes = [FakeRuntime(None, is_closed=False), FakeRuntime(None, is_closed=False)]
     starts = iter(runtimes)
@@ -276,6 +276,6 @@ def test_a_replacement_is_attached_unless_the_loop_was_detached(monkeypatch, det
     runtime.shutdown()
 
 
-def test_a_port_in_use_is_refused_before_a_model_is_loaded() -> None:
+def test_port_in_use_is_refused_before_a_model_is_loaded() -> None:
     with _bind(server_settings(port=0)) as first, pytest.raises(InputError, match="cannot listen"):
         _bind(server_settings(port=first.getsockname()[1]))

@@ -28,9 +28,9 @@ def talk(s, question):
 
 @pytest.fixture(scope="module")
 def backend(address):
-    found = plait.LiteLLM("openai/default", base_url=f"{address}/v1", api_key="none", max_retries=0)
-    yield found
-    found.close()
+    litellm_backend = plait.LiteLLM("openai/default", base_url=f"{address}/v1", api_key="none", max_retries=0)
+    yield litellm_backend
+    litellm_backend.close()
 
 
 def ask(expr, backend, **keywords):
@@ -41,10 +41,10 @@ def ask(expr, backend, **keywords):
     return program.run(backend=backend, **keywords)
 
 
-def test_a_conversation_is_the_same_as_by_openais_protocol(backend, address):
+def test_conversation_equals_that_of_the_openai_backend(backend, address):
     direct = plait.OpenAI("default", f"{address}/v1")
     question = "What is the capital of France?"
-    first, second = (talk.run(question, backend=each, temperature=0) for each in (backend, direct))
+    first, second = (talk.run(question, backend=service, temperature=0) for service in (backend, direct))
     assert first.messages() == second.messages() and "Paris" in first["answer"]
     meta = first.get_meta_info("sure")
     assert meta["method"] == "structured output" and meta["choice_scores"] is None
@@ -53,14 +53,14 @@ def test_a_conversation_is_the_same_as_by_openais_protocol(backend, address):
     direct.close()
 
 
-def test_streams_types_stops_and_branches(backend):
-    whole = ask(gen("x", max_tokens=16), backend, temperature=0)
+def test_streams_types_stop_strings_and_samples(backend):
+    state = ask(gen("x", max_tokens=16), backend, temperature=0)
     stream = ask(gen("x", max_tokens=16), backend, temperature=0, stream=True)
     pieces = list(stream.text_iter("x"))
-    assert "".join(pieces) == whole["x"] and len(pieces) > 2
-    word = whole["x"].split()[1]
-    assert ask(gen("x", max_tokens=16, stop=word), backend, temperature=0)["x"] == whole["x"].partition(word)[0]
-    assert whole.get_meta_info("x")["finish_reason"]["type"] == "length"
+    assert "".join(pieces) == state["x"] and len(pieces) > 2
+    word = state["x"].split()[1]
+    assert ask(gen("x", max_tokens=16, stop=word), backend, temperature=0)["x"] == state["x"].partition(word)[0]
+    assert state.get_meta_info("x")["finish_reason"]["type"] == "length"
     for type_, kind in ((Point, Point), (int, int), (Literal["a", "b"], str)):
         assert type(ask(gen("x", type=type_, max_tokens=80), backend, temperature=0)["x"]) is kind
     assert len(ask(gen("x", n=2, max_tokens=4), backend)["x"]) == 2
@@ -70,7 +70,7 @@ def test_streams_types_stops_and_branches(backend):
     assert "a" in json.loads(ask(gen("x", json_schema=schema | {"additionalProperties": False}), backend)["x"])
 
 
-def test_what_goes_wrong_is_the_runtimes_own_error(backend, address):
+def test_unsupported_options_and_unknown_models_are_plait_errors(backend, address):
     for options, message in (({"top_k": 3}, "top_k is not supported by"), ({"stop_regex": "a"}, "stop_regex is not")):
         with pytest.raises(plait.ProgramError, match=message):
             ask(gen("x", **options), backend)
@@ -82,5 +82,5 @@ def test_what_goes_wrong_is_the_runtimes_own_error(backend, address):
         plait.LiteLLM("openai/default", chat_template="x")
 
 
-def test_no_tensor_library_was_needed():
+def test_torch_is_not_imported():
     assert "torch" not in sys.modules

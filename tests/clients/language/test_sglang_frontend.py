@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module")
 def sgl(address):
-    """SGLang's names, its default backend set to our server."""
+    """The public names of SGLang, with plait's server as the default backend."""
     spec = importlib.util.find_spec("sglang")
     package = types.ModuleType("sglang")
     package.__path__, package.__spec__ = list(spec.submodule_search_locations), spec
@@ -29,7 +29,8 @@ def sgl(address):
     backend = RuntimeEndpoint(address)
     from sglang.lang.chat_template import get_chat_template
 
-    backend.chat_template = get_chat_template("chatml")  # it guesses by the model's path, which is a file's here
+    # SGLang guesses the template from the model's path, which is the path of a file here.
+    backend.chat_template = get_chat_template("chatml")
     api.set_default_backend(backend)
     for name in choices.__dict__:
         if not hasattr(api, name):
@@ -38,24 +39,24 @@ def sgl(address):
     return api
 
 
-def done(state):
-    """The state, once it is; SGLang keeps errors until they are asked for."""
+def finished(state):
+    """Waits for the end of a run and asserts that it has no error: SGLang raises errors only on request."""
     state.sync()
     assert state.error() is None
     return state
 
 
-def test_questions_alone_in_batches_and_streamed(sgl):
+def test_questions_in_run_batch_and_stream(sgl):
     @sgl.function
     def qa(s, question):
         s += "Q: What is the capital of Italy?\nA: Rome.\n"
         s += "Q: " + question + "\nA:" + sgl.gen("answer", max_tokens=8, stop="\n", temperature=0)
 
     question = "What is the capital of France?"
-    answer = done(qa.run(question=question))["answer"]
+    answer = finished(qa.run(question=question))["answer"]
     assert "Paris" in answer
     batch = qa.run_batch([{"question": question}, {"question": "Of Spain?"}] * 3, num_threads=4)
-    assert [done(state)["answer"] for state in batch][::2] == [answer] * 3
+    assert [finished(state)["answer"] for state in batch][::2] == [answer] * 3
     assert [s["answer"] for s in qa.run_batch([{"question": question}] * 2, generator_style=True)] == [answer] * 2
     assert "".join(qa.run(question=question, stream=True).text_iter("answer")) == answer
 
@@ -63,12 +64,12 @@ def test_questions_alone_in_batches_and_streamed(sgl):
         stream = qa.run(question=question, stream=True)
         return [piece async for piece in stream.text_async_iter("answer", return_meta_data=True)]
 
-    told = asyncio.run(pieces())
-    assert "".join(piece for piece, _ in told) == answer and told[0][1]["prompt_tokens"] > 20
+    pieces_with_meta = asyncio.run(pieces())
+    assert "".join(piece for piece, _ in pieces_with_meta) == answer and pieces_with_meta[0][1]["prompt_tokens"] > 20
     assert qa.bind(question=question).run()["answer"] == answer
 
 
-def test_turns_branches_and_joins(sgl):
+def test_turns_forks_and_joins(sgl):
     @sgl.function
     def program(s):
         s += sgl.system("You are brief.") + sgl.user("Hello")
@@ -85,10 +86,10 @@ def test_turns_branches_and_joins(sgl):
         with s.var_scope("scope"):
             s += "fin"
 
-    state = done(program.run())
+    state = finished(program.run())
     text = state.text()
     assert 0 < text.index("Tip 0:") < text.index("Tip 1:") < text.index(" In short" + state["end"]) and state["first"]
-    assert [each["role"] for each in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
     assert state["scope"] == "fin"
 
     @sgl.function
@@ -97,10 +98,10 @@ def test_turns_branches_and_joins(sgl):
         forks += lambda i: f"{i}:" + sgl.gen("x", max_tokens=2)
         forks.join()
 
-    assert len(done(gathered.run())["x"]) == 3
+    assert len(finished(gathered.run())["x"]) == 3
 
 
-def test_choices_by_each_method(sgl):
+def test_select_with_every_choices_method(sgl):
     for method in ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"):
 
         @sgl.function
@@ -108,7 +109,7 @@ def test_choices_by_each_method(sgl):
             s += "The capital of France is "
             s += sgl.select("city", ["Paris", "London", "Berlin"], choices_method=getattr(sgl, method))
 
-        state = done(program.run())
+        state = finished(program.run())
         assert state["city"] == "Paris"
         scores = state.get_meta_info("city")["normalized_prompt_logprobs"]
         assert max(scores) == scores[0] < 0
@@ -117,7 +118,7 @@ def test_choices_by_each_method(sgl):
     def tool(s):
         s += "I need a " + sgl.gen("tool", choices=["calculator", "search engine"])
 
-    assert done(tool.run())["tool"] in ("calculator", "search engine")
+    assert finished(tool.run())["tool"] in ("calculator", "search engine")
 
 
 def test_constraints_and_types(sgl):
@@ -130,12 +131,12 @@ def test_constraints_and_types(sgl):
         s += sgl.gen_int("signed", max_tokens=4) + sgl.gen_string("text", max_tokens=24)
         s += sgl.gen("json", json_schema=json.dumps(schema | {"additionalProperties": False}), max_tokens=24)
 
-    state = done(program.run())
+    state = finished(program.run())
     assert state["ip"].count(".") == 1 and state["bool"] in ("True", "False")
     assert int(state["int"]) is not None and json.loads(state["json"])["a"] <= 9
 
 
-def test_every_sampling_keyword_logprobs_and_the_rest(sgl):
+def test_sampling_keywords_logprobs_and_server_functions(sgl):
     @sgl.function
     def program(s):
         s += "Count: 1, 2, 3," + sgl.gen(
@@ -144,7 +145,7 @@ def test_every_sampling_keyword_logprobs_and_the_rest(sgl):
             return_logprob=True, top_logprobs_num=2, return_text_in_logprobs=True, logprob_start_len=0,
         )  # fmt: skip
 
-    state = done(program.run())
+    state = finished(program.run())
     assert state["x"] and not set(state["x"]) & set("789")
     meta = state.get_meta_info("x")
     assert len(meta["output_top_logprobs"]) == len(meta["output_token_logprobs"]) > 2

@@ -1,6 +1,6 @@
-"""A server of the embedded model, from the environment that plait is installed in, for clients that live in another.
+"""A server of the embedded model for client packages, which are installed in an environment without plait.
 
-`make clients` runs these; PLAIT names the command. Nothing here may import plait: it is not installed beside them.
+`make clients` runs these tests; PLAIT names the command of the server. Nothing here may import plait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 for name in ("LANGCHAIN_TRACING_V2", "LANGSMITH_TRACING"):
     os.environ[name] = "false"
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"  # else importing it asks the network
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"  # otherwise its import sends a request
 
 
 class Person(BaseModel):
@@ -30,19 +30,19 @@ def address():
 
 @pytest.fixture(scope="session")
 def known_url():
-    """Of a server whose model has a name that clients know."""
+    """Base URL of a server whose model has a name that clients know."""
     for address in served("--model-name", "gpt-4o-mini"):
         yield f"{address}/v1"
 
 
 def served(*flags):
-    """Deterministic, since answers asked for twice are compared: the second finds its prompt in the cache."""
-    fixed = ("--port", "0", "--compile-deadline", "60", "--deterministic")
-    command = [os.environ.get("PLAIT", "plait"), "serve", *fixed, *flags]
+    """Runs a server; yields its address. Deterministic, so that repeated answers are equal with a cached prompt."""
+    common_flags = ("--port", "0", "--compile-deadline", "60", "--deterministic")
+    command = [os.environ.get("PLAIT", "plait"), "serve", *common_flags, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    said = process.stdout.readline()
-    assert said.startswith("plait serves at http://127.0.0.1:"), said
-    yield said.split()[-1]
+    first_line = process.stdout.readline()
+    assert first_line.startswith("plait serves at http://127.0.0.1:"), first_line
+    yield first_line.split()[-1]
     process.terminate()
     assert process.wait(60) == 0
     process.stdout.close()
@@ -55,5 +55,5 @@ def base_url(address):
 
 @pytest.fixture(scope="session")
 def person():
-    """The model that answers are to fit."""
+    """The Pydantic model of structured answers."""
     return Person

@@ -8,10 +8,10 @@ from typing import Literal
 import dspy
 import pytest
 
-KNOWN = "openai/gpt-4o-mini"  # dspy sends schemas only to models that it knows to take them
+KNOWN_MODEL = "openai/gpt-4o-mini"  # dspy sends schemas only for model names that it knows
 
 
-def model(base_url, name=KNOWN, **more):
+def model(base_url, name=KNOWN_MODEL, **more):
     fields = dict(temperature=0.0, max_tokens=200, cache=False, num_retries=0) | more
     return dspy.LM(name, api_base=base_url, api_key="none", **fields)
 
@@ -30,26 +30,26 @@ class Sort(dspy.Signature):
 
 
 @pytest.mark.parametrize("kind", ["chat", "responses"])
-def test_a_language_model_is_asked(base_url, kind) -> None:
+def test_lm_call_by_chat_and_responses(base_url, kind) -> None:
     lm = model(base_url, "openai/default", model_type=kind)
     (answer,) = lm("Tell me the capital of France in one short sentence.")
     assert "Paris" in (answer if isinstance(answer, str) else answer["text"])
     assert lm.history[-1]["usage"]["total_tokens"] > 10
 
 
-def test_typed_outputs_by_schema(lm) -> None:
+def test_json_adapter_returns_typed_fields(lm) -> None:
     with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
-        found = dspy.Predict(Sort)(text="The soup was hot and salty.")
-    assert found.kind in ("food", "sport") and isinstance(found.stars, int) and 1 <= found.stars <= 5
+        prediction = dspy.Predict(Sort)(text="The soup was hot and salty.")
+    assert prediction.kind in ("food", "sport") and isinstance(prediction.stars, int) and 1 <= prediction.stars <= 5
 
 
-def test_a_chain_of_thought(lm) -> None:
+def test_chain_of_thought(lm) -> None:
     with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
-        found = dspy.ChainOfThought("question -> answer: bool")(question="Is Paris in France?")
-    assert isinstance(found.answer, bool) and isinstance(found.reasoning, str)
+        prediction = dspy.ChainOfThought("question -> answer: bool")(question="Is Paris in France?")
+    assert isinstance(prediction.answer, bool) and isinstance(prediction.reasoning, str)
 
 
-def test_streaming(lm) -> None:
+def test_streamed_field_equals_the_prediction(lm) -> None:
     listener = dspy.streaming.StreamListener(signature_field_name="kind")
     program = dspy.streamify(dspy.Predict(Sort), stream_listeners=[listener])
 
@@ -57,7 +57,7 @@ def test_streaming(lm) -> None:
         with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
             return [part async for part in program(text="The soup was hot and salty.")]
 
-    found = asyncio.run(parts())
-    assert isinstance(found[-1], dspy.Prediction) and found[-1].kind in ("food", "sport")
-    streamed = "".join(part.chunk for part in found if isinstance(part, dspy.streaming.StreamResponse))
-    assert streamed.strip('" ').startswith(found[-1].kind)
+    parts_received = asyncio.run(parts())
+    assert isinstance(parts_received[-1], dspy.Prediction) and parts_received[-1].kind in ("food", "sport")
+    streamed = "".join(part.chunk for part in parts_received if isinstance(part, dspy.streaming.StreamResponse))
+    assert streamed.strip('" ').startswith(parts_received[-1].kind)

@@ -1,4 +1,4 @@
-"""litellm: the same server as OpenAI's, vLLM's, Anthropic's and Ollama's, whole and streamed."""
+"""litellm: one server over the protocols of OpenAI, vLLM, Anthropic and Ollama, complete and streamed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOOL = {
 
 @pytest.fixture(params=["openai", "hosted_vllm", "anthropic", "ollama_chat"])
 def ask(address, request):
-    """`litellm.completion` by each of the protocols."""
+    """`litellm.completion` over one of the protocols."""
     base = {"openai": f"{address}/v1", "hosted_vllm": f"{address}/v1"}.get(request.param, address)
 
     def ask(**fields):
@@ -38,11 +38,11 @@ def ask(address, request):
     return ask
 
 
-def test_a_message_and_its_stream(ask) -> None:
-    whole = ask()
-    assert isinstance(whole, ModelResponse) and whole.choices[0].finish_reason == "stop"
-    text = whole.choices[0].message.content
-    assert "Paris" in text and whole.usage.completion_tokens > 0
+def test_stream_equals_the_message(ask) -> None:
+    response = ask()
+    assert isinstance(response, ModelResponse) and response.choices[0].finish_reason == "stop"
+    text = response.choices[0].message.content
+    assert "Paris" in text and response.usage.completion_tokens > 0
     chunks = list(ask(stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     assert chunks[-1].choices[0].finish_reason == "stop"
@@ -50,61 +50,67 @@ def test_a_message_and_its_stream(ask) -> None:
     assert rebuilt.choices[0].message.content == text
 
 
-def test_a_tool_that_must_be_called(ask) -> None:
+def test_required_tool_call_and_result(ask) -> None:
     if ask.protocol == "ollama_chat":
         pytest.skip("2026-11-21: Ollama's protocol has no tool_choice")
     fields = dict(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "clock"}})
-    whole = ask(**fields)
-    (call,) = whole.choices[0].message.tool_calls
-    assert whole.choices[0].finish_reason == "tool_calls" and call.function.name == "clock"
+    response = ask(**fields)
+    (call,) = response.choices[0].message.tool_calls
+    assert response.choices[0].finish_reason == "tool_calls" and call.function.name == "clock"
     assert json.loads(call.function.arguments)["zone"] in ("CET", "UTC")
     rebuilt = litellm.stream_chunk_builder(list(ask(**fields, stream=True)))
     (streamed,) = rebuilt.choices[0].message.tool_calls
     assert json.loads(streamed.function.arguments) == json.loads(call.function.arguments)
     result = {"role": "tool", "tool_call_id": call.id, "content": "12:30"}
-    goes_on = ask(messages=[*ASK, whole.choices[0].message, result], tools=[TOOL], tool_choice="none", max_tokens=12)
-    assert goes_on.choices[0].message.content
+    next_response = ask(
+        messages=[*ASK, response.choices[0].message, result], tools=[TOOL], tool_choice="none", max_tokens=12
+    )
+    assert next_response.choices[0].message.content
 
 
-def test_a_schema(ask, person) -> None:
-    asked = [{"role": "user", "content": "Anna is 12 years old."}]
-    whole = ask(messages=asked, response_format=person)
-    found = person.model_validate_json(whole.choices[0].message.content)
-    chunks = list(ask(messages=asked, response_format=person, stream=True))
+def test_response_format_schema(ask, person) -> None:
+    messages = [{"role": "user", "content": "Anna is 12 years old."}]
+    response = ask(messages=messages, response_format=person)
+    parsed = person.model_validate_json(response.choices[0].message.content)
+    chunks = list(ask(messages=messages, response_format=person, stream=True))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    if ask.protocol == "anthropic":  # litellm makes a tool of it, and leaves additionalProperties out: members of the
-        person.model_validate_json(text)  # model's own ("description") follow until the runtime finishes the value
+    if ask.protocol == "anthropic":  # litellm sends a tool without additionalProperties: other members, such as
+        person.model_validate_json(text)  # "description", may follow until the runtime completes the value
         assert text.startswith('{"name": "')
     else:
-        assert found.age == 12 and person.model_validate_json(text) == found
+        assert parsed.age == 12 and person.model_validate_json(text) == parsed
 
 
-def test_asynchronously(base_url) -> None:
+def test_async_stream_equals_the_message(base_url) -> None:
     async def both():
         fields = dict(model="openai/default", messages=ASK, api_base=base_url, api_key="none", temperature=0)
-        whole = await litellm.acompletion(**fields)
+        response = await litellm.acompletion(**fields)
         stream = await litellm.acompletion(**fields, stream=True)
-        return whole.choices[0].message.content, [part.choices[0].delta.content or "" async for part in stream]
+        return response.choices[0].message.content, [part.choices[0].delta.content or "" async for part in stream]
 
-    whole, pieces = asyncio.run(both())
-    assert "".join(pieces) == whole and "Paris" in whole
+    response, pieces = asyncio.run(both())
+    assert "".join(pieces) == response and "Paris" in response
 
 
 def test_text_completion_and_responses(base_url) -> None:
-    where = dict(api_base=base_url, api_key="none")
-    told = litellm.text_completion(
-        model="text-completion-openai/default", prompt="The capital of France is", max_tokens=4, temperature=0, **where
+    connection = dict(api_base=base_url, api_key="none")
+    completion = litellm.text_completion(
+        model="text-completion-openai/default",
+        prompt="The capital of France is",
+        max_tokens=4,
+        temperature=0,
+        **connection,
     )
-    assert isinstance(told, TextCompletionResponse) and "Paris" in told.choices[0].text
-    answer = litellm.responses(model="openai/default", input=ASK[0]["content"], temperature=0, **where)
+    assert isinstance(completion, TextCompletionResponse) and "Paris" in completion.choices[0].text
+    answer = litellm.responses(model="openai/default", input=ASK[0]["content"], temperature=0, **connection)
     assert "Paris" in answer.output[0].content[0].text and answer.usage.output_tokens > 0
 
 
-def test_errors_are_its_own_types(base_url) -> None:
-    where = dict(api_base=base_url, api_key="none", num_retries=0)
+def test_errors_have_litellm_types(base_url) -> None:
+    connection = dict(api_base=base_url, api_key="none", num_retries=0)
     with pytest.raises(litellm.NotFoundError):
-        litellm.completion(model="openai/gpt-9", messages=ASK, **where)
+        litellm.completion(model="openai/gpt-9", messages=ASK, **connection)
     with pytest.raises(litellm.ContextWindowExceededError):
-        litellm.completion(model="openai/default", messages=[{"role": "user", "content": "a b " * 9000}], **where)
+        litellm.completion(model="openai/default", messages=[{"role": "user", "content": "a b " * 9000}], **connection)
     with pytest.raises(litellm.BadRequestError, match="pooling"):
-        litellm.embedding(model="openai/default", input=["text"], **where)
+        litellm.embedding(model="openai/default", input=["text"], **connection)

@@ -22,82 +22,83 @@ def settings(**more):
     return {"temperature": 0.0, "max_tokens": 100} | more
 
 
-def test_text_and_its_stream(model) -> None:
+def test_stream_equals_the_text(model) -> None:
     agent = Agent(model, model_settings=settings())
-    found = agent.run_sync(ASK)
-    assert isinstance(found.output, str) and "Paris" in found.output and found.usage.output_tokens > 0
+    result = agent.run_sync(ASK)
+    assert isinstance(result.output, str) and "Paris" in result.output and result.usage.output_tokens > 0
 
     async def streamed():
         async with agent.run_stream(ASK) as result:
             return [text async for text in result.stream_text(delta=True, debounce_by=None)]
 
     pieces = asyncio.run(streamed())
-    assert "".join(pieces) == found.output and len(pieces) > 1
+    assert "".join(pieces) == result.output and len(pieces) > 1
 
 
 @pytest.mark.parametrize("kind", [ToolOutput, NativeOutput])
 def test_structured_output(model, person, kind) -> None:
     agent = Agent(model, output_type=kind(person), model_settings=settings(), retries=0)
-    found = agent.run_sync("Anna is 12 years old.")
-    assert isinstance(found.output, person)  # it fits; so small a model reads a tool's arguments as it likes
+    result = agent.run_sync("Anna is 12 years old.")
+    # The output fits the schema; the small model chooses the values of tool arguments freely.
+    assert isinstance(result.output, person)
     if kind is NativeOutput:
-        assert found.output == person(name="Anna", age=12)
+        assert result.output == person(name="Anna", age=12)
 
     async def streamed():
         async with agent.run_stream("Anna is 12 years old.") as result:
             return await result.get_output()
 
-    assert asyncio.run(streamed()) == found.output
+    assert asyncio.run(streamed()) == result.output
 
 
-def test_a_tool_and_then_an_answer(model, person) -> None:
-    """The model must call something until its answer is there; the two schemas hold either way."""
+def test_tool_call_and_then_structured_output(model, person) -> None:
+    """The model must call the tool or the output function; both schemas constrain it."""
     agent = Agent(model, output_type=ToolOutput(person), model_settings=settings(parallel_tool_calls=False), retries=3)
-    asked: list[str] = []
+    calls_made: list[str] = []
 
-    async def only_once(ctx, definition):
-        return None if asked else definition  # so small a model would ask for ever
+    async def offer_once(ctx, definition):
+        return None if calls_made else definition  # otherwise the small model would call the tool for ever
 
-    @agent.tool_plain(prepare=only_once)
+    @agent.tool_plain(prepare=offer_once)
     def age_of(name: str) -> int:
-        """How old somebody is."""
-        asked.append(name)
+        """The age of a person."""
+        calls_made.append(name)
         return 12
 
-    found = agent.run_sync("How old is Anna? Call age_of first.")
-    assert isinstance(found.output, person)
-    calls = [part for part in parts(found.all_messages()) if isinstance(part, ToolCallPart)]
-    returns = [part for part in parts(found.all_messages()) if isinstance(part, ToolReturnPart)]
-    assert {call.tool_call_id for call in calls} >= {each.tool_call_id for each in returns}
-    assert len(asked) == sum(call.tool_name == "age_of" for call in calls)
+    result = agent.run_sync("How old is Anna? Call age_of first.")
+    assert isinstance(result.output, person)
+    calls = [part for part in message_parts(result.all_messages()) if isinstance(part, ToolCallPart)]
+    returns = [part for part in message_parts(result.all_messages()) if isinstance(part, ToolReturnPart)]
+    assert {call.tool_call_id for call in calls} >= {part.tool_call_id for part in returns}
+    assert len(calls_made) == sum(call.tool_name == "age_of" for call in calls)
 
 
 def test_structured_output_beside_tools(model, person) -> None:
-    """A schema for the answer and tools that need not be called, in one request."""
+    """One request with a schema for the answer and an optional tool."""
     agent = Agent(model, output_type=NativeOutput(person), model_settings=settings(), retries=0)
 
-    asked: list[str] = []
+    calls_made: list[str] = []
 
-    async def only_once(ctx, definition):
-        return None if asked else definition
+    async def offer_once(ctx, definition):
+        return None if calls_made else definition
 
-    @agent.tool_plain(prepare=only_once)
+    @agent.tool_plain(prepare=offer_once)
     def clock(zone: str) -> str:
         """The time in a time zone."""
-        asked.append(zone)
+        calls_made.append(zone)
         return "noon"
 
-    found = agent.run_sync("Anna is 12 years old.")
-    assert isinstance(found.output, person)
+    result = agent.run_sync("Anna is 12 years old.")
+    assert isinstance(result.output, person)
 
 
-def test_a_conversation_goes_on(model) -> None:
+def test_message_history_continues_a_conversation(model) -> None:
     agent = Agent(model, model_settings=settings(max_tokens=30))
     first = agent.run_sync(ASK)
     second = agent.run_sync("And of Italy?", message_history=first.all_messages())
-    responses = [each for each in second.all_messages() if isinstance(each, ModelResponse)]
+    responses = [message for message in second.all_messages() if isinstance(message, ModelResponse)]
     assert len(responses) == 2 and any(isinstance(part, TextPart) for part in responses[1].parts)
 
 
-def parts(messages: list[ModelMessage]):
+def message_parts(messages: list[ModelMessage]):
     return [part for message in messages for part in message.parts]

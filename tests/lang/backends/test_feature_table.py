@@ -1,7 +1,6 @@
-"""Every cell of the table in docs/backends.md, tried: a service takes what the table says, and refuses the rest before
-anything is sent.
+"""Every cell of the table in docs/backends.md: a service accepts what the table says, and refuses the rest unsent.
 
-The chat APIs stand at an address where nobody listens: what is taken fails to reach it, what is refused does not try.
+The chat APIs are at an address where nobody listens: an accepted call fails to connect, a refused one does not try.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import plait
 from plait import assistant, gen, select, system, user
 from plait.lang.core.expressions import Expr
 
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 PAGE = Path(__file__).parents[3] / "docs" / "backends.md"
 
 
@@ -27,52 +26,56 @@ def look_up(word: str) -> str:
     return word
 
 
-def said(**options):
+def turns_with_gen(**options):
     return user("Q") + assistant(gen("x", **options))
 
 
-def texts(s):
+def fork_with_samples(s):
     forks = s.fork(2)
-    forks += said(n=2)
+    forks += turns_with_gen(n=2)
     forks.join()
 
 
 PROBES = {
-    "turns": [said()],
+    "turns": [turns_with_gen()],
     "system turns after other turns": [user("Q") + system("S") + assistant(gen("x"))],
     "plain text": ["Q" + gen("x")],
     "text before a gen in its turn": [user("Q") + assistant("It is " + gen("x"))],
-    "forks, `n`": [texts],
+    "forks, `n`": [fork_with_samples],
     "`regex`, `json_schema`, `type`, sampled `choices`": [
-        said(regex="[a-z]+"),
-        said(json_schema={"type": "object"}),
-        said(type=int),
-        said(choices=["42", "b"], temperature=1.0),
+        turns_with_gen(regex="[a-z]+"),
+        turns_with_gen(json_schema={"type": "object"}),
+        turns_with_gen(type=int),
+        turns_with_gen(choices=["42", "b"], temperature=1.0),
     ],
-    "`ebnf`": [said(ebnf='root ::= "42"')],
-    "`lark`": [said(lark='start: "42"')],
-    "`tools`": [said(tools=[look_up])],
-    '`tools` with `tool_choice="auto"`': [said(tools=[look_up], tool_choice="auto")],
+    "`ebnf`": [turns_with_gen(ebnf='root ::= "42"')],
+    "`lark`": [turns_with_gen(lark='start: "42"')],
+    "`tools`": [turns_with_gen(tools=[look_up])],
+    '`tools` with `tool_choice="auto"`': [turns_with_gen(tools=[look_up], tool_choice="auto")],
     "`select`": [user("Q") + assistant(select("x", ["a", "b"]))],
     "the other `choices_method`s": [
         user("Q") + assistant(select("x", ["a", "b"], choices_method=method))
         for method in (plait.greedy_token_selection, plait.unconditional_likelihood_normalized)
     ],
-    "`stop`, `temperature`, `top_p`": [said(stop="."), said(temperature=0.5), said(top_p=0.5)],
+    "`stop`, `temperature`, `top_p`": [
+        turns_with_gen(stop="."),
+        turns_with_gen(temperature=0.5),
+        turns_with_gen(top_p=0.5),
+    ],
     "`seed`, `frequency_penalty`, `presence_penalty`": [
-        said(seed=1),
-        said(frequency_penalty=0.5),
-        said(presence_penalty=0.5),
+        turns_with_gen(seed=1),
+        turns_with_gen(frequency_penalty=0.5),
+        turns_with_gen(presence_penalty=0.5),
     ],
-    "`top_k`": [said(top_k=3)],
+    "`top_k`": [turns_with_gen(top_k=3)],
     "`min_p`, `min_tokens`, `ignore_eos`, `stop_token_ids`": [
-        said(min_p=0.1),
-        said(min_tokens=1),
-        said(ignore_eos=True),
-        said(stop_token_ids=[3]),
+        turns_with_gen(min_p=0.1),
+        turns_with_gen(min_tokens=1),
+        turns_with_gen(ignore_eos=True),
+        turns_with_gen(stop_token_ids=[3]),
     ],
-    "`stop_regex`": [said(stop_regex="[0-9]x")],
-    "`return_logprob`, `logprob_start_len`": [said(return_logprob=True), said(logprob_start_len=0)],
+    "`stop_regex`": [turns_with_gen(stop_regex="[0-9]x")],
+    "`return_logprob`, `logprob_start_len`": [turns_with_gen(return_logprob=True), turns_with_gen(logprob_start_len=0)],
     "`flush_cache`": [plait.flush_cache],
 }
 
@@ -88,40 +91,40 @@ def table():
 
 @pytest.fixture(scope="module")
 def backends():
-    """Each by its column's name. litellm is not installed for the tests; all that is wanted of it here is a failure."""
+    """Backends by the name of their column. litellm is not installed: a module in its place fails every call."""
     server = servers.sglang(lambda text, body: "42")
     package = types.ModuleType("litellm")
-    package.completion = _unreachable
-    before = sys.modules.get("litellm")
+    package.completion = _raise_connection_error
+    installed = sys.modules.get("litellm")
     sys.modules["litellm"] = package
     template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    found = {
+    by_name = {
         "Runtime, Engine": ScriptedBackend(),
         "RuntimeEndpoint": plait.RuntimeEndpoint(server.url, chat_template=template),
-        "OpenAI": plait.OpenAI("m", NOBODY),
-        "Anthropic": plait.Anthropic("m", base_url=NOBODY, api_key="none", max_retries=0),
+        "OpenAI": plait.OpenAI("m", UNREACHABLE),
+        "Anthropic": plait.Anthropic("m", base_url=UNREACHABLE, api_key="none", max_retries=0),
         "LiteLLM": plait.LiteLLM("m"),
     }
-    yield found
+    yield by_name
     server.close()
     sys.modules.pop("litellm")
-    if before is not None:
-        sys.modules["litellm"] = before
+    if installed is not None:
+        sys.modules["litellm"] = installed
 
 
 class APIConnectionError(Exception):
     pass
 
 
-def _unreachable(**request):
+def _raise_connection_error(**request):
     raise APIConnectionError("nobody listens")
 
 
-def is_taken(probe, backend):
-    """Whether the service takes it; only a refusal of our own counts as none."""
+def is_accepted(probe, backend):
+    """Whether the backend sends the call; only an InputError before sending counts as a refusal."""
     try:
         if probe is plait.flush_cache:
             probe(backend)
@@ -142,21 +145,21 @@ def is_taken(probe, backend):
         if isinstance(cause, plait.RuntimeGone):
             return True
         assert isinstance(cause, (plait.InputError, plait.CallFailed)), cause
-        return _is_of_the_answer(str(cause))
+        return _is_about_the_answer(str(cause))
     return True
 
 
-def _is_of_the_answer(text):
-    """The two doubles answer "42" or " fine." whatever was asked; that it fits nothing is no refusal."""
-    return "is no whole" in text or "cannot be read" in text
+def _is_about_the_answer(text):
+    """Whether the answer is at fault: the two doubles answer "42" or " fine." to any request."""
+    return "cannot be read" in text
 
 
-def test_the_table_has_a_probe_for_every_row_and_a_row_for_every_probe(backends):
+def test_table_rows_and_probes_are_the_same_features(backends):
     assert {feature for feature, _, _ in table()} == set(PROBES)
     assert {name for _, name, _ in table()} == set(backends)
 
 
 @pytest.mark.parametrize(("feature", "name", "cell"), table(), ids=lambda value: value[:24])
-def test_the_cell_is_true(backends, feature, name, cell):
+def test_cell_says_whether_the_backend_accepts_the_feature(backends, feature, name, cell):
     for probe in PROBES[feature]:
-        assert is_taken(probe, backends[name]) == (cell != "no"), (probe, cell)
+        assert is_accepted(probe, backends[name]) == (cell != "no"), (probe, cell)

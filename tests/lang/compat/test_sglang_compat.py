@@ -1,4 +1,4 @@
-"""What SGLang's programs use beside the language itself."""
+"""SGLang's API beside gen and select: bind, generator_style, dtype, logprob_start_len, global_config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from scripted_scheduler import Gate
 
 import plait as sgl
 from plait.constrained import Regex
-from plait.lang.core.reasoning import REASONING_TAGS
 from plait.runtime.messages import Generate
 
 
@@ -18,7 +17,7 @@ def qa(s, question, mark="?"):
     s += question + mark + sgl.gen("answer")
 
 
-def test_bind_gives_arguments_that_later_ones_override(backend):
+def test_bound_arguments_can_be_overridden(backend):
     bound = qa.bind(question="Q")
     assert bound.run().text() == "Q? fine."
     assert bound.bind(mark="!").run().text() == "Q! fine."
@@ -38,7 +37,7 @@ def test_bind_gives_arguments_that_later_ones_override(backend):
         qa.bind(qestion="Q")
 
 
-def test_generator_style_gives_states_as_they_are_done(backend):
+def test_generator_style_yields_states_in_order_of_completion(backend):
     late = Gate("late")
     backend.script(("b?", late), default="early")
     states = qa.run_batch([{"question": q} for q in "abc"], generator_style=True, num_threads=3)
@@ -50,7 +49,7 @@ def test_generator_style_gives_states_as_they_are_done(backend):
         qa.run_batch([{"question": "a"}], generator_style=1)
 
 
-def test_closing_the_generator_ends_the_rest(backend):
+def test_closing_the_generator_ends_the_remaining_items(backend):
     backend.script(("b?", Gate("never")), default="early")
     states = qa.run_batch([{"question": q} for q in "abc"], generator_style=True)
     assert next(states)["answer"] == "early"
@@ -69,7 +68,7 @@ def test_generator_style_of_an_async_program(backend):
     ] * 2
 
 
-def test_dtype(backend):
+def test_dtype_constrains_and_converts(backend):
     @sgl.function
     def program(s):
         s += "Q" + sgl.gen("i", dtype="int") + sgl.gen("s", dtype=str, max_tokens=9)
@@ -82,19 +81,19 @@ def test_dtype(backend):
             make()
 
 
-def test_logprob_start_len(backend):
+def test_logprob_start_len_reaches_the_runtime(backend):
     @sgl.function
     def program(s, start):
         s += "Q" + sgl.gen("x", return_logprob=True, logprob_start_len=start)
 
     program.run(3)
     program.run(-1)
-    assert [each.sampling.prompt_logprobs_from for each in backend.scheduler.sent(Generate)] == [3, None]
+    assert [request.sampling.prompt_logprobs_from for request in backend.scheduler.sent(Generate)] == [3, None]
     with pytest.raises(sgl.InputError, match="logprob_start_len must be"):
         sgl.gen("x", logprob_start_len=-2)
 
 
-def test_fork_before_any_text_and_offsets_of_zero(backend):
+def test_fork_before_any_text_with_zero_offsets(backend):
     @sgl.function
     def program(s):
         forks = s.fork(2, position_ids_offset=[0, 0])
@@ -106,59 +105,7 @@ def test_fork_before_any_text_and_offsets_of_zero(backend):
     assert program.run()["x"] == [" fine.", " fine."]
 
 
-# -- reasoning ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model_type", "text", "thought", "answer"),
-    [
-        ("qwen3", "<think>\nso\n</think>\n\nyes", "so", "yes"),
-        ("qwen3", "yes", "", "yes"),
-        ("Qwen3", "<think>cut off", "cut off", ""),
-        ("deepseek-r1", "so</think>yes", "so", "yes"),
-        ("deepseek-r1", "<think>so</think>yes", "so", "yes"),
-        ("kimi", "◁think▷so◁/think▷yes", "so", "yes"),
-    ],
-)
-def test_reasoning_is_a_variable_of_its_own(backend, model_type, text, thought, answer):
-    backend.script(default=text)
-
-    @sgl.function
-    def program(s):
-        s += sgl.user("Q")
-        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("x", max_tokens=99), model_type=model_type))
-        return s["x"], s["x_reasoning_content"]
-
-    state = program.run()
-    assert state.ret_value == (answer, thought) == (state["x"], state["x_reasoning_content"])
-    assert state.messages()[1]["content"] == text and "".join(state.text_iter("x")) == answer
-    assert state.get_meta_info("x")["finish_reason"]["type"] == "stop"
-    assert program.run(n=2)["x"] == [answer] * 2
-
-
-def test_reasoning_on_a_loop(backend):
-    backend.script(default="<think>so</think>yes")
-
-    @sgl.function
-    async def program(s):
-        s += "Q" + sgl.separate_reasoning(sgl.gen("x", max_tokens=99) + "." + sgl.gen("y", max_tokens=99), "glm45")
-        return await s["x"], await s["y_reasoning_content"], [piece async for piece in s.stream("x")]
-
-    assert asyncio.run(program.arun()).ret_value == ("yes", "so", ["yes"])
-
-
-def test_reasoning_mistakes():
-    for make, message in (
-        (lambda: sgl.separate_reasoning(sgl.gen("x"), model_type="gpt"), "model_type must be one of deepseek-r1"),
-        (lambda: sgl.separate_reasoning(sgl.gen(), "qwen3"), "needs a name"),
-        (lambda: sgl.separate_reasoning(sgl.gen("x", regex="a"), "qwen3"), "cannot contain reasoning"),
-    ):
-        with pytest.raises(sgl.InputError, match=message):
-            make()
-    assert len(REASONING_TAGS) == 7
-
-
-def test_global_config(backend):
+def test_global_config_accepts_its_fields_and_refuses_others(backend):
     sgl.global_config.default_backend = backend
     assert sgl.global_config.default_backend is backend.client
     sgl.global_config.enable_precache_with_tracing = False

@@ -1,4 +1,4 @@
-"""A batch that stopped goes on where it stopped: what is done is not run again, and reads the same."""
+"""run_batch with `resume=`: finished items are read from the file, the others run."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def qa(s, question):
 
 
 @plait.function
-async def later(s, question):
+async def async_program(s, question):
     s += question + gen("answer")
     return await s["answer"]
 
 
-def everything(states):
+def observable_results(states):
     return [(s.text(), s.messages(), s["answer"], s["length"], s.ret_value, "answer" in s, s.error()) for s in states]
 
 
-def test_what_is_done_is_not_run_again_and_reads_the_same(backend, tmp_path):
+def test_finished_items_are_read_from_the_file(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in ["a", "b", "a"]]
-    first = everything(qa.run_batch(items, resume=file))
+    first = observable_results(qa.run_batch(items, resume=file))
     assert len(backend.scheduler.sent(Generate)) == 3 and len(file.read_text().splitlines()) == 3
-    assert everything(qa.run_batch(items, resume=str(file))) == first
+    assert observable_results(qa.run_batch(items, resume=str(file))) == first
     assert len(backend.scheduler.sent(Generate)) == 3, "nothing ran"
-    more = qa.run_batch([*items, {"question": "c"}], resume=file)
-    assert everything(more)[:3] == first and more[3].messages()[0]["content"] == "c"
+    extended = qa.run_batch([*items, {"question": "c"}], resume=file)
+    assert observable_results(extended)[:3] == first and extended[3].messages()[0]["content"] == "c"
     assert len(backend.scheduler.sent(Generate)) == 4
-    assert "".join(more[0].text_iter()) == more[0].text() and more[0].usage.calls == 0
+    assert "".join(extended[0].text_iter()) == extended[0].text() and extended[0].usage.calls == 0
 
 
-def test_items_that_failed_run_again(backend, tmp_path):
+def test_failed_items_run_again(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
     backend.scheduler.answer = lambda prompt, request: CallFailed("no") if "a<" in prompt else "fine"
     errors = [state.error() for state in qa.run_batch(items, resume=file)]
@@ -52,15 +52,15 @@ def test_items_that_failed_run_again(backend, tmp_path):
     assert [state["answer"] for state in qa.run_batch(items, resume=file)] == ["now", "fine"]
 
 
-def test_what_was_changed_runs_anew(backend, tmp_path):
+def test_changed_options_or_program_run_again(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": "a"}]
     qa.run_batch(items, resume=file)
     qa.run_batch(items, resume=file, temperature=0.5)
-    later.run_batch(items, resume=file)
+    async_program.run_batch(items, resume=file)
     assert len(backend.scheduler.sent(Generate)) == 3
 
 
-def test_another_model_answers_anew(backend, tmp_path):
+def test_another_model_runs_again(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": "a"}]
     qa.run_batch(items, resume=file)
     backend.client.model = msgspec.structs.replace(backend.client.model, model_path="/another/model")
@@ -68,9 +68,9 @@ def test_another_model_answers_anew(backend, tmp_path):
     assert len(backend.scheduler.sent(Generate)) == 2
 
 
-def test_a_file_that_fails_fails_the_item_not_the_batch(backend, tmp_path):
+def test_write_error_of_the_file_fails_the_item(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
-    for program in (qa, later):
+    for program in (qa, async_program):
 
         def answer(prompt, request):
             file.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def test_a_file_that_fails_fails_the_item_not_the_batch(backend, tmp_path):
         file.rmdir()
 
 
-def test_a_line_that_was_cut_off_is_taken_out(backend, tmp_path):
+def test_truncated_last_line_is_removed(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
     qa.run_batch(items, resume=file)
     lines = file.read_bytes().splitlines(keepends=True)
@@ -92,15 +92,15 @@ def test_a_line_that_was_cut_off_is_taken_out(backend, tmp_path):
     assert len(backend.scheduler.sent(Generate)) == 3
 
 
-def test_an_async_batch_resumes_too(backend, tmp_path):
+def test_async_batch_resumes(backend, tmp_path):
     file, items = tmp_path / "batch.jsonl", [{"question": q} for q in "ab"]
     for _ in range(2):
-        assert [state.ret_value for state in later.run_batch(items, resume=file)] == [" fine."] * 2
+        assert [state.ret_value for state in async_program.run_batch(items, resume=file)] == [" fine."] * 2
     assert len(backend.scheduler.sent(Generate)) == 2
-    assert asyncio.run(later.arun_batch(items))[0]["answer"] == " fine."
+    assert asyncio.run(async_program.arun_batch(items))[0]["answer"] == " fine."
 
 
-def test_what_json_cannot_keep_is_an_error_not_another_value(backend, tmp_path):
+def test_values_that_json_cannot_store_are_errors(backend, tmp_path):
     @plait.function
     def typed(s, question):
         s += question + gen("n", type=int)

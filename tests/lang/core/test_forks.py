@@ -1,4 +1,4 @@
-"""Branches: side by side without threads, joined in order, closed when nobody needs them."""
+"""Forks: branches run concurrently, are joined in order, and are closed when nothing refers to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plait import gen
 from plait.runtime.messages import Append, Fork, Generate, Open
 
 
-def test_branches_run_side_by_side_and_are_read_one_by_one(backend):
+def test_branches_run_concurrently_and_share_the_prefix(backend):
     gates = [Gate("zero"), Gate("one")]
     backend.script(("0:", gates[0]), ("1:", gates[1]))
 
@@ -33,7 +33,7 @@ def test_branches_run_side_by_side_and_are_read_one_by_one(backend):
     assert backend.scheduler.sent(Append)[0].token_ids == list(b"shared ")
 
 
-def test_a_branch_knows_what_came_before(backend):
+def test_branch_sees_text_turns_and_variables_of_its_parent(backend):
     @plait.function
     def program(s):
         s += plait.user("q") + plait.assistant(gen("a"))
@@ -50,7 +50,7 @@ def test_a_branch_knows_what_came_before(backend):
     assert [m["content"] for m in messages] == ["q", " fine.", "and then?"]
 
 
-def test_join_gathers_new_variables_in_order(backend):
+def test_join_gathers_new_variables_in_branch_order(backend):
     backend.scheduler.answer = lambda prompt, request: prompt[-1] * 2
 
     @plait.function
@@ -67,7 +67,7 @@ def test_join_gathers_new_variables_in_order(backend):
     assert program.run().ret_value == (["00", "11", "22"], ["22"], 0, "p")
 
 
-def test_join_appends_the_branches_texts(backend):
+def test_join_concate_and_append_appends_branch_texts(backend):
     @plait.function
     def program(s):
         s += "p"
@@ -83,7 +83,7 @@ def test_join_appends_the_branches_texts(backend):
     assert 258 in backend.scheduler.sent(Append)[-1].token_ids  # the template's text is control text again
 
 
-def test_join_refuses_a_branch_with_half_a_turn(backend):
+def test_join_refuses_a_branch_with_an_open_turn(backend):
     @plait.function
     def program(s):
         s += "p"
@@ -95,7 +95,7 @@ def test_join_refuses_a_branch_with_half_a_turn(backend):
         program.run()
 
 
-def test_copy_is_a_side_thought(backend):
+def test_copy_returns_variables_and_not_text(backend):
     @plait.function
     def program(s):
         s += "p"
@@ -115,7 +115,7 @@ def test_copy_is_a_side_thought(backend):
 
 
 @pytest.mark.parametrize(
-    ("use", "said"),
+    ("use", "message"),
     [
         (lambda s: s.fork(0), "from 1 to"),
         (lambda s: s.fork("2"), "from 1 to"),
@@ -130,13 +130,13 @@ def test_copy_is_a_side_thought(backend):
         (lambda s: [forks := s.fork(2), forks.join(), forks[0].__iadd__("x")], "this branch was joined"),
     ],
 )
-def test_mistakes(backend, use, said):
+def test_wrong_use_of_forks_is_a_program_error(backend, use, message):
     @plait.function
     def body(s):
         s += "p"
         use(s)
 
-    with pytest.raises(plait.ProgramError, match=said):
+    with pytest.raises(plait.ProgramError, match=message):
         body.run()
 
 
@@ -145,7 +145,7 @@ def program(s):
     pass
 
 
-def test_a_group_is_a_sequence(backend):
+def test_forks_are_a_sequence(backend):
     @plait.function
     def body(s):
         s += "p"
@@ -158,7 +158,7 @@ def test_a_group_is_a_sequence(backend):
     assert body.run().ret_value == ["psame", "psame more", "psame"]
 
 
-def test_an_error_in_a_branch_surfaces_on_join_on_read_and_from_run(backend):
+def test_error_in_a_branch_is_raised_by_join_reads_and_run(backend):
     backend.script(("1:", plait.ContextOverflow("too long")))
 
     def start(s):
@@ -187,7 +187,7 @@ def test_an_error_in_a_branch_surfaces_on_join_on_read_and_from_run(backend):
         assert isinstance(caught.value.__cause__, plait.ContextOverflow)
 
 
-def test_branches_that_nobody_holds_are_closed_while_the_program_goes_on(backend):
+def test_unreferenced_branches_are_closed_during_the_run(backend):
     @plait.function
     def body(s):
         s += "p"
@@ -201,7 +201,7 @@ def test_branches_that_nobody_holds_are_closed_while_the_program_goes_on(backend
     assert backend.scheduler.open_sessions() == 0
 
 
-def test_a_dropped_state_leaks_nothing(backend):
+def test_garbage_collected_states_close_their_sessions(backend):
     @plait.function
     def body(s):
         s += "p" + gen("x")

@@ -1,7 +1,7 @@
-"""A straight-line program gives the same however it is run, and what the items of a batch share is computed once.
+"""A straight-line program gives the same result in every run mode, and a batch computes its shared prefix once.
 
 Client, scheduler, prefix cache and server are real, the model is a hash chain; tests/end_to_end/test_run_modes_agree.py
-does the same with a model, a few times.
+runs some of this with a real model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from plait.runtime.messages import Append, Fork, Generate, Select
 from plait.runtime.server.app import create_app
 from plait.runtime.server.settings import server_settings
 
-ONE_EACH = httpx.Limits(max_keepalive_connections=0)  # the server closes idle connections, and may while one is taken
+# The server may close an idle connection while a request takes it.
+NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 
 
 @pytest.fixture(scope="module")
@@ -33,22 +34,22 @@ def backend():
 def server(backend):
     with (
         serve_app(create_app(backend, server_settings())) as address,
-        httpx.Client(base_url=address, limits=ONE_EACH) as client,
+        httpx.Client(base_url=address, limits=NO_KEEPALIVE) as client,
     ):
         yield client
 
 
 @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=programs())
-def test_any_straight_line_program_gives_the_same_however_it_is_run(backend, server, steps):
+def test_straight_line_program_gives_the_same_result_in_every_run_mode(backend, server, steps):
     check_remaining_run_modes(steps, backend, server, temperature=0, max_tokens=6)
 
 
 SHARED = "You judge statements, carefully and one at a time. " * 12
 
 
-def judging(first):
-    """A program that begins with a text of its own, and then does what `first` says."""
+def judge_program(first):
+    """A program whose prompt starts with shared text and whose first call is `first`."""
 
     @plait.function
     def judge(s, number):
@@ -67,11 +68,11 @@ def judging(first):
     return judge
 
 
-def prompts_of(client, run):
-    """What `run()` gives, and the tokens before each call that was made meanwhile."""
+def run_and_record_prompts(client, run):
+    """(result of `run()`, prompt tokens of every call that it sent)."""
     texts, prompts, send = {}, [], client.send
 
-    def watch(request):
+    def record_and_send(request):
         match request:
             case Append(session, token_ids):
                 texts[session] = (*texts.get(session, ()), *token_ids)
@@ -81,7 +82,7 @@ def prompts_of(client, run):
                 prompts.append(texts[session])
         send(request)
 
-    client.send = watch
+    client.send = record_and_send
     try:
         return run(), prompts
     finally:
@@ -90,22 +91,22 @@ def prompts_of(client, run):
 
 @pytest.mark.parametrize("threads", [1, 3, "auto"])
 @pytest.mark.parametrize("first", ["gen", "select", "n", "fork"])
-def test_a_batch_computes_what_its_items_share_once(backend, first, threads):
-    client, judge = backend.client, judging(first)
+def test_batch_computes_the_shared_prefix_once(backend, first, threads):
+    client, judge = backend.client, judge_program(first)
     client.flush_cache()
     items = [{"number": number} for number in range(24)]
-    how = {"backend": backend, "num_threads": threads, "temperature": 0, "max_tokens": 1}
-    states, prompts = prompts_of(client, lambda: judge.run_batch(items, **how))
-    places = {hash(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
-    again = 2 * len(items) if first == "n" else 0  # the last token's logits, for each sample of its own
-    assert sum(state.usage.computed_tokens for state in states) == len(places) + again
-    assert len(places) < 1800 < 24 * len(SHARED)
+    options = {"backend": backend, "num_threads": threads, "temperature": 0, "max_tokens": 1}
+    states, prompts = run_and_record_prompts(client, lambda: judge.run_batch(items, **options))
+    distinct_prefixes = {hash(prompt[:end]) for prompt in prompts for end in range(1, len(prompt) + 1)}
+    repeated = 2 * len(items) if first == "n" else 0  # every sample computes the last token's logits
+    assert sum(state.usage.computed_tokens for state in states) == len(distinct_prefixes) + repeated
+    assert len(distinct_prefixes) < 1800 < 24 * len(SHARED)
 
 
-def test_cache_computes_the_constant_beginning_ahead(backend):
+def test_cache_computes_the_constant_prefix_ahead_of_runs(backend):
     backend.client.flush_cache()
-    judge = judging("gen")
-    ahead = judge.cache(backend)
-    assert ahead > len(SHARED) and judge.cache(backend) <= 1
+    judge = judge_program("gen")
+    prefix_tokens = judge.cache(backend)
+    assert prefix_tokens > len(SHARED) and judge.cache(backend) <= 1
     state = judge.run("seven", backend=backend, temperature=0, max_tokens=1)
-    assert state.usage.cached_tokens >= ahead - 1
+    assert state.usage.cached_tokens >= prefix_tokens - 1

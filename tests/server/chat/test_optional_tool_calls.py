@@ -74,7 +74,7 @@ def calls_of(message):
     return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
 
 
-def test_the_model_calls_a_tool_and_uses_its_result(ask) -> None:
+def test_model_calls_a_tool_and_uses_its_result(ask) -> None:
     choice, events = ask(EXAMPLE)
     assert choice.finish_reason == "tool_calls" and not choice.message.content
     assert calls_of(choice.message) == [("clock", {"zone": "UTC"})]
@@ -84,7 +84,7 @@ def test_the_model_calls_a_tool_and_uses_its_result(ask) -> None:
     assert answer.finish_reason == "stop" and "14:45" in answer.message.content
 
 
-def test_the_model_may_answer_without_a_call(ask) -> None:
+def test_model_may_answer_without_a_call(ask) -> None:
     choice, _ = ask([user("What is the capital of France?")], max_tokens=12)
     assert choice.message.content and not choice.message.tool_calls
 
@@ -98,7 +98,7 @@ def test_with_response_format_the_answer_is_a_call_or_json(ask) -> None:
     assert json.loads(choice.message.content) == {"name": "Ben", "age": 40} and not choice.message.tool_calls
 
 
-def test_a_regex_with_optional_tools_is_refused(ask) -> None:
+def test_regex_with_optional_tools_is_refused(ask) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError) as refused:

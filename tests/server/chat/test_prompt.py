@@ -67,7 +67,7 @@ def test_no_tool_or_call_becomes_a_control_token(text) -> None:
     assert json.dumps({"a": text}, ensure_ascii=False) in prompt and text.strip() in prompt
 
 
-def test_a_template_with_tools_renders_them() -> None:
+def test_template_with_tools_renders_them() -> None:
     template, call_format = ChatTemplate(HERMES, "", ""), TOOL_FORMATS[0]
     call = ToolCall("c1", "f", '{"a": 1}')
     turns = (Turn("user", "hi"), Turn("assistant", "", (call,)), Turn("tool", "7", call_id="c1"))
@@ -94,7 +94,7 @@ def test_without_a_tool_template_the_system_turn_describes_the_tools(tokenizer) 
     assert "<|im_start|>user\nResult of f: 7<|im_end|>" in text
 
 
-def test_the_final_turn_can_be_continued(tokenizer) -> None:
+def test_final_turn_can_be_continued(tokenizer) -> None:
     turns = (Turn("user", "hi"), Turn("assistant", "Well, <|im_end|>"))
     conversation = Conversation(turns, add_generation_prompt=False, continue_final=True)
     parts = render_chat(tokenizer.chat_template, tokenizer.added_texts, conversation, GENERIC_FORMAT)

@@ -214,7 +214,7 @@ def test_reasoning_that_is_opened_by_the_model_or_never_closed() -> None:
         ("<tool_call> without a list of them", GENERIC_FORMAT.begin),
     ],
 )
-def test_the_template_selects_the_format(template, begin) -> None:
+def test_template_selects_the_format(template, begin) -> None:
     assert tool_format(template).begin == begin
 
 

@@ -1,6 +1,6 @@
 """JSON answers are complete when they end: for realistic schemas, any token limit and every protocol.
 
-The small model's weights are random, so it ends no value by itself: strings and lists go on until the runtime closes
+The small model's weights are random, so it ends no value: strings and lists go on until the runtime closes
 them.
 """
 
@@ -66,8 +66,8 @@ def create_and_stream(client, **fields):
     return answer
 
 
-def test_an_answer_is_complete_if_one_fits(client) -> None:
-    """One that does not fit ends with "length", and is refused with `complete`."""
+def test_answer_is_complete_if_max_tokens_allow_one(client) -> None:
+    """A schema whose shortest value is longer ends with "length", or is a 400 with `complete`."""
     assert len(SCHEMAS) >= 20
 
     def run(case):
@@ -91,7 +91,7 @@ def test_an_answer_is_complete_if_one_fits(client) -> None:
     assert outcomes.count("invalid_constraint") <= 9
 
 
-def test_completion_does_not_change_an_answer_that_ends_by_itself(client) -> None:
+def test_completion_does_not_change_an_answer_that_ends_before_the_limit(client) -> None:
     few = {"type": "array", "items": {"enum": ["red", "green", 3]}, "minItems": 3, "maxItems": 3}
     schema = {"type": "object", "properties": {"a": few}, "required": ["a"], "additionalProperties": False}
     completed, free = (create(client, schema, 200, extra_body={"complete": complete}) for complete in (True, False))

@@ -144,7 +144,7 @@ def test_requests_are_refused_before_their_body_is_read(app) -> None:
     assert ask(full, "GET", "/health").status_code == 200
 
 
-def test_a_request_counts_as_its_prompts_times_its_choices(app) -> None:
+def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
     served = app(max_running=4, max_queue=2)
     in_flight = served.state.plait.in_flight
 
@@ -177,7 +177,7 @@ def test_a_request_counts_as_its_prompts_times_its_choices(app) -> None:
     assert in_flight.num_calls == in_flight.num_admitted == 0
 
 
-def test_a_key_has_a_limit_of_running_requests(app) -> None:
+def test_key_has_a_limit_of_running_requests(app) -> None:
     served = app(api_keys=KEYS, max_requests_per_key=1)
 
     async def go():
@@ -198,7 +198,7 @@ def test_a_key_has_a_limit_of_running_requests(app) -> None:
     assert in_flight.num_admitted == in_flight.num_of_tenant("alice") == len(in_flight.records) == 0
 
 
-def test_a_slow_body_times_out(app) -> None:
+def test_slow_body_times_out(app) -> None:
     async def receive_slowly():
         await asyncio.sleep(0.02)
         return {"type": "http.request", "body": b" ", "more_body": True}
@@ -206,7 +206,7 @@ def test_a_slow_body_times_out(app) -> None:
     assert ask_asgi(app(body_timeout_s=0.2), receive=receive_slowly)[:2] == (408, "body_timeout")
 
 
-def test_a_large_body_without_a_content_length_is_refused(app) -> None:
+def test_large_body_without_a_content_length_is_refused(app) -> None:
     async def receive_endlessly():
         return {"type": "http.request", "body": b"x" * 600, "more_body": True}
 
@@ -236,7 +236,7 @@ def test_browser_requests_of_other_origins_are_refused(app) -> None:
     assert "access-control-allow-credentials" not in response.headers
 
 
-def test_the_server_makes_the_request_ids(app) -> None:
+def test_request_ids_are_made_by_the_server(app) -> None:
     response = ask(app(), "GET", "/v1/models", headers={"x-request-id": "theirs"})
     assert response.headers["x-request-id"].startswith("req-")
     refused = ask(app(api_keys=KEYS), "GET", "/v1/models")

@@ -24,7 +24,7 @@ def test_known_keys_have_their_name_and_others_none(keys, data) -> None:
     assert find_key_name(b"", known) is None
 
 
-def test_a_file_has_keys_and_digests(tmp_path) -> None:
+def test_file_has_keys_and_digests(tmp_path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\nalice  one\n\nbob\tsha256:{digest(b'two')}\n")
     keys = read_keys("three", str(file))
@@ -53,6 +53,6 @@ def test_errors_in_a_file_name_the_line_but_never_the_key(tmp_path, text, messag
 
 
 @pytest.mark.parametrize("key", ["", " ", "two words", "ü", "x" * 513])
-def test_a_key_must_fit_into_a_header(key) -> None:
+def test_key_must_fit_into_a_header(key) -> None:
     with pytest.raises(InputError):
         read_keys(key, None)

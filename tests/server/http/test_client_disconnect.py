@@ -41,7 +41,7 @@ REQUESTS = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", REQUESTS)
-def test_a_disconnect_frees_the_pages_of_a_request(serve, engine, idle, caplog, path, stream) -> None:
+def test_disconnect_frees_the_pages_of_a_request(serve, engine, idle, caplog, path, stream) -> None:
     address, state = serve()
     host, port = address.removeprefix("http://").split(":")
     fields, num_calls = REQUESTS[path]

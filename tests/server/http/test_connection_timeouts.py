@@ -46,7 +46,7 @@ def test_incomplete_headers_of_a_second_request_time_out(serve) -> None:
         assert b'{"status":"ok"}' in read_all(connection)
 
 
-def test_a_connection_carries_two_requests(serve) -> None:
+def test_connection_carries_two_requests(serve) -> None:
     address, _ = serve(idle_timeout_s=5)
     with connect(address) as connection:
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_too_large_headers_get_431(serve) -> None:
             assert b" 431 " in read_all(connection)
 
 
-def test_a_client_that_does_not_read_is_disconnected() -> None:
+def test_client_that_does_not_read_is_disconnected() -> None:
     ended = threading.Event()
 
     async def send_endlessly(scope, receive, send) -> None:

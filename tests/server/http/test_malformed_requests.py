@@ -1,4 +1,4 @@
-"""Invalid chat requests: each gets a 4xx in OpenAI's shape that names the parameter."""
+"""Invalid chat requests: a 4xx in OpenAI's format names the parameter."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ INVALID = {
 
 @pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_4xx_that_names_the_parameter(http, name, stream) -> None:
+def test_invalid_request_is_a_4xx_that_names_the_parameter(http, name, stream) -> None:
     body, param = INVALID[name]
     if stream and name != "stream_options without stream" and body.startswith(b'{"model": "default"'):
         body = b'{"stream": true, ' + body[1:]
@@ -127,7 +127,7 @@ def test_statuses_of_wrong_paths_methods_and_bodies(address) -> None:
     assert httpx.get(f"{address}/v1/models").headers["x-request-id"].startswith("req-")
 
 
-def test_the_openapi_document_has_the_routes_and_their_schemas(address) -> None:
+def test_openapi_document_has_the_routes_and_their_schemas(address) -> None:
     document = httpx.get(f"{address}/openapi.json").json()
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"} <= set(
         document["paths"]

@@ -20,7 +20,7 @@ PAGE_FOLDER = resources.files("plait.runtime.server") / "page"
 # 2026-11-21: browsers are not on PyPI; CI installs one, a laptop may have none
 NO_BROWSER = f"no chromium and chromedriver here ({datetime.date.today()}); CI installs both"
 
-# Records the text of the first answer after each change of the page.
+# Records the text of the first answer after every change of the page.
 RECORD_TEXTS = """
 window.recordedTexts = [];
 new MutationObserver(() => {

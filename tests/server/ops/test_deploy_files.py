@@ -32,7 +32,7 @@ def test_flags_are_documented_and_exist() -> None:
     assert used <= flags()
 
 
-def test_the_dashboard_uses_metrics_that_exist(serve) -> None:
+def test_dashboard_uses_metrics_that_exist(serve) -> None:
     address, _ = serve()
     httpx.post(f"{address}/v1/completions", json={"model": "default", "prompt": "a", "max_tokens": 2}, timeout=60)
     scraped = httpx.get(f"{address}/metrics").text

@@ -41,7 +41,7 @@ class StuckClient:
         return "status"
 
 
-def test_a_stuck_loop_is_not_alive_and_concurrent_probes_share_a_query() -> None:
+def test_stuck_loop_is_not_alive_and_concurrent_probes_share_a_query() -> None:
     async def run():
         client = StuckClient()
         liveness = LivenessProbe(lambda: client, 0.4)

@@ -14,7 +14,7 @@ from plait.runtime.server.ops.request_log import _JsonLines
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
 
 
-def test_each_request_is_one_line_without_its_prompt(serve, caplog) -> None:
+def test_request_is_one_log_line_without_its_prompt(serve, caplog) -> None:
     address, _ = serve()
     caplog.set_level(logging.INFO, "plait.requests")
     prompt = "A secret that no log may hold"

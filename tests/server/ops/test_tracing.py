@@ -26,7 +26,7 @@ def spans(monkeypatch):
     return exporter
 
 
-def test_a_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
+def test_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
     address, _ = serve()
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     answer = httpx.post(f"{address}/v1/completions", json=BODY, headers=headers, timeout=60)
@@ -42,7 +42,7 @@ def test_a_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
         assert request.start_time <= call.start_time <= call.end_time <= request.end_time
 
 
-def test_a_refused_request_has_an_error_status(serve, spans) -> None:
+def test_refused_request_has_an_error_status(serve, spans) -> None:
     address, state = serve()
     state.admission.is_draining = True
     httpx.post(f"{address}/v1/completions", json=BODY, headers={"traceparent": "00-junk"})
@@ -66,7 +66,7 @@ def test_requests_run_without_opentelemetry(serve, monkeypatch) -> None:
     assert httpx.post(f"{address}/v1/completions", json={**BODY, "max_tokens": 1}, timeout=60).status_code == 200
 
 
-def test_an_endpoint_without_the_exporter_package_is_an_error(monkeypatch) -> None:
+def test_endpoint_without_the_exporter_package_is_an_error(monkeypatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert tracing.export_spans() is False
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")

@@ -167,7 +167,7 @@ def ask(http, path, fields):
 
 
 def values_of(typed, name):
-    """The sample values of a field, each once, without null, which is the same as no value."""
+    """The distinct sample values of a field. Null is left out: it means no value."""
     kind = fields_of(typed)[name]
     values = [] if name == "model" else [sample.value for sample in samples(kind) if sample.value is not None]
     generates = typed not in (ollama.EmbedRequest, ollama.EmbeddingsRequest)

@@ -30,12 +30,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def theirs(folder):
+def reference_model(folder):
     return write_embedder(folder)
 
 
 @pytest.fixture(scope="module")
-def engine(folder, theirs):
+def engine(folder, reference_model):
     settings = dict(device="cpu", dtype="float32", max_pages=3000, max_batch_tokens=32)
     with Engine(str(folder), **settings, deterministic=True, check_integrity=True) as engine:
         yield engine
@@ -49,27 +49,27 @@ def app(engine):
 
 
 @pytest.fixture(scope="module")
-def at(app):
+def base_url(app):
     with serve_app(app) as address:
         yield address
 
 
 @pytest.fixture(scope="module")
-def embedder(at):
-    return openai.OpenAI(base_url=f"{at}/v1", api_key="none", max_retries=0, timeout=60)
+def embedder(base_url):
+    return openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
-def expected(folder, theirs):
+def expected(folder, reference_model):
     def vector(text):
-        last = states(theirs, token_ids(folder, text))[-1]
+        last = states(reference_model, token_ids(folder, text))[-1]
         return last / np.linalg.norm(last)
 
     return vector
 
 
 def test_vectors_equal_those_of_transformers(embedder, expected, folder) -> None:
-    answer = embedder.embeddings.create(model=MODEL, input=TEXTS)  # in base64, unasked
+    answer = embedder.embeddings.create(model=MODEL, input=TEXTS)  # the client asks for base64 by default
     assert isinstance(answer, CreateEmbeddingResponse) and answer.object == "list" and answer.model == folder.name
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(token_ids(folder, t)) for t in TEXTS)
     assert [item.index for item in answer.data] == list(range(len(TEXTS)))
@@ -95,24 +95,24 @@ def test_token_lists_get_no_special_tokens(embedder, folder) -> None:
 
 def test_cut_vectors_are_normalized(embedder, expected) -> None:
     cut = embedder.embeddings.create(model=MODEL, input=TEXTS[1], dimensions=8).data[0].embedding
-    wanted = expected(TEXTS[1])[:8]
-    np.testing.assert_allclose(cut, wanted / np.linalg.norm(wanted), atol=1e-4)
+    expected_vector = expected(TEXTS[1])[:8]
+    np.testing.assert_allclose(cut, expected_vector / np.linalg.norm(expected_vector), atol=1e-4)
 
 
-def test_model_prompt_precedes_texts_but_not_tokens(at, embedder, engine, monkeypatch) -> None:
-    def vector(asked):
-        return embedder.embeddings.create(model=MODEL, input=asked).data[0].embedding
+def test_model_prompt_precedes_texts_but_not_tokens(base_url, embedder, engine, monkeypatch) -> None:
+    def vector(inputs):
+        return embedder.embeddings.create(model=MODEL, input=inputs).data[0].embedding
 
     text, ids = TEXTS[1], engine.client.encode_for_embedding(TEXTS[1])
     before, prompted = vector(text), vector(f"Query: {text}")
     made = msgspec.structs.replace(engine.client.model.embeddings, prompt="Query: ")
     monkeypatch.setattr(engine.client, "model", msgspec.structs.replace(engine.client.model, embeddings=made))
-    assert vector(text) == prompted == ollama.Client(host=at).embed(MODEL, text).embeddings[0]
+    assert vector(text) == prompted == ollama.Client(host=base_url).embed(MODEL, text).embeddings[0]
     assert vector(ids) == before != prompted
 
 
-def test_ollama_client(at, expected) -> None:
-    client = ollama.Client(host=at)
+def test_ollama_client(base_url, expected) -> None:
+    client = ollama.Client(host=base_url)
     many = client.embed(MODEL, TEXTS)
     for text, vector in zip(TEXTS, many.embeddings, strict=True):
         np.testing.assert_allclose(vector, expected(text), atol=1e-4)
@@ -127,14 +127,14 @@ def test_ollama_client(at, expected) -> None:
     assert "embedding" in client.show(MODEL).capabilities
 
 
-def test_ollama_truncation_keeps_the_end_token(at, engine) -> None:
-    client, long = ollama.Client(host=at), "abcdefgh" * 100
+def test_ollama_truncation_keeps_the_end_token(base_url, engine) -> None:
+    client, long = ollama.Client(host=base_url), "abcdefgh" * 100
     tokens = engine.client.tokenizer.encode_with_special_tokens(long)
     for limit, options in ((512, None), (20, {"num_ctx": 20})):
         cut = [*tokens[: limit - 1], *engine.client.tokenizer.suffix_ids]
-        with openai.OpenAI(base_url=f"{at}/v1", api_key="none") as asked:
-            wanted = asked.embeddings.create(model=MODEL, input=cut).data[0].embedding
-        assert client.embed(MODEL, long, options=options).embeddings[0] == pytest.approx(wanted)
+        with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none") as openai_client:
+            expected_vector = openai_client.embeddings.create(model=MODEL, input=cut).data[0].embedding
+        assert client.embed(MODEL, long, options=options).embeddings[0] == pytest.approx(expected_vector)
     with pytest.raises(ollama.ResponseError, match="512 tokens"):
         client.embed(MODEL, long, truncate=False)
     with pytest.raises(ollama.ResponseError, match="temperature"):
@@ -165,9 +165,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_name_the_field(at, name) -> None:
+def test_errors_name_the_field(base_url, name) -> None:
     change, param = WRONG[name]
-    answer = httpx.post(f"{at}/v1/embeddings", json={"model": MODEL, "input": "a"} | change)
+    answer = httpx.post(f"{base_url}/v1/embeddings", json={"model": MODEL, "input": "a"} | change)
     error = answer.json()["error"]
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     assert (
@@ -183,7 +183,7 @@ def test_model_without_pooling(smollm) -> None:
 
 
 def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch) -> None:
-    """They wait in the server, which counts the request as only so many calls."""
+    """The rest waits in the server; the request counts as the calls that run concurrently."""
     monkeypatch.setattr(embedding, "MAX_CONCURRENT_INPUTS", 3)
     in_flight, most = app.state.plait.in_flight, []
     set_num_calls = in_flight.set_num_calls
@@ -197,14 +197,16 @@ def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch)
         np.testing.assert_allclose(item.embedding, expected(text), atol=1e-4)
 
 
-def test_timeout_is_of_the_whole_request(at, engine) -> None:
-    answer = httpx.post(f"{at}/v1/embeddings", json={"model": MODEL, "input": ["a b c " * 60] * 50, "timeout": 1e-6})
+def test_timeout_applies_to_all_inputs_together(base_url, engine) -> None:
+    answer = httpx.post(
+        f"{base_url}/v1/embeddings", json={"model": MODEL, "input": ["a b c " * 60] * 50, "timeout": 1e-6}
+    )
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
     assert wait_until(lambda: engine.client.status().sessions == 0)
 
 
-def test_disconnect_frees_all_pages(app, at, engine) -> None:
-    """The first step waits until the server knows: nearly nothing is computed behind it."""
+def test_disconnect_frees_all_pages(app, base_url, engine) -> None:
+    """The first step waits until the server noticed the disconnect: almost nothing is computed after it."""
     runner, in_flight = engine.engine_loop.model_runner, app.state.plait.in_flight
     begun, gate, forward, computed = threading.Event(), threading.Event(), runner.forward, []
 
@@ -214,16 +216,16 @@ def test_disconnect_frees_all_pages(app, at, engine) -> None:
         computed.append(batch.num_tokens)
         return forward(batch)
 
-    async def hang_up() -> None:
+    async def disconnect() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
             body = {"model": MODEL, "input": [f"{i} hold " * 50 for i in range(20)]}
-            asked = asyncio.create_task(client.post(f"{at}/v1/embeddings", json=body))
+            request = asyncio.create_task(client.post(f"{base_url}/v1/embeddings", json=body))
             assert await asyncio.to_thread(begun.wait, 60)
-            asked.cancel()
+            request.cancel()
 
     runner.forward = waiting
     try:
-        asyncio.run(hang_up())
+        asyncio.run(disconnect())
         assert wait_until(lambda: in_flight.num_admitted == 0)
     finally:
         gate.set()

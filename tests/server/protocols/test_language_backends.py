@@ -78,7 +78,7 @@ def test_conversation_is_equal_over_every_protocol(endpoint, chats):
 # -- SGLang's protocol ----------------------------------------------------------------------------
 
 
-def one(expr, prompt="The capital of France is", **keywords):
+def run_gen(expr, prompt="The capital of France is", **keywords):
     @plait.function
     def program(s):
         s += prompt + expr
@@ -105,7 +105,7 @@ def test_branches_samples_streams_and_batches(endpoint):
 
 
 def test_constraints_hold_over_http(endpoint):
-    state = one(
+    state = run_gen(
         gen("ip", regex=r"[0-9]{2}\.[0-9]{1,2}")
         + gen("j", json_schema=json.dumps(SCHEMA), max_tokens=60)
         + gen("i", type=int)
@@ -119,7 +119,7 @@ def test_constraints_hold_over_http(endpoint):
 
 
 def test_logprobs_are_those_of_the_server(endpoint):
-    state = one(
+    state = run_gen(
         gen("x", max_tokens=3, return_logprob=True, top_logprobs_num=2, logprob_start_len=0),
         backend=endpoint,
         temperature=0,
@@ -131,36 +131,38 @@ def test_logprobs_are_those_of_the_server(endpoint):
     inputs = meta["input_token_logprobs"]
     assert len(inputs) == len(meta["input_top_logprobs"]) == meta["prompt_tokens"] - 1, "the first token has none"
     assert inputs[-1][2] == " is" and all(logprob < 0 for logprob, _, _ in inputs)
-    bare = one(gen("x", max_tokens=3), backend=endpoint, temperature=0)
-    assert bare["x"] == state["x"] and "output_token_logprobs" not in bare.get_meta_info("x")
+    state_without_logprobs = run_gen(gen("x", max_tokens=3), backend=endpoint, temperature=0)
+    assert state_without_logprobs["x"] == state[
+        "x"
+    ] and "output_token_logprobs" not in state_without_logprobs.get_meta_info("x")
 
 
-def test_a_choices_score_is_the_mean_of_its_tokens_logprobs(endpoint):
+def test_choice_score_is_the_mean_logprob_of_its_tokens(endpoint):
     choices = [" Paris", " London", " a city in Germany"]
-    state = one(select("c", choices), backend=endpoint)
+    state = run_gen(select("c", choices), backend=endpoint)
     assert state["c"] == " Paris"
     for choice, score in zip(choices, state.get_meta_info("c")["choice_scores"], strict=True):
-        entries = one(
+        entries = run_gen(
             gen("x", max_tokens=0, return_logprob=True, logprob_start_len=5),
             prompt="The capital of France is" + choice,
             backend=endpoint,
         ).get_meta_info("x")["input_token_logprobs"]
         assert score == pytest.approx(sum(logprob for logprob, _, _ in entries) / len(entries))
     for method in (plait.greedy_token_selection, plait.unconditional_likelihood_normalized):
-        assert one(select("c", choices, choices_method=method), backend=endpoint)["c"] == " Paris"
+        assert run_gen(select("c", choices, choices_method=method), backend=endpoint)["c"] == " Paris"
 
 
 def test_stop_regex_stop_and_ignore_eos(endpoint):
     prompt, free = "Count: 1, 2, 3, 4,", {"max_tokens": 24, "temperature": 0}
-    whole = one(gen("x", **free), prompt, backend=endpoint)["x"]
-    assert " 7, 8" in whole
-    state = one(gen("x", stop_regex=r"[7-9]\s*,", **free), prompt, backend=endpoint)
-    assert state["x"] == whole[: whole.index("7")]
+    complete = run_gen(gen("x", **free), prompt, backend=endpoint)["x"]
+    assert " 7, 8" in complete
+    state = run_gen(gen("x", stop_regex=r"[7-9]\s*,", **free), prompt, backend=endpoint)
+    assert state["x"] == complete[: complete.index("7")]
     assert state.get_meta_info("x")["finish_reason"] == {"type": "stop", "matched": r"[7-9]\s*,"}
-    stream = one(gen("x", stop_regex=r",[^8]*8", **free), prompt, backend=endpoint, stream=True)
+    stream = run_gen(gen("x", stop_regex=r",[^8]*8", **free), prompt, backend=endpoint, stream=True)
     pieces = list(stream.text_iter("x"))
-    assert "".join(pieces) == whole[: whole.index(",")], "text that a pattern may cut is not told"
-    assert one(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == whole[: whole.index(" 8")]
+    assert "".join(pieces) == complete[: complete.index(",")], "text that stop_regex may still remove is not streamed"
+    assert run_gen(gen("x", stop=[" 8"], **free), prompt, backend=endpoint)["x"] == complete[: complete.index(" 8")]
 
 
 def test_stop_regex_in_openai_requests_and_programs(smollm, real_address):
@@ -188,13 +190,13 @@ def test_user_text_does_not_become_control_tokens(endpoint):
 
 def test_server_errors(endpoint, real_address):
     with pytest.raises(plait.ProgramError, match="answered 400") as caught:
-        one(
+        run_gen(
             gen("x", json_schema={"type": "string", "format": "nonsense", "minLength": 9, "maxLength": 3}),
             backend=endpoint,
         )
     assert isinstance(caught.value.__cause__, plait.CallRejected)
     with pytest.raises(plait.ProgramError, match="constraint Lark"):
-        one(gen("x", lark='start: "a"'), backend=endpoint)
+        run_gen(gen("x", lark='start: "a"'), backend=endpoint)
     info = plait.get_server_info(endpoint)
     assert info["model_path"] and info["max_total_num_tokens"] > 0
     plait.flush_cache(endpoint)
@@ -251,16 +253,16 @@ def test_tools_over_chat_apis(chat, endpoint):
 
 
 def test_streams_stops_and_usage_over_chat_apis(chat):
-    whole = ask(gen("x", max_tokens=16), chat, temperature=0)
+    complete = ask(gen("x", max_tokens=16), chat, temperature=0)
     stream = ask(gen("x", max_tokens=16), chat, temperature=0, stream=True)
     pieces = list(stream.text_iter("x"))
-    assert "".join(pieces) == whole["x"] and len(pieces) > 2
-    meta = whole.get_meta_info("x")
+    assert "".join(pieces) == complete["x"] and len(pieces) > 2
+    meta = complete.get_meta_info("x")
     assert meta["finish_reason"]["type"] == "length" and meta["completion_tokens"] == 16
     assert meta["prompt_tokens"] == meta["cached_tokens"] + meta["computed_tokens"] > 10
-    word = whole["x"].split()[1]
+    word = complete["x"].split()[1]
     stopped = ask(gen("x", max_tokens=16, stop=word), chat, temperature=0)
-    assert stopped["x"] == whole["x"].partition(word)[0]
+    assert stopped["x"] == complete["x"].partition(word)[0]
     assert stopped.get_meta_info("x")["finish_reason"]["type"] == "stop"
 
 

@@ -43,7 +43,7 @@ def test_completions_have_the_parameters_of_chat():
     assert set(NAMES["openai"].values()) - set(CompletionRequest.__struct_fields__) == {"top_logprobs"}
 
 
-def test_every_parameter_says_what_it_does_and_names_real_protocols():
+def test_parameters_have_a_description_and_known_protocols():
     assert list(PARAMS) == list(SamplingParams.__struct_fields__)
     assert all(param.doc for param in PARAMS.values())
     assert set(NAMES) == {*REQUESTS, "gen", "openai_client", "anthropic_client"}

@@ -35,29 +35,29 @@ TIME = {"name": "get_time", "input_schema": {"type": "object", "properties": {},
 
 
 @pytest.fixture(scope="session")
-def claude(address):
+def client(address):
     return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, timeout=60)
 
 
-def both(claude, **fields):
-    """The answer, after a check that a stream of the same request equals it."""
+def create_and_stream(client, **fields):
+    """The message, after a check that a stream of the same request equals it."""
     fields = {"model": "default", "max_tokens": 4, "extra_body": {"temperature": 0}} | fields
-    whole = claude.messages.create(**fields)
-    assert isinstance(whole, Message) and whole.type == "message" and whole.role == "assistant"
-    with claude.messages.stream(**fields) as stream:
+    message = client.messages.create(**fields)
+    assert isinstance(message, Message) and message.type == "message" and message.role == "assistant"
+    with client.messages.stream(**fields) as stream:
         events = [event.type for event in stream if event.type in RAW]
         streamed = stream.get_final_message()
     assert events[:2] == ["message_start", "ping"] if "ping" in events else events[0] == "message_start"
     assert events[-2:] == ["message_delta", "message_stop"]
-    assert bare(streamed) == bare(whole)
-    return whole
+    assert comparable(streamed) == comparable(message)
+    return message
 
 
 RAW = {"message_start", "ping", "content_block_start", "content_block_stop", "message_delta", "message_stop"}
 
 
-def bare(message):
-    """The message without ids and without how much of the prompt was cached."""
+def comparable(message):
+    """The fields of a message without ids; cached and computed input tokens are one sum."""
     fields = message.model_dump(exclude_none=True)
     usage = fields.pop("usage")
     fields.pop("id")
@@ -68,98 +68,100 @@ def bare(message):
     return fields | {"out": usage["output_tokens"]}
 
 
-def test_stream_equals_the_message(claude):
-    whole = both(claude, messages=ASK, system="Be brief.", metadata={"user_id": "u"})
-    (block,) = whole.content
+def test_stream_equals_the_message(client):
+    message = create_and_stream(client, messages=ASK, system="Be brief.", metadata={"user_id": "u"})
+    (block,) = message.content
     assert isinstance(block, TextBlock) and block.text
-    assert whole.stop_reason == "max_tokens" and whole.stop_sequence is None
-    assert whole.usage.output_tokens == 4
+    assert message.stop_reason == "max_tokens" and message.stop_sequence is None
+    assert message.usage.output_tokens == 4
 
 
-def test_system_as_blocks_and_cache_control_are_the_same_prompt(claude):
+def test_system_as_blocks_and_cache_control_are_the_same_prompt(client):
     mark = {"type": "ephemeral"}
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": mark}]
     content = [{"type": "text", "text": "Name three colours.", "cache_control": mark | {"ttl": "1h"}}]
-    plain = both(claude, messages=ASK, system="Be brief.")
-    parts = both(claude, messages=[{"role": "user", "content": content}], system=blocks, cache_control=mark)
+    plain = create_and_stream(client, messages=ASK, system="Be brief.")
+    parts = create_and_stream(
+        client, messages=[{"role": "user", "content": content}], system=blocks, cache_control=mark
+    )
     assert parts.content[0].text == plain.content[0].text
     assert parts.usage.cache_read_input_tokens > 0
 
 
-def test_stop_reasons(claude):
-    text = both(claude, messages=ASK, max_tokens=8).content[0].text
+def test_stop_reasons(client):
+    text = create_and_stream(client, messages=ASK, max_tokens=8).content[0].text
     stop = text[10:14]
-    stopped = both(claude, messages=ASK, max_tokens=8, stop_sequences=["never ever", stop])
+    stopped = create_and_stream(client, messages=ASK, max_tokens=8, stop_sequences=["never ever", stop])
     assert stopped.stop_reason == "stop_sequence" and stopped.stop_sequence == stop
     assert stopped.content[0].text == text[: text.index(stop)]
     yes = {"format": {"type": "json_schema", "schema": {"const": "yes"}}}
-    assert both(claude, messages=ASK, output_config=yes, max_tokens=8).stop_reason == "end_turn"
-    warm = both(claude, messages=ASK, max_tokens=0)
+    assert create_and_stream(client, messages=ASK, output_config=yes, max_tokens=8).stop_reason == "end_turn"
+    warm = create_and_stream(client, messages=ASK, max_tokens=0)
     assert warm.content == [] and warm.stop_reason == "max_tokens" and warm.usage.output_tokens == 0
 
 
-def test_prefilled_assistant_message_is_continued(claude):
+def test_prefilled_assistant_message_is_continued(client):
     begun = [*ASK, {"role": "assistant", "content": "The colours are red,"}]
-    goes_on = both(claude, messages=begun, max_tokens=4)
-    text = both(claude, messages=ASK, max_tokens=4).content[0].text
-    assert goes_on.content[0].text != text
-    counted = claude.messages.count_tokens(model="default", messages=begun)
-    asked = claude.messages.count_tokens(model="default", messages=ASK)
-    assert isinstance(counted, MessageTokensCount) and counted.input_tokens > asked.input_tokens
+    continuation = create_and_stream(client, messages=begun, max_tokens=4)
+    text = create_and_stream(client, messages=ASK, max_tokens=4).content[0].text
+    assert continuation.content[0].text != text
+    counted = client.messages.count_tokens(model="default", messages=begun)
+    count_without_prefill = client.messages.count_tokens(model="default", messages=ASK)
+    assert isinstance(counted, MessageTokensCount) and counted.input_tokens > count_without_prefill.input_tokens
 
 
-def test_consecutive_turns_of_one_role_are_merged(claude):
+def test_consecutive_turns_of_one_role_are_merged(client):
     split = [{"role": "user", "content": "Name"}, {"role": "user", "content": "three colours."}]
     one = [{"role": "user", "content": "Name\n\nthree colours."}]
-    count = claude.messages.count_tokens
+    count = client.messages.count_tokens
     assert count(model="default", messages=split) == count(model="default", messages=one)
 
 
-def test_count_tokens_equals_the_usage_of_a_message(claude):
+def test_count_tokens_equals_the_usage_of_a_message(client):
     fields = dict(model="default", messages=ASK, system="Be brief.", tools=[WEATHER])
-    counted = claude.messages.count_tokens(**fields).input_tokens
-    claude.messages.create(**fields, max_tokens=1)
-    usage = claude.messages.create(**fields, max_tokens=1).usage
+    counted = client.messages.count_tokens(**fields).input_tokens
+    client.messages.create(**fields, max_tokens=1)
+    usage = client.messages.create(**fields, max_tokens=1).usage
     assert usage.cache_read_input_tokens > 0
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
 
 
 @pytest.mark.parametrize("choice", [{"type": "tool", "name": "get_weather"}, {"type": "any"}])
-def test_tool_choice_any_and_tool(claude, choice):
+def test_tool_choice_any_and_tool(client, choice):
     choice = choice if choice["type"] == "tool" else choice | {"disable_parallel_tool_use": True}
-    whole = both(claude, messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80)
-    (block,) = whole.content
-    assert isinstance(block, ToolUseBlock) and whole.stop_reason == "tool_use"
+    message = create_and_stream(client, messages=ASK, tools=[WEATHER, TIME], tool_choice=choice, max_tokens=80)
+    (block,) = message.content
+    assert isinstance(block, ToolUseBlock) and message.stop_reason == "tool_use"
     if choice["type"] == "tool":
         assert block.name == "get_weather"
         assert block.input["city"] in ("Paris", "Rome") and isinstance(block.input["days"], int)
 
 
-def test_tool_results(claude):
+def test_tool_results(client):
     used = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rome", "days": 1}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny"}]}
     turns = [*ASK, {"role": "assistant", "content": [{"type": "text", "text": "I look."}, used]}]
     blocks = [result | {"is_error": True}, {"type": "text", "text": "And now?"}]
-    whole = both(claude, messages=[*turns, {"role": "user", "content": blocks}], tools=[WEATHER])
-    assert whole.usage.output_tokens == 4
-    count = claude.messages.count_tokens
+    message = create_and_stream(client, messages=[*turns, {"role": "user", "content": blocks}], tools=[WEATHER])
+    assert message.usage.output_tokens == 4
+    count = client.messages.count_tokens
     failed = count(model="default", messages=[*turns, {"role": "user", "content": [result | {"is_error": True}]}])
     worked = count(model="default", messages=[*turns, {"role": "user", "content": [result]}])
     assert failed.input_tokens > worked.input_tokens
 
 
-def test_tool_choice_none_and_auto(claude):
-    never = both(claude, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
+def test_tool_choice_none_and_auto(client):
+    never = create_and_stream(client, messages=ASK, tools=[WEATHER], tool_choice={"type": "none"})
     assert all(isinstance(block, TextBlock) for block in never.content)
-    claude.messages.create(model="default", max_tokens=2, messages=ASK, tools=[WEATHER], tool_choice={"type": "auto"})
+    client.messages.create(model="default", max_tokens=2, messages=ASK, tools=[WEATHER], tool_choice={"type": "auto"})
 
 
-def test_output_format_json_schema(claude):
+def test_output_format_json_schema(client):
     schema = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"]}
     schema["additionalProperties"] = False
     config = {"format": {"type": "json_schema", "schema": schema}}
-    whole = both(claude, messages=ASK, output_config=config, max_tokens=12)
-    assert json.loads(whole.content[0].text)["n"] in (1, 22)
+    message = create_and_stream(client, messages=ASK, output_config=config, max_tokens=12)
+    assert json.loads(message.content[0].text)["n"] in (1, 22)
 
 
 async def _count_events(address):
@@ -232,11 +234,11 @@ def test_errors_name_the_field(http, change, named):
         assert named in error["error"]["message"] and error["request_id"].startswith("req-")
 
 
-def test_client_raises_its_own_error_types(claude, address):
+def test_client_raises_anthropic_error_types(client, address):
     with pytest.raises(anthropic.NotFoundError, match="claude-x"):
-        claude.messages.create(model="claude-x", max_tokens=1, messages=ASK)
+        client.messages.create(model="claude-x", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tokens"):
-        claude.messages.create(model="default", max_tokens=1, messages=[{"role": "user", "content": "a b " * 9000}])
+        client.messages.create(model="default", max_tokens=1, messages=[{"role": "user", "content": "a b " * 9000}])
     large = httpx.post(f"{address}/v1/messages", content=b" " * (9 << 20), headers={"content-type": "application/json"})
     assert large.status_code == 413 and large.json()["error"]["type"] == "request_too_large"
     missing = httpx.post(f"{address}/v1/messages/nothing", json={})

@@ -40,102 +40,110 @@ DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_du
 
 
 @pytest.fixture(scope="session")
-def llama(address):
+def client(address):
     return ollama.Client(host=address, timeout=60)
 
 
 @pytest.fixture(scope="session")
-def real_llama(real_address):
+def real_client(real_address):
     return ollama.Client(host=real_address, timeout=60)
 
 
 @pytest.fixture(scope="session")
-def name(llama):
-    return llama.list().models[0].model
+def name(client):
+    return client.list().models[0].model
 
 
-def both(llama, **fields):
-    """The answer of a chat, after a check that its stream equals it."""
+def chat_and_stream(client, **fields):
+    """The response of a chat, after a check that its stream equals it."""
     fields = {"model": "default", "options": SHORT} | fields
-    whole = llama.chat(**fields)
-    assert isinstance(whole, ollama.ChatResponse) and whole.done and whole.message.role == "assistant"
-    lines = list(llama.chat(**fields, stream=True))
+    response = client.chat(**fields)
+    assert isinstance(response, ollama.ChatResponse) and response.done and response.message.role == "assistant"
+    lines = list(client.chat(**fields, stream=True))
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
-    assert "".join(line.message.content or "" for line in lines) == whole.message.content
+    assert "".join(line.message.content or "" for line in lines) == response.message.content
     calls = [call.model_dump() for line in lines for call in line.message.tool_calls or ()]
-    assert calls == [call.model_dump() for call in whole.message.tool_calls or ()]
-    assert lines[-1].done_reason == whole.done_reason
-    assert [lines[-1][count] for count in COUNTS] == [whole[count] for count in COUNTS]
+    assert calls == [call.model_dump() for call in response.message.tool_calls or ()]
+    assert lines[-1].done_reason == response.done_reason
+    assert [lines[-1][count] for count in COUNTS] == [response[count] for count in COUNTS]
     logprobs = [entry.model_dump() for line in lines for entry in line.logprobs or ()]
-    assert logprobs == [entry.model_dump() for entry in whole.logprobs or ()]
-    return whole
+    assert logprobs == [entry.model_dump() for entry in response.logprobs or ()]
+    return response
 
 
-def test_stream_equals_the_answer(llama, name):
-    whole = both(llama, model=name, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", think=False)
-    assert whole.model == name and whole.message.content and whole.done_reason == "length"
-    assert whole.eval_count == 5 and all(whole[name] >= 0 for name in DURATIONS)
-    assert len(whole.logprobs) == 5 and all(len(entry.top_logprobs) == 2 for entry in whole.logprobs)
-    assert "".join(entry.token for entry in whole.logprobs) == whole.message.content
+def test_stream_equals_the_answer(client, name):
+    response = chat_and_stream(
+        client, model=name, messages=ASK, logprobs=True, top_logprobs=2, keep_alive="5m", think=False
+    )
+    assert response.model == name and response.message.content and response.done_reason == "length"
+    assert response.eval_count == 5 and all(response[name] >= 0 for name in DURATIONS)
+    assert len(response.logprobs) == 5 and all(len(entry.top_logprobs) == 2 for entry in response.logprobs)
+    assert "".join(entry.token for entry in response.logprobs) == response.message.content
 
 
-def test_generate_equals_a_chat_of_one_turn(llama):
-    chat = both(llama, messages=[{"role": "system", "content": "Be brief."}, *ASK])
+def test_generate_equals_a_chat_of_one_turn(client):
+    chat = chat_and_stream(client, messages=[{"role": "system", "content": "Be brief."}, *ASK])
     fields = dict(model="default", prompt=ASK[0]["content"], system="Be brief.", options=SHORT)
-    whole = llama.generate(**fields)
-    assert isinstance(whole, ollama.GenerateResponse) and whole.response == chat.message.content
-    assert whole.prompt_eval_count == chat.prompt_eval_count
-    lines = list(llama.generate(**fields, stream=True))
-    assert "".join(line.response for line in lines) == whole.response and lines[-1].eval_count == 5
+    response = client.generate(**fields)
+    assert isinstance(response, ollama.GenerateResponse) and response.response == chat.message.content
+    assert response.prompt_eval_count == chat.prompt_eval_count
+    lines = list(client.generate(**fields, stream=True))
+    assert "".join(line.response for line in lines) == response.response and lines[-1].eval_count == 5
 
 
-def test_raw_prompt(real_llama):
-    answer = real_llama.generate(model="default", prompt="The capital of France is", raw=True, options=SHORT)
+def test_raw_prompt(real_client):
+    answer = real_client.generate(model="default", prompt="The capital of France is", raw=True, options=SHORT)
     assert "Paris" in answer.response and answer.prompt_eval_count == 5
-    marked = real_llama.generate(model="default", prompt="<|im_start|>", raw=True, options={"num_predict": 1})
+    marked = real_client.generate(model="default", prompt="<|im_start|>", raw=True, options={"num_predict": 1})
     assert marked.prompt_eval_count == 1
 
 
-def test_formats(llama):
+def test_formats(client):
     enough = SHORT | {"num_predict": 12}
-    whole = both(llama, messages=ASK, format=SCHEMA | {"properties": {"n": {"enum": [1, 22]}}}, options=enough)
-    assert json.loads(whole.message.content)["n"] in (1, 22) and whole.done_reason == "stop"
-    answer = llama.generate(model="default", prompt="{}", format={"enum": ["a", "b"]}, options=enough)
+    response = chat_and_stream(
+        client, messages=ASK, format=SCHEMA | {"properties": {"n": {"enum": [1, 22]}}}, options=enough
+    )
+    assert json.loads(response.message.content)["n"] in (1, 22) and response.done_reason == "stop"
+    answer = client.generate(model="default", prompt="{}", format={"enum": ["a", "b"]}, options=enough)
     assert json.loads(answer.response) in ("a", "b")
-    assert llama.chat("default", ASK, format="json", options=SHORT).message.content.startswith("{")
+    assert client.chat("default", ASK, format="json", options=SHORT).message.content.startswith("{")
 
 
-def test_tools(llama):
+def test_tools(client):
     turns = [
         *ASK,
         {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}]},
         {"role": "tool", "tool_name": "get_weather", "content": "sunny"},
     ]
-    assert both(llama, messages=turns, tools=[WEATHER]).eval_count > 0
+    assert chat_and_stream(client, messages=turns, tools=[WEATHER]).eval_count > 0
 
 
-def test_format_with_tools(llama):
-    whole = both(llama, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40})
-    assert whole.message.tool_calls or json.loads(whole.message.content) in ("a", "b")
+def test_format_with_tools(client):
+    response = chat_and_stream(
+        client, messages=ASK, tools=[WEATHER], format={"enum": ["a", "b"]}, options=SHORT | {"num_predict": 40}
+    )
+    assert response.message.tool_calls or json.loads(response.message.content) in ("a", "b")
 
 
-def test_options(llama):
-    text = both(llama, messages=ASK).message.content
-    stopped = both(llama, messages=ASK, options=SHORT | {"stop": [text[6:9]], "num_ctx": 512, "repeat_penalty": 1.0})
+def test_options(client):
+    text = chat_and_stream(client, messages=ASK).message.content
+    stopped = chat_and_stream(
+        client, messages=ASK, options=SHORT | {"stop": [text[6:9]], "num_ctx": 512, "repeat_penalty": 1.0}
+    )
     assert stopped.done_reason == "stop" and stopped.message.content == text[: text.index(text[6:9])]
-    seeded = [llama.chat("default", ASK, options={"num_predict": 6, "seed": 4}).message.content for _ in range(2)]
+    seeded = [client.chat("default", ASK, options={"num_predict": 6, "seed": 4}).message.content for _ in range(2)]
     assert seeded[0] == seeded[1]
 
 
-def test_model_endpoints(real_llama, real_address):
-    (listed,) = real_llama.list().models
+def test_model_endpoints(real_client, real_address):
+    (listed,) = real_client.list().models
     name = listed.model
     assert name.endswith(":latest") and listed.size > 10**7 and len(listed.digest) == 64
     assert listed.details.format == "gguf" and listed.details.family == "llama"
     assert listed.details.parameter_size == "134.52M"
-    (loaded,) = real_llama.ps().models
+    (loaded,) = real_client.ps().models
     assert loaded.name == name and loaded.context_length > 0 and loaded.digest == listed.digest
-    shown = real_llama.show(name)
+    shown = real_client.show(name)
     assert shown.details == listed.details and "tools" in shown.capabilities and "thinking" not in shown.capabilities
     assert shown.modelinfo["general.architecture"] == "llama" and "<|im_start|>" in shown.template
     assert shown.modelinfo["tokenizer.ggml.tokens"] is None
@@ -144,11 +152,11 @@ def test_model_endpoints(real_llama, real_address):
     assert httpx.get(f"{real_address}/api/version").json() == {"version": version("plait")}
 
 
-def test_request_without_prompt_reports_the_loaded_model(llama):
-    assert llama.chat("default", []).done_reason == "load"
-    assert llama.generate("default", "").done_reason == "load"
+def test_request_without_prompt_reports_the_loaded_model(client):
+    assert client.chat("default", []).done_reason == "load"
+    assert client.generate("default", "").done_reason == "load"
     with pytest.raises(ollama.ResponseError, match="nothing") as refused:
-        llama.chat("nothing", ASK)
+        client.chat("nothing", ASK)
     assert refused.value.status_code == 404
 
 
@@ -225,7 +233,7 @@ class OutputWithoutLogprobs:
     logprobs = ()
 
 
-def test_a_tool_call_is_written_once_it_is_complete():
+def test_tool_call_is_streamed_when_it_is_complete():
     writer = OllamaResponseWriter("chat", "m", None, OutputWithoutLogprobs(), with_thinking=True)
     messages = []
     reasoning, first = ParsedPart("reasoning", "hm"), [ParsedPart("call", "f", 0), ParsedPart("arguments", '{"a"', 0)]

@@ -35,14 +35,14 @@ SCHEMAS = {"weather": WEATHER, "clock": CLOCK}
 
 
 def comparable(message, finish_reason, logprobs):
-    """What an answer says, in a form that a stream's sum has as well."""
+    """(text, calls, finish reason, tokens) of an answer, comparable with the sum of a stream's chunks."""
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     tokens = [(entry.token, entry.logprob) for entry in logprobs.content] if logprobs else []
     return message.content or "", calls, finish_reason, tokens
 
 
-def summed(chunks):
-    """{choice: what the stream's chunks say together}, and its usage."""
+def sum_of_chunks(chunks):
+    """({index of the choice: sum of its chunks, as `comparable` gives it}, usage)."""
     answers, usage = {}, None
     for chunk in chunks:
         assert isinstance(chunk, ChatCompletionChunk)
@@ -63,29 +63,29 @@ def summed(chunks):
     return answers, usage
 
 
-def both(client, **request):
-    """The whole answer, after checking that the stream says the same."""
+def create_and_stream(client, **request):
+    """The completion, after a check that its stream gives the same."""
     request = {"model": MODEL, "messages": ASK, "temperature": 0, **request}
-    whole = client.chat.completions.create(**request)
-    assert isinstance(whole, ChatCompletion)
+    completion = client.chat.completions.create(**request)
+    assert isinstance(completion, ChatCompletion)
     stream = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
-    answers, usage = summed(stream)
-    assert answers == {c.index: comparable(c.message, c.finish_reason, c.logprobs) for c in whole.choices}
-    assert usage.prompt_tokens == whole.usage.prompt_tokens
-    assert usage.completion_tokens == whole.usage.completion_tokens
+    answers, usage = sum_of_chunks(stream)
+    assert answers == {c.index: comparable(c.message, c.finish_reason, c.logprobs) for c in completion.choices}
+    assert usage.prompt_tokens == completion.usage.prompt_tokens
+    assert usage.completion_tokens == completion.usage.completion_tokens
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    return whole
+    return completion
 
 
 def test_stop_string(smollm) -> None:
-    answer = both(smollm)
+    answer = create_and_stream(smollm)
     assert answer.choices[0].message.content == "The capital of France is Paris."
     assert answer.choices[0].finish_reason == "stop"
     assert answer.object == "chat.completion" and answer.model.startswith("SmolLM2")
 
 
 def test_length_and_logprobs(client) -> None:
-    answer = both(client, max_completion_tokens=5, logprobs=True, top_logprobs=3)
+    answer = create_and_stream(client, max_completion_tokens=5, logprobs=True, top_logprobs=3)
     assert answer.choices[0].finish_reason == "length"
     entries = answer.choices[0].logprobs.content
     assert "".join(entry.token for entry in entries) == answer.choices[0].message.content
@@ -93,8 +93,8 @@ def test_length_and_logprobs(client) -> None:
     assert answer.usage.completion_tokens == 5 == len(entries)
 
 
-def test_a_stop_string_inside_a_token_ends_text_and_logprobs(smollm) -> None:
-    answer = both(smollm, stop="aris", logprobs=True)
+def test_stop_string_inside_a_token_ends_text_and_logprobs(smollm) -> None:
+    answer = create_and_stream(smollm, stop="aris", logprobs=True)
     assert answer.choices[0].message.content == "The capital of France is P"
     assert answer.choices[0].finish_reason == "stop"
     assert "".join(e.token for e in answer.choices[0].logprobs.content).startswith("The capital of France is P")
@@ -116,10 +116,10 @@ def test_several_answers_compute_the_prompt_once(client) -> None:
 
 def test_content_parts_roles_and_names(client) -> None:
     parts = [{"type": "text", "text": text} for text in (QUESTION[:9], QUESTION[9:])]
-    in_parts = both(client, messages=[{"role": "user", "content": parts, "name": "ann"}], max_tokens=3)
-    assert in_parts.usage.prompt_tokens == both(client, max_tokens=1).usage.prompt_tokens
-    developer = both(client, messages=[{"role": "developer", "content": "Be brief."}, *ASK], max_tokens=8)
-    system = both(client, messages=[{"role": "system", "content": "Be brief."}, *ASK], max_tokens=8)
+    in_parts = create_and_stream(client, messages=[{"role": "user", "content": parts, "name": "ann"}], max_tokens=3)
+    assert in_parts.usage.prompt_tokens == create_and_stream(client, max_tokens=1).usage.prompt_tokens
+    developer = create_and_stream(client, messages=[{"role": "developer", "content": "Be brief."}, *ASK], max_tokens=8)
+    system = create_and_stream(client, messages=[{"role": "system", "content": "Be brief."}, *ASK], max_tokens=8)
     assert developer.choices[0].message.content == system.choices[0].message.content
 
 
@@ -134,20 +134,20 @@ def test_user_text_cannot_close_the_turn(client) -> None:
 
 
 def test_bias_penalties_and_min_tokens(client, http) -> None:
-    free = both(client, max_tokens=4, logprobs=True)
+    free = create_and_stream(client, max_tokens=4, logprobs=True)
     first = free.choices[0].logprobs.content[0].token
     (token,) = http.post("/tokenize", json={"prompt": first}).json()["tokens"]
-    banned = both(client, max_tokens=4, logit_bias={str(token): -100})
+    banned = create_and_stream(client, max_tokens=4, logit_bias={str(token): -100})
     assert free.choices[0].message.content.startswith(first)
     assert not banned.choices[0].message.content.startswith(first)
     always = {"extra_body": {"min_tokens": 12, "regex": "a*"}, "max_tokens": 16}
-    assert both(client, **always).usage.completion_tokens >= 12
-    assert both(client, presence_penalty=2, frequency_penalty=2, max_tokens=24).choices[0].message.content
+    assert create_and_stream(client, **always).usage.completion_tokens >= 12
+    assert create_and_stream(client, presence_penalty=2, frequency_penalty=2, max_tokens=24).choices[0].message.content
 
 
 def test_continue_final_message(smollm) -> None:
     messages = [*ASK, {"role": "assistant", "content": "The capital of"}]
-    answer = both(smollm, messages=messages, extra_body={"continue_final_message": True})
+    answer = create_and_stream(smollm, messages=messages, extra_body={"continue_final_message": True})
     assert answer.choices[0].message.content == " France is Paris."
 
 
@@ -161,15 +161,15 @@ def test_continue_final_message(smollm) -> None:
     ],
 )
 def test_constraint_extensions(client, extra, fits) -> None:
-    assert fits(both(client, extra_body=extra, max_tokens=40).choices[0].message.content)
+    assert fits(create_and_stream(client, extra_body=extra, max_tokens=40).choices[0].message.content)
 
 
 def test_json(client) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
     strict = {"name": "place", "schema": schema | {"additionalProperties": False}, "strict": True}
-    answer = both(client, response_format={"type": "json_schema", "json_schema": strict}, max_tokens=60)
+    answer = create_and_stream(client, response_format={"type": "json_schema", "json_schema": strict}, max_tokens=60)
     jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
-    start = both(client, response_format={"type": "json_object"}, max_tokens=10).choices[0].message.content
+    start = create_and_stream(client, response_format={"type": "json_object"}, max_tokens=10).choices[0].message.content
     assert start.startswith("{")
 
 
@@ -188,7 +188,7 @@ def test_parse_gives_a_pydantic_model(smollm) -> None:
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 @pytest.mark.parametrize("tools", [TOOLS, TOOLS[:1]])
 def test_required_tool_call(client, choice, tools) -> None:
-    answer = both(client, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=80)
+    answer = create_and_stream(client, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=80)
     (call,) = answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
@@ -196,18 +196,18 @@ def test_required_tool_call(client, choice, tools) -> None:
 
 def test_optional_tool_calls(client) -> None:
     for choice in ("auto", "none"):
-        answer = both(client, tools=TOOLS, tool_choice=choice, max_tokens=8)
+        answer = create_and_stream(client, tools=TOOLS, tool_choice=choice, max_tokens=8)
         assert answer.choices[0].message.content and answer.choices[0].message.tool_calls is None
 
 
 def test_stream_of_a_call_cut_by_max_tokens_equals_the_answer(client) -> None:
-    answer = both(client, tools=TOOLS, tool_choice="required", max_tokens=16)
+    answer = create_and_stream(client, tools=TOOLS, tool_choice="required", max_tokens=16)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.tool_calls[0].function.arguments
 
 
 def test_call_cut_by_a_stop_string_does_not_finish_with_tool_calls(client) -> None:
-    answer = both(client, tools=TOOLS[:1], tool_choice="required", stop="city", max_tokens=60)
+    answer = create_and_stream(client, tools=TOOLS[:1], tool_choice="required", stop="city", max_tokens=60)
     assert answer.choices[0].message.tool_calls[0].function.arguments == '{"'
     assert answer.choices[0].finish_reason == "stop"
 
@@ -216,7 +216,7 @@ def test_complete_value_ends_with_stop(smollm) -> None:
     """OpenAI's `parse` raises where the reason is "length"."""
     digits = {str(token): 100 for token in smollm_digits(smollm)}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
-    answer = both(smollm, response_format=form, max_tokens=6, logit_bias=digits)
+    answer = create_and_stream(smollm, response_format=form, max_tokens=6, logit_bias=digits)
     assert len(answer.choices[0].message.content) == 6 and answer.usage.completion_tokens == 6
     assert answer.choices[0].finish_reason == "stop"
 
@@ -233,7 +233,7 @@ def test_turns_with_a_tool_result(client) -> None:
     )
     call = first.choices[0].message.tool_calls[0]
     result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 20 degrees"}
-    answer = both(client, messages=[*ASK, first.choices[0].message, result], tools=TOOLS, max_tokens=20)
+    answer = create_and_stream(client, messages=[*ASK, first.choices[0].message, result], tools=TOOLS, max_tokens=20)
     assert answer.usage.prompt_tokens > first.usage.prompt_tokens
 
 
@@ -260,7 +260,7 @@ def test_timeout_is_504(client) -> None:
 
 
 def test_failed_stream_ends_with_an_error_event(client) -> None:
-    """In the stream where it has begun; on a machine so slow that it has not, as an answer."""
+    """An error event if the stream has begun, otherwise (on a slow machine) an error response."""
     with pytest.raises(openai.APIError, match="timeout"):
         for _ in client.chat.completions.create(
             model=MODEL, messages=ASK, extra_body={"timeout": 0.5, "ignore_eos": True}, max_tokens=4000, stream=True

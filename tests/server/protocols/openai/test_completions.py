@@ -9,60 +9,60 @@ from openai.types import Completion, Model
 MODEL = "default"
 
 
-def placed(choice):
-    """Tokens and where in the text they stand."""
+def tokens_with_offsets(choice):
+    """(token, offset in the text) of every token."""
     return list(zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True))
 
 
-def both(client, **request):
-    """The whole answer, after checking that the stream says the same."""
+def create_and_stream(client, **request):
+    """The completion, after a check that its stream gives the same."""
     request = {"model": MODEL, "temperature": 0, **request}
-    whole = client.completions.create(**request)
-    assert isinstance(whole, Completion)
-    texts, ends, tokens, usage = {}, {}, {}, None
+    completion = client.completions.create(**request)
+    assert isinstance(completion, Completion)
+    texts, finish_reasons, tokens, usage = {}, {}, {}, None
     for chunk in client.completions.create(**request, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         for choice in chunk.choices:
             texts[choice.index] = texts.get(choice.index, "") + choice.text
-            ends[choice.index] = choice.finish_reason
+            finish_reasons[choice.index] = choice.finish_reason
             if choice.logprobs:
-                tokens.setdefault(choice.index, []).extend(placed(choice))
-    assert texts == {choice.index: choice.text for choice in whole.choices}
-    assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
-    for choice in whole.choices:
+                tokens.setdefault(choice.index, []).extend(tokens_with_offsets(choice))
+    assert texts == {choice.index: choice.text for choice in completion.choices}
+    assert finish_reasons == {choice.index: choice.finish_reason for choice in completion.choices}
+    for choice in completion.choices:
         if choice.logprobs:
-            assert tokens[choice.index] == placed(choice)
-    assert usage.prompt_tokens == whole.usage.prompt_tokens
-    assert usage.completion_tokens == whole.usage.completion_tokens
-    return whole
+            assert tokens[choice.index] == tokens_with_offsets(choice)
+    assert usage.prompt_tokens == completion.usage.prompt_tokens
+    assert usage.completion_tokens == completion.usage.completion_tokens
+    return completion
 
 
 def test_prompts_as_text_tokens_and_lists(client, smollm) -> None:
-    paris = both(smollm, prompt="The capital of France is", max_tokens=2)
+    paris = create_and_stream(smollm, prompt="The capital of France is", max_tokens=2)
     assert paris.choices[0].text == " Paris."
-    by_text = both(client, prompt="The capital of France is", max_tokens=2)
+    by_text = create_and_stream(client, prompt="The capital of France is", max_tokens=2)
     assert by_text.choices[0].text and by_text.choices[0].finish_reason == "length"
-    by_tokens = both(client, prompt=[504, 3575, 282, 4649, 314], max_tokens=2)
+    by_tokens = create_and_stream(client, prompt=[504, 3575, 282, 4649, 314], max_tokens=2)
     assert by_tokens.choices[0].text == by_text.choices[0].text
     assert by_tokens.usage.prompt_tokens == by_text.usage.prompt_tokens == 5
-    many = both(client, prompt=["The capital of France is", "One, two,"], max_tokens=3, n=2)
+    many = create_and_stream(client, prompt=["The capital of France is", "One, two,"], max_tokens=3, n=2)
     assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
     assert many.choices[0].text == many.choices[1].text != many.choices[2].text
     assert many.usage.completion_tokens == 12
-    lists = both(client, prompt=[[504, 3575, 282, 4649, 314], [504]], max_tokens=1)
+    lists = create_and_stream(client, prompt=[[504, 3575, 282, 4649, 314], [504]], max_tokens=1)
     assert len(lists.choices) == 2
 
 
 def test_default_max_tokens_and_echo(client) -> None:
-    answer = both(client, prompt="Once upon", echo=True)
+    answer = create_and_stream(client, prompt="Once upon", echo=True)
     assert answer.usage.completion_tokens == 16
     assert answer.choices[0].text.startswith("Once upon")
-    only = both(client, prompt="Once upon", echo=True, max_tokens=0)
+    only = create_and_stream(client, prompt="Once upon", echo=True, max_tokens=0)
     assert only.choices[0].text == "Once upon" and only.usage.completion_tokens == 0
 
 
 def test_logprobs(client) -> None:
-    answer = both(client, prompt="The capital of France is", max_tokens=3, logprobs=2)
+    answer = create_and_stream(client, prompt="The capital of France is", max_tokens=3, logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert "".join(logprobs.tokens) == answer.choices[0].text
     lengths = [len(token) for token in logprobs.tokens]
@@ -77,14 +77,14 @@ def test_echoed_logprobs_are_those_of_the_prompt(client) -> None:
         model=MODEL, prompt="The capital", max_tokens=6, temperature=0, logprobs=1
     ).choices[0]
     text = "The capital" + written.text
-    echoed = both(client, prompt=text, echo=True, logprobs=1, max_tokens=0).choices[0]
+    echoed = create_and_stream(client, prompt=text, echo=True, logprobs=1, max_tokens=0).choices[0]
     assert echoed.text == text
     assert echoed.logprobs.token_logprobs[0] is None and echoed.logprobs.top_logprobs[0] is None
     assert "".join(echoed.logprobs.tokens) == text
     assert "".join(written.logprobs.tokens) == "".join(echoed.logprobs.tokens[2:])
     assert echoed.logprobs.token_logprobs[2:] == pytest.approx(written.logprobs.token_logprobs, abs=1e-3)
     assert echoed.logprobs.text_offset[:3] == [0, 3, 11]
-    longer = both(client, prompt="The capital", echo=True, logprobs=1, max_tokens=6).choices[0]
+    longer = create_and_stream(client, prompt="The capital", echo=True, logprobs=1, max_tokens=6).choices[0]
     assert longer.logprobs.tokens == echoed.logprobs.tokens
 
 
@@ -102,9 +102,9 @@ def test_best_of(client) -> None:
 
 
 def test_constraints_and_stops(client) -> None:
-    assert both(client, prompt="A number:", extra_body={"regex": " [0-9]{4}"}).choices[0].text[0] == " "
-    text = both(client, prompt="1, 2, 3, 4, 5,", max_tokens=8).choices[0].text
-    answer = both(client, prompt="1, 2, 3, 4, 5,", stop=["never", text[9:12]], max_tokens=20)
+    assert create_and_stream(client, prompt="A number:", extra_body={"regex": " [0-9]{4}"}).choices[0].text[0] == " "
+    text = create_and_stream(client, prompt="1, 2, 3, 4, 5,", max_tokens=8).choices[0].text
+    answer = create_and_stream(client, prompt="1, 2, 3, 4, 5,", stop=["never", text[9:12]], max_tokens=20)
     assert answer.choices[0].text == text[: text.index(text[9:12])] and answer.choices[0].finish_reason == "stop"
 
 

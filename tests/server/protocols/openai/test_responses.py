@@ -21,62 +21,64 @@ CLOCK = {
 TOOL = {"type": "function", "name": "clock", "parameters": CLOCK, "strict": True}
 
 
-def plain(response):
-    """A response without what differs from one to the next."""
+def comparable(response):
+    """The fields of a response that do not depend on ids and times."""
     items = [item.model_dump(exclude={"id", "call_id"}) for item in response.output]
     usage = response.usage.model_dump(exclude={"input_tokens_details"})
     return items, usage, response.status, response.incomplete_details
 
 
-def both(client, **request):
-    """(the whole response, the stream's events) after checking that they say the same."""
+def create_and_stream(client, **request):
+    """(response, events of its stream), after a check that they agree."""
     request = {"model": MODEL, "input": ASK, "temperature": 0, **request}
-    whole = client.responses.create(**request)
-    assert isinstance(whole, Response)
+    response = client.responses.create(**request)
+    assert isinstance(response, Response)
     events = list(client.responses.create(**request, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
-    assert plain(events[-1].response) == plain(whole)
-    assert events[-1].type == f"response.{whole.status}"
-    return whole, events
+    assert comparable(events[-1].response) == comparable(response)
+    assert events[-1].type == f"response.{response.status}"
+    return response, events
 
 
 def test_text_and_events(smollm) -> None:
-    whole, events = both(smollm)
-    assert whole.output_text == "The capital of France is Paris." and whole.store is False
-    kinds = [event.type for event in events]
+    response, events = create_and_stream(smollm)
+    assert response.output_text == "The capital of France is Paris." and response.store is False
+    event_types = [event.type for event in events]
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == whole.output_text and len(deltas) > 1
-    assert kinds[2:4] == ["response.output_item.added", "response.content_part.added"]
-    assert kinds[4:-4] == ["response.output_text.delta"] * len(deltas)
-    assert kinds[-4:] == [
+    assert "".join(deltas) == response.output_text and len(deltas) > 1
+    assert event_types[2:4] == ["response.output_item.added", "response.content_part.added"]
+    assert event_types[4:-4] == ["response.output_text.delta"] * len(deltas)
+    assert event_types[-4:] == [
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
         "response.completed",
     ]
-    assert {event.item_id for event in events if hasattr(event, "item_id")} == {whole_id(events)}
+    assert {event.item_id for event in events if hasattr(event, "item_id")} == {item_id_of(events)}
 
 
-def whole_id(events):
+def item_id_of(events):
     return events[-1].response.output[0].id
 
 
-def test_max_output_tokens_makes_it_incomplete(client) -> None:
-    whole, _ = both(client, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2)
-    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens"
-    logprobs = whole.output[0].content[0].logprobs
-    assert "".join(entry.token for entry in logprobs) == whole.output_text
-    assert whole.usage.output_tokens == 3 and whole.output[0].status == "incomplete"
+def test_max_output_tokens_gives_an_incomplete_response(client) -> None:
+    response, _ = create_and_stream(
+        client, max_output_tokens=3, include=["message.output_text.logprobs"], top_logprobs=2
+    )
+    assert response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    logprobs = response.output[0].content[0].logprobs
+    assert "".join(entry.token for entry in logprobs) == response.output_text
+    assert response.usage.output_tokens == 3 and response.output[0].status == "incomplete"
 
 
 def test_tool_call_and_result(client) -> None:
-    whole, events = both(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
-    (call,) = whole.output
+    response, events = create_and_stream(client, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    (call,) = response.output
     jsonschema.validate(json.loads(call.arguments), CLOCK)
-    kinds = [event.type for event in events]
-    assert kinds[2] == "response.output_item.added"
-    assert kinds[-3:] == [
+    event_types = [event.type for event in events]
+    assert event_types[2] == "response.output_item.added"
+    assert event_types[-3:] == [
         "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
@@ -84,19 +86,19 @@ def test_tool_call_and_result(client) -> None:
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(deltas) == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "12:30"}
-    history = [{"role": "user", "content": ASK}, *whole.output, result]
-    answer, _ = both(client, input=history, tools=[TOOL], tool_choice="none", max_output_tokens=12)
+    history = [{"role": "user", "content": ASK}, *response.output, result]
+    answer, _ = create_and_stream(client, input=history, tools=[TOOL], tool_choice="none", max_output_tokens=12)
     assert answer.output_text
 
 
 def test_instructions_items_and_earlier_answers(client) -> None:
-    first, _ = both(client, instructions="Be brief.", max_output_tokens=16)
+    first, _ = create_and_stream(client, instructions="Be brief.", max_output_tokens=16)
     history = [
         {"role": "user", "content": [{"type": "input_text", "text": ASK}]},
         *first.output,
         {"type": "message", "role": "user", "content": "And of Italy?"},
     ]
-    second, _ = both(client, input=history, instructions="Be brief.", max_output_tokens=16)
+    second, _ = create_and_stream(client, input=history, instructions="Be brief.", max_output_tokens=16)
     assert second.usage.input_tokens > first.usage.input_tokens and second.instructions == "Be brief."
 
 

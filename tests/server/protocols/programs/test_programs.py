@@ -23,12 +23,12 @@ def real_http(real_address):
         yield client
 
 
-def run(http, program, **fields):
-    """The answer, after a check that its stream adds up to it."""
+def run_and_stream(http, program, **fields):
+    """The result of a program, after a check that its stream gives the same."""
     body = {"program": program, "defaults": GREEDY} | fields
     answer = http.post("/v1/programs", json=body)
     assert answer.status_code == 200, answer.text
-    whole = answer.json()
+    result = answer.json()
     pieces, ended = {}, {}
     events = list(stream(http, body))
     assert events[0][0] == "program.created" and events[-1][0] == "program.completed"
@@ -41,13 +41,13 @@ def run(http, program, **fields):
         else:
             ended[key] = data["value"]
     assert {key: "".join(texts) for key, texts in pieces.items()}.items() <= ended.items()
-    assert ended == {(call["path"], call["sample"]): call["value"] for call in whole["calls"]}
-    assert bare(events[-1][1]["program"]) == bare(whole)
-    usage = whole["usage"]
+    assert ended == {(call["path"], call["sample"]): call["value"] for call in result["calls"]}
+    assert comparable(events[-1][1]["program"]) == comparable(result)
+    usage = result["usage"]
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
-        assert usage[name] == sum(call["usage"][name] for call in whole["calls"])
+        assert usage[name] == sum(call["usage"][name] for call in result["calls"])
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-    return whole
+    return result
 
 
 def stream(http, body):
@@ -58,42 +58,42 @@ def stream(http, body):
             yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def bare(program):
+def comparable(program):
     calls = [{key: value for key, value in call.items() if key not in ("usage", "scores")} for call in program["calls"]]
     return {"text": program["text"], "variables": program["variables"], "messages": program["messages"], "calls": calls}
 
 
-def completed(http, text):
+def completion_text(http, text):
     body = {"model": "default", "prompt": text, **GREEDY}
     return http.post("/v1/completions", json=body).json()["choices"][0]["text"]
 
 
-def test_each_gen_equals_a_completion(http):
+def test_gen_equals_a_completion(http):
     program = [
         {"text": "The capital of France is"},
         {"gen": {"name": "a"}},
         {"text": " And so"},
         {"gen": {"name": "b"}},
     ]
-    whole = run(http, program)
-    first = completed(http, "The capital of France is")
-    assert whole["variables"]["a"] == first
-    assert whole["text"].startswith(f"The capital of France is{first} And so")
-    assert whole["text"].endswith(whole["variables"]["b"])
-    assert [call["path"] for call in whole["calls"]] == ["program[1].gen", "program[3].gen"]
-    assert whole["calls"][1]["usage"]["cached_tokens"] >= whole["calls"][0]["usage"]["prompt_tokens"]
+    result = run_and_stream(http, program)
+    first = completion_text(http, "The capital of France is")
+    assert result["variables"]["a"] == first
+    assert result["text"].startswith(f"The capital of France is{first} And so")
+    assert result["text"].endswith(result["variables"]["b"])
+    assert [call["path"] for call in result["calls"]] == ["program[1].gen", "program[3].gen"]
+    assert result["calls"][1]["usage"]["cached_tokens"] >= result["calls"][0]["usage"]["prompt_tokens"]
 
 
 def test_roles_equal_a_chat_completion(http):
     turns = [("system", "Be brief."), ("user", "Name a colour.")]
     program = [{"role": role, "content": [{"text": text}]} for role, text in turns]
     program.append({"role": "assistant", "content": [{"gen": {"name": "colour"}}]})
-    whole = run(http, program)
+    result = run_and_stream(http, program)
     messages = [{"role": role, "content": text} for role, text in turns]
     chat = {"model": "default", "messages": messages, **GREEDY}
     answer = http.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]["content"]
-    assert whole["variables"]["colour"] == answer
-    assert whole["messages"] == [*messages, {"role": "assistant", "content": answer}]
+    assert result["variables"]["colour"] == answer
+    assert result["messages"] == [*messages, {"role": "assistant", "content": answer}]
 
 
 def test_select_and_constraints(real_http):
@@ -108,14 +108,14 @@ def test_select_and_constraints(real_http):
         {"gen": {"name": "one", "choices": [" left", " right"], "temperature": 1.0, "seed": 1}},
         {"gen": {"name": "ebnf", "ebnf": 'root ::= "ab" | "cd"', "complete": True, "return_logprob": True}},
     ]
-    whole = run(real_http, program)
-    variables, calls = whole["variables"], whole["calls"]
+    result = run_and_stream(real_http, program)
+    variables, calls = result["variables"], result["calls"]
     assert variables["city"] == " Paris"
     assert len(calls[0]["scores"]) == 2 and calls[0]["scores"][1] > calls[0]["scores"][0]
     assert re.fullmatch(" [0-9]{4}", variables["year"]) and isinstance(json.loads(variables["value"])["n"], int)
     assert variables["spec"] in "xy" and variables["one"] in (" left", " right") and variables["ebnf"] in ("ab", "cd")
     assert "".join(entry["token"] for entry in calls[5]["logprobs"]).startswith(variables["ebnf"])
-    assert whole["text"] == "The capital of France is" + "".join(variables.values())
+    assert result["text"] == "The capital of France is" + "".join(variables.values())
 
 
 def test_forks_gather(http):
@@ -123,31 +123,31 @@ def test_forks_gather(http):
         [{"text": f" {word}"}, {"gen": {"name": "tip"}}, {"gen": {"name": f"own{i}"}}] for i, word in enumerate("AB")
     ]
     program = [{"text": "Tips:"}, {"fork": {"branches": branches}}, {"text": " So"}, {"gen": {"name": "end"}}]
-    whole = run(http, program)
-    assert whole["variables"]["tip"] == [completed(http, f"Tips: {word}") for word in "AB"]
-    assert [len(whole["variables"][f"own{i}"]) for i in range(2)] == [1, 1]
-    assert whole["text"] == "Tips: So" + whole["variables"]["end"] and whole["variables"]["end"] == completed(
+    result = run_and_stream(http, program)
+    assert result["variables"]["tip"] == [completion_text(http, f"Tips: {word}") for word in "AB"]
+    assert [len(result["variables"][f"own{i}"]) for i in range(2)] == [1, 1]
+    assert result["text"] == "Tips: So" + result["variables"]["end"] and result["variables"]["end"] == completion_text(
         http, "Tips: So"
     )
-    assert [call["path"] for call in whole["calls"]][:2] == [f"program[1].fork.branches[0][{i}].gen" for i in (1, 2)]
+    assert [call["path"] for call in result["calls"]][:2] == [f"program[1].fork.branches[0][{i}].gen" for i in (1, 2)]
 
 
 def test_forks_append_and_variables_are_plain_text(http):
     branches = [[{"text": " A"}, {"gen": {"name": "tip"}}], [{"text": " B"}]]
     program = [
-        {"role": "user", "content": [{"var": "said"}, {"fork": {"branches": branches, "join": "append"}}]},
+        {"role": "user", "content": [{"var": "control_text"}, {"fork": {"branches": branches, "join": "append"}}]},
         {"role": "assistant", "content": [{"gen": {"name": "x"}}, {"var": "x"}, {"var": "many", "index": 1}]},
     ]
-    whole = run(http, program, variables={"said": "<|im_end|>", "many": ["one", "two"]})
-    tip = next(call["value"] for call in whole["calls"] if call["name"] == "tip")
-    x = whole["variables"]["x"]
-    assert "tip" not in whole["variables"]
-    assert whole["messages"][0]["content"] == f"<|im_end|> A{tip} B"
-    assert whole["messages"][1]["content"] == f"{x}{x}two"
+    result = run_and_stream(http, program, variables={"control_text": "<|im_end|>", "many": ["one", "two"]})
+    tip = next(call["value"] for call in result["calls"] if call["name"] == "tip")
+    x = result["variables"]["x"]
+    assert "tip" not in result["variables"]
+    assert result["messages"][0]["content"] == f"<|im_end|> A{tip} B"
+    assert result["messages"][1]["content"] == f"{x}{x}two"
     control = http.post("/tokenize", json={"prompt": "<|im_end|>", "parse_special": True}).json()["count"]
     plain = http.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["count"]
     assert control == 1 < plain
-    first = next(call for call in whole["calls"] if call["name"] == "tip")
+    first = next(call for call in result["calls"] if call["name"] == "tip")
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "<|im_end|> A"}]}).json()["tokens"]
     closing = http.post("/tokenize", json={"prompt": "<|im_end|>\n<|im_start|>assistant\n", "parse_special": True})
     assert first["usage"]["prompt_tokens"] == len(chat) - closing.json()["count"]
@@ -155,11 +155,11 @@ def test_forks_append_and_variables_are_plain_text(http):
 
 def test_samples(http):
     gen = {"name": "s", "n": 3, "temperature": 1.0, "seed": 7}
-    whole = run(http, [{"text": "Once"}, {"gen": gen}, {"text": "!"}, {"var": "s", "index": 2}])
-    texts = whole["variables"]["s"]
+    result = run_and_stream(http, [{"text": "Once"}, {"gen": gen}, {"text": "!"}, {"var": "s", "index": 2}])
+    texts = result["variables"]["s"]
     assert len(texts) == 3 and len(set(texts)) > 1
-    assert whole["text"] == f"Once{texts[0]}!{texts[2]}"
-    assert [call["sample"] for call in whole["calls"]] == [0, 1, 2]
+    assert result["text"] == f"Once{texts[0]}!{texts[2]}"
+    assert [call["sample"] for call in result["calls"]] == [0, 1, 2]
 
 
 def test_violation_of_a_lenient_constraint(http):
@@ -171,8 +171,10 @@ def test_violation_of_a_lenient_constraint(http):
         "maxItems": 2,
     }
     lenient = {"type": "json_schema", "schema": json.dumps(schema), "lenient": True}
-    whole = run(http, [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}])
-    (call,) = whole["calls"]
+    result = run_and_stream(
+        http, [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}]
+    )
+    (call,) = result["calls"]
     value = json.loads(call["value"])
     assert (call["violation"] is None) == (len(set(value)) == 2)
 
@@ -195,9 +197,9 @@ def test_example_of_the_documentation(http):
     page = (Path(__file__).parents[4] / "docs" / "programs-api.md").read_text()
     body = json.loads(page.split("-d '", 1)[1].split("'\n```", 1)[0])
     body["defaults"]["max_tokens"] = 3
-    whole = run(http, body["program"], variables=body["variables"], defaults=body["defaults"])
-    assert whole["variables"]["kind"] in ("food", "sport") and len(whole["variables"]["tip"]) == 2
-    assert [turn["role"] for turn in whole["messages"]] == ["user", "assistant", "user"]
+    result = run_and_stream(http, body["program"], variables=body["variables"], defaults=body["defaults"])
+    assert result["variables"]["kind"] in ("food", "sport") and len(result["variables"]["tip"]) == 2
+    assert [turn["role"] for turn in result["messages"]] == ["user", "assistant", "user"]
 
 
 # -- without a server -------------------------------------------------------------------------------

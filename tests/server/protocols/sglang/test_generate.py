@@ -1,6 +1,6 @@
 """SGLang's native endpoints, with the requests that the RuntimeEndpoint of SGLang's language sends.
 
-`Endpoint` stands in for that language; `make clients` runs the original.
+`Endpoint` sends the same requests; `make clients` runs SGLang's package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Endpoint:
         return answer.json()
 
     def stream(self, **body):
-        """(new text, meta_info) of each chunk: the texts so far grow, and [DONE] is the last line."""
+        """(new text, answer so far) of every chunk; asserts that the text grows and that [DONE] is the last line."""
         at, done = 0, False
         with self.http.stream("POST", "/generate", json=body | {"stream": True}) as answer:
             assert answer.status_code == 200
@@ -83,7 +83,7 @@ def real_endpoint(real_address):
     return Endpoint(real_address)
 
 
-def bare(answer):
+def comparable(answer):
     meta = answer["meta_info"]
     return {key: value for key, value in meta.items() if key not in ("id", "e2e_latency", "cached_tokens")} | {
         "text": answer["text"],
@@ -98,11 +98,11 @@ def test_continues_text_and_input_ids(endpoint):
     assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 4)
     assert meta["finish_reason"] == {"type": "length", "length": 4} and meta["e2e_latency"] > 0
     again = endpoint.generate(text=PROMPT, sampling_params=GREEDY)
-    assert bare(again) == bare(answer) and again["meta_info"]["cached_tokens"] == 4
+    assert comparable(again) == comparable(answer) and again["meta_info"]["cached_tokens"] == 4
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra_params",
     [
         {},
         {"stop": ["zzz"]},
@@ -112,19 +112,19 @@ def test_continues_text_and_input_ids(endpoint):
         {"skip_special_tokens": False},
     ],
 )
-def test_stream_equals_the_answer(endpoint, more):
-    wants = dict(return_logprob=True, top_logprobs_num=2, logprob_start_len=1, return_text_in_logprobs=True)
-    if "stop" in more:
-        within = endpoint.generate(text=PROMPT, sampling_params=GREEDY)["text"][3:5]
-        more = {"stop": [*more["stop"], within]}
-    body = dict(text=PROMPT, sampling_params=GREEDY | more, **wants)
-    whole = endpoint.generate(**body)
+def test_stream_equals_the_answer(endpoint, extra_params):
+    logprob_options = dict(return_logprob=True, top_logprobs_num=2, logprob_start_len=1, return_text_in_logprobs=True)
+    if "stop" in extra_params:
+        stop_text = endpoint.generate(text=PROMPT, sampling_params=GREEDY)["text"][3:5]
+        extra_params = {"stop": [*extra_params["stop"], stop_text]}
+    body = dict(text=PROMPT, sampling_params=GREEDY | extra_params, **logprob_options)
+    answer = endpoint.generate(**body)
     chunks = list(endpoint.stream(**body))
-    assert "".join(text for text, _ in chunks) == whole["text"]
-    assert bare(chunks[-1][1]) == bare(whole)
+    assert "".join(text for text, _ in chunks) == answer["text"]
+    assert comparable(chunks[-1][1]) == comparable(answer)
     assert all(data["meta_info"]["finish_reason"] is None for _, data in chunks[:-1])
-    if "stop" in more:
-        assert whole["meta_info"]["finish_reason"] == {"type": "stop", "matched": within}
+    if "stop" in extra_params:
+        assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop_text}
 
 
 def test_constraints(endpoint, real_endpoint):
@@ -134,24 +134,24 @@ def test_constraints(endpoint, real_endpoint):
     assert text(regex=" [0-9]{3}").strip().isdigit()
     assert json.loads(text(json_schema='{"enum": ["a", "b"]}')) in ("a", "b")
     schema = '{"type":"array","items":{"type":"integer","minimum":1,"maximum":9},"minItems":3}'
-    whole = json.loads(text(json_schema=schema, max_new_tokens=14))  # though the model would go on
-    assert len(whole) >= 3
+    answer = json.loads(text(json_schema=schema, max_new_tokens=14))  # though the model would go on
+    assert len(answer) >= 3
     assert text(ebnf='root ::= " yes" | " no"') in (" yes", " no")
     anything = {"json_schema": "$$ANY$$", "max_new_tokens": 30}
     assert json.loads(real_endpoint.generate(text=PROMPT, sampling_params=GREEDY | anything)["text"]) is not None
 
 
 def test_logprobs(endpoint):
-    wants = dict(return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True)
-    whole = endpoint.generate(text=PROMPT, sampling_params=GREEDY, logprob_start_len=0, **wants)
-    meta = whole["meta_info"]
+    logprob_options = dict(return_logprob=True, top_logprobs_num=3, return_text_in_logprobs=True)
+    answer = endpoint.generate(text=PROMPT, sampling_params=GREEDY, logprob_start_len=0, **logprob_options)
+    meta = answer["meta_info"]
     assert "".join(text for _, _, text in meta["input_token_logprobs"]) == PROMPT
     assert meta["input_token_logprobs"][0][0] is None and meta["input_top_logprobs"][0] is None
     assert all(logprob <= 0 for logprob, _, _ in meta["input_token_logprobs"][1:])
-    assert [token for _, token, _ in meta["output_token_logprobs"]] == whole["output_ids"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
     for (logprob, token, text), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
         assert len(top) == 3 and top[0] == [logprob, token, text]
-    later = endpoint.generate(text=PROMPT, sampling_params=GREEDY, logprob_start_len=3, **wants)["meta_info"]
+    later = endpoint.generate(text=PROMPT, sampling_params=GREEDY, logprob_start_len=3, **logprob_options)["meta_info"]
     assert later["input_token_logprobs"] == meta["input_token_logprobs"][3:]
     assert later["input_top_logprobs"] == meta["input_top_logprobs"][3:]
     only = endpoint.generate(text=PROMPT, sampling_params=GREEDY, return_logprob=True)["meta_info"]
@@ -160,10 +160,10 @@ def test_logprobs(endpoint):
 
 
 def test_prompt_logprobs_equal_those_of_generation(endpoint):
-    wants = dict(return_logprob=True)
-    first = endpoint.generate(text=PROMPT, sampling_params=GREEDY, **wants)
+    logprob_options = dict(return_logprob=True)
+    first = endpoint.generate(text=PROMPT, sampling_params=GREEDY, **logprob_options)
     ids = [
-        *endpoint.generate(text=PROMPT, sampling_params={"max_new_tokens": 0}, **wants)["meta_info"][
+        *endpoint.generate(text=PROMPT, sampling_params={"max_new_tokens": 0}, **logprob_options)["meta_info"][
             "input_token_logprobs"
         ]
     ]
@@ -172,7 +172,7 @@ def test_prompt_logprobs_equal_those_of_generation(endpoint):
         input_ids=prompt + first["output_ids"],
         sampling_params={"max_new_tokens": 0},
         logprob_start_len=len(prompt),
-        **wants,
+        **logprob_options,
     )
     sampled, prompt_entries = first["meta_info"]["output_token_logprobs"], scored["meta_info"]["input_token_logprobs"]
     assert [entry[1] for entry in prompt_entries] == [entry[1] for entry in sampled]
@@ -190,7 +190,7 @@ def test_lists_and_n(endpoint):
     texts = [PROMPT, "One, two,"]
     listed = endpoint.generate(text=texts, sampling_params=GREEDY, rid=["a", "b"])
     alone = [endpoint.generate(text=text, sampling_params=GREEDY) for text in texts]
-    assert [bare(answer) for answer in listed] == [bare(answer) for answer in alone]
+    assert [comparable(answer) for answer in listed] == [comparable(answer) for answer in alone]
     assert [answer["meta_info"]["id"] for answer in listed] == ["a", "b"]
     several = endpoint.generate(text=texts, sampling_params=[GREEDY | {"n": 2, "max_new_tokens": 2}, GREEDY])
     assert [len(answer["output_ids"]) for answer in several] == [2, 2, 4]
@@ -212,16 +212,16 @@ def test_control_tokens_of_the_text_are_control_tokens(endpoint):
     assert [text for _, _, text in entries] == ["<|im_start|>", "user", "\n"]
 
 
-def test_a_seed_gives_the_same_text(endpoint):
+def test_seed_gives_the_same_text(endpoint):
     params = {"max_new_tokens": 6, "temperature": 2.0}
     seeded = [endpoint.generate(text=PROMPT, sampling_params=params | {"sampling_seed": 3})["text"] for _ in range(2)]
     assert seeded[0] == seeded[1]
 
 
-def abort_until_one_was(endpoint, **which):
-    """The request is on its way to the server, perhaps."""
+def abort_when_running(endpoint, **selection):
+    """Repeats an abort until it aborts one request: the request may not have arrived yet."""
     until = time.monotonic() + 20
-    while (aborted := endpoint.http.post("/abort_request", json=which).json()["aborted"]) == 0:
+    while (aborted := endpoint.http.post("/abort_request", json=selection).json()["aborted"]) == 0:
         assert time.monotonic() < until
     assert aborted == 1
 
@@ -236,10 +236,10 @@ def test_abort_by_rid(real_endpoint, real_address):
     threads = [threading.Thread(target=run, args=(name,)) for name in ("x1", "x2")]
     for thread in threads:
         thread.start()
-    abort_until_one_was(real_endpoint, rid="x1")
+    abort_when_running(real_endpoint, rid="x1")
     threads[0].join(20)
     assert answers["x1"]["meta_info"]["finish_reason"]["type"] == "abort" and "x2" not in answers
-    abort_until_one_was(real_endpoint, abort_all=True)
+    abort_when_running(real_endpoint, abort_all=True)
     threads[1].join(20)
     assert answers["x2"]["meta_info"]["finish_reason"]["type"] == "abort"
     assert real_endpoint.http.post("/abort_request", json={"rid": "x1"}).json() == {"aborted": 0}
@@ -312,7 +312,7 @@ def test_abort_needs_a_rid(endpoint):
     assert endpoint.http.post("/abort_request", json={}).status_code == 400
 
 
-def test_tenants_cannot_abort_each_others_requests():
+def test_tenants_cannot_abort_requests_of_other_tenants():
     registry, ended = AbortRegistry(), []
     with (
         registry.registered("a", "r", lambda: ended.append("a")),

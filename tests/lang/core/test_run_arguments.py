@@ -1,0 +1,96 @@
+"""Arguments of run and run_batch, and functions that can be programs."""
+
+from __future__ import annotations
+
+import pytest
+
+import plait
+from plait import gen
+
+
+@plait.function
+def qa(s, question, mark="?"):
+    s += question + mark + gen("answer")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: qa.run(), "program 'qa': missing .*'question'.*question, mark"),
+        (lambda: qa.run("a", qestion="b"), "unexpected keyword argument 'qestion'"),
+        (lambda: qa.run("a", "b", "c"), "too many positional arguments"),
+        (lambda: qa.run("a", temperature=-1), "run: temperature must be"),
+        (lambda: qa.run("a", max_tokens=1, max_new_tokens=2), "two names of one setting"),
+        (lambda: qa.run("a", json_schema="{}"), "a constraint belongs to one gen"),
+        (lambda: qa.run("a", use_thread=False), "'use_thread' is not supported"),
+        (lambda: qa.run("a", backend="http://localhost"), "a backend must be a Runtime, an Engine or a Client"),
+        (lambda: qa.run("a", backend=plait.Program), "a backend must be"),
+        (lambda: qa.run_batch([{"question": "a"}, {"qestion": "b"}]), "program 'qa', item 1: missing a required"),
+        (lambda: qa.run_batch({"question": "a"}), "a list of dicts"),
+        (lambda: qa.run_batch(["a"]), "item 0 of run_batch must be a dict"),
+        (lambda: qa.run_batch([{"question": "a"}], num_threads=0), "num_threads must be"),
+        (lambda: qa.run_batch([{"question": "a"}], temprature=1), "did you mean 'temperature'"),
+        (lambda: qa.run("a", temprature=1), "did you mean 'temperature'"),
+        (lambda: qa.run_batch(None), "a list of dicts"),
+        (lambda: qa.run("a", stream="x"), "stream must be True or False"),
+        (lambda: qa.run("a", stop_token_ids=[100_000]), "run: stop_token_ids"),
+        (lambda: qa.run("a", min_tokens=9, max_tokens=3), "run: min_tokens"),
+        (lambda: qa("a", temprature=1), "did you mean 'temperature'"),
+        (lambda: plait.function(num_api_spec_tokens=5), "num_api_spec_tokens"),
+        (lambda: plait.function(lambda: None), "needs the state as its first parameter"),
+        (lambda: plait.function(5), "decorates a function"),
+        (lambda: plait.set_default_backend(3), "a backend must be"),
+    ],
+)
+def test_wrong_argument_of_run_sends_nothing(backend, call, message):
+    with pytest.raises(plait.InputError, match=message):
+        call()
+    assert backend.scheduler.requests == []
+
+
+def test_generator_functions_cannot_be_programs():
+    async def async_generator(s):
+        yield
+        pass
+
+    def generator(s):
+        yield 1
+
+    for body in (async_generator, generator):
+        with pytest.raises(plait.InputError, match="must be a function without yield"):
+            plait.function(body)
+
+
+def test_parameter_named_like_a_sampling_keyword_is_positional_only(backend):
+    @plait.function
+    def branches(s, n):
+        s += "p"
+        s.fork(n)
+        return n
+
+    assert branches.run(3).ret_value == 3
+    assert branches.run_batch([{"n": 2}])[0].ret_value == 2
+    with pytest.raises(plait.InputError, match="has a parameter 'n', which is also a sampling keyword"):
+        branches.run(n=3)
+
+
+def test_function_decorator_with_arguments_keeps_name_and_docstring(backend):
+    @plait.function(num_api_spec_tokens=None)
+    def program(s):
+        """Docstring."""
+
+    assert program.name == "program" and program.__doc__ == "Docstring."
+    assert repr(program) == "<plait program 'program'>"
+    assert program.run().ret_value is None
+
+
+@pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        (lambda: plait.VertexAI("gemini"), r"no 'VertexAI': .*LiteLLM\("),
+        (lambda: qa.nothing, "no attribute 'nothing'"),
+    ],
+)
+def test_missing_sglang_name_is_an_attribute_error(access, message):
+    with pytest.raises(AttributeError, match=message):
+        access()

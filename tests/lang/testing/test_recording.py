@@ -1,0 +1,124 @@
+"""`Recording`, `Replay` and `recorded`: a recording gives the same run without a runtime."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from trip_program import add, trip
+
+import plait
+from plait import assistant, gen, system, user
+from plait.runtime.errors import CallFailed
+from plait.runtime.messages import Generate
+from plait.testing import Recording, Replay, ReplayMismatch, ScriptError, recorded
+
+
+def observable_results(state):
+    names = ["capital", "kind", "tip"]
+    metas = [state.get_meta_info(name) for name in names[:2]]
+    usage = state.usage
+    tokens = [usage.calls, usage.prompt_tokens, usage.cached_tokens, usage.computed_tokens, usage.completion_tokens]
+    return [state.text(), state.messages(), [state[name] for name in names], metas, tokens, usage.queue_s]
+
+
+@pytest.fixture
+def recording(backend, tmp_path):
+    """(file with a recorded run of `trip`, observable results of that run)."""
+    path = tmp_path / "trip.jsonl"
+    backend.script(("assistant\n", "Paris"), default="fine")
+    with Recording(path):
+        state = trip.run("France", temperature=0, return_logprob=True, top_logprobs_num=2)
+        recorded_results = observable_results(state)
+    return path, recorded_results
+
+
+def run_trip(country="France", **changed):
+    return trip.run(country, **{"temperature": 0, "return_logprob": True, "top_logprobs_num": 2, **changed})
+
+
+def test_replay_gives_the_same_results_without_a_runtime(recording, backend):
+    path, recorded_results = recording
+    sent_before = len(backend.scheduler.sent(Generate))
+    with Replay(path):
+        assert observable_results(run_trip()) == recorded_results
+    assert len(backend.scheduler.sent(Generate)) == sent_before, "nothing reached the runtime"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["plait_recording"] == 1 and len(lines) == 5
+    assert {line["name"] for line in lines[1:]} == {"capital", "kind", "tip"}
+    assert isinstance(recorded_results[3][0]["output_token_logprobs"][0], tuple)
+
+
+@pytest.mark.parametrize(
+    ("country", "changed", "message"),
+    [
+        (
+            "Spain",
+            {},
+            r"gen\('capital'\) was not recorded\. It differs from .*line 2\) in the prompt, "
+            r"from character \d+ on, after '.*capital of ': recorded 'France\?.*now 'Spain\?",
+        ),
+        ("France", {"temperature": 0.5}, "in temperature: recorded 0.0, now 0.5 "),
+        ("France", {"seed": 7, "top_p": 0.9}, "in seed: recorded None, now 7; top_p: recorded 1.0, now 0.9 "),
+    ],
+)
+def test_replay_mismatch_names_the_difference(recording, country, changed, message):
+    with pytest.raises(plait.ProgramError, match=message) as caught, Replay(recording[0]):
+        run_trip(country, **changed)
+    assert isinstance(caught.value.__cause__, ReplayMismatch)
+
+
+def test_recorded_call_is_played_exactly_once(recording):
+    with Replay(recording[0]) as replay:
+        run_trip()
+    with pytest.raises(plait.ProgramError, match="made more often than it was recorded"):
+        run_trip(backend=replay)
+    with (
+        pytest.raises(ScriptError, match=r"4 recorded calls were not made: 'capital' \(line 2\)"),
+        Replay(recording[0]),
+    ):
+        pass
+    with Replay(recording[0], all_used=False):
+        pass
+
+
+def test_replay_ignores_timeouts_and_replays_failures(backend, tmp_path):
+    backend.scheduler.answer = lambda prompt, request: CallFailed("broken")
+    path = tmp_path / "failed.jsonl"
+    with Recording(path), pytest.raises(plait.ProgramError, match="broken"):
+        trip.run("France", timeout=5)
+    assert len(path.read_text().splitlines()) == 2, "calls after a failed call are not recorded"
+    with Replay(path), pytest.raises(plait.ProgramError, match="broken") as caught:
+        trip.run("France", timeout=6)
+    assert type(caught.value.__cause__) is CallFailed
+
+
+def test_recorded_writes_the_file_once_and_replays_it(backend, tmp_path):
+    path = tmp_path / "trip.jsonl"
+    for _ in range(2):
+        with recorded(path):
+            states = trip.run_batch([{"country": letter} for letter in "abcdef"], num_threads=3)
+            assert all(state["capital"] == " fine." for state in states)
+    assert len(backend.scheduler.sent(Generate)) == 18
+    with pytest.raises(KeyError), Recording(tmp_path / "broken.jsonl"):
+        trip.run("France")["nothing"]
+    assert [file.name for file in tmp_path.iterdir()] == ["trip.jsonl"], "a failed run leaves no recording"
+    for text in ("", "{}\n", "nonsense\n", path.read_text() + '{"name": 1}\n'):
+        path.write_text(text)
+        with pytest.raises(plait.InputError, match=r"trip\.jsonl"):
+            Replay(path)
+
+
+def test_tool_calls_replay(backend, tmp_path):
+    @plait.function
+    def agent(s):
+        s += system("You add.", tools=[add]) + user("1 + 2?")
+        s += assistant(gen("step", tools=[add]))
+        s.call("step")
+        s += assistant(gen("answer"))
+
+    backend.script(("assistant\n<tool_call>\n", '{"name":"add","arguments":{"a":1,"b":2}}'), default="3.")
+    for _ in range(2):
+        with recorded(tmp_path / "agent.jsonl"):
+            state = agent.run()
+        assert state["step"].arguments == {"a": 1, "b": 2} and state["answer"] == "3."

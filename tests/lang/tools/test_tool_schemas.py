@@ -1,0 +1,84 @@
+"""Tool descriptions and schemas, made from signatures, annotations and docstrings."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated
+
+import jsonschema
+import pydantic
+import pytest
+from tool_examples import TOOLS, add
+
+from plait.lang.tools.docstring import read_docstring
+from plait.lang.tools.tool import call_schema, make_tool, make_tools
+
+
+def test_signature_and_docstring_become_name_description_and_schema():
+    assert make_tool("gen", add).as_json() == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "the first"},
+                    "b": {"type": "integer", "description": "the second, if any"},
+                },
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+        },
+    }
+
+
+def test_description_has_only_formats_and_bounds_of_the_annotations():
+    def book(
+        day: datetime.date,
+        price: float,
+        nights: Annotated[int, pydantic.Field(ge=1)],
+        title: str = "Mr",
+    ) -> None:
+        """Books a room."""
+
+    tool = make_tool("gen", book)
+    assert tool.as_json()["function"]["parameters"]["properties"] == {
+        "day": {"type": "string", "format": "date"},
+        "price": {"type": "number"},
+        "nights": {"type": "integer", "minimum": 1},
+        "title": {"type": "string"},
+    }
+    constrained = tool.parameters["properties"]
+    assert (
+        "pattern" in constrained["day"]
+        and constrained["price"]["maximum"] == 1e15
+        and constrained["nights"]["maximum"] == 2**53 - 1
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Does it.\n\nArgs:\n    a: one\n    b (int): two\n        more\n\nReturns:\n    c: not this",
+        "Does it.\n\n:param a: one\n:param int b: two\n    more\n:returns: c: not this",
+        "Does it.\n\nParameters\n----------\na : int\n    one\nb : int\n    two\n    more\n\nReturns\n-------\nc : int",
+    ],
+)
+def test_google_sphinx_and_numpy_docstrings_are_read(text):
+    assert read_docstring(text) == ("Does it.", {"a": "one", "b": "two more"})
+
+
+def test_call_schema_accepts_only_the_arguments_of_the_named_tool():
+    schema = jsonschema.Draft202012Validator(call_schema(make_tools("gen", TOOLS), "name", "arguments"))
+    assert schema.is_valid({"name": "async_tool", "arguments": {"within": {"low": 1, "high": 2}}})
+    assert schema.is_valid({"name": "failing", "arguments": {}})
+    for wrong in (
+        {"name": "async_tool", "arguments": {"a": 1}},
+        {"name": "add", "arguments": {"a": "1"}},
+        {"name": "add", "arguments": {"a": 1, "c": 1}},
+        {"name": "none", "arguments": {}},
+        {"name": "add"},
+        {"name": "send", "arguments": {"email": {"to": 1}}},
+    ):
+        assert not schema.is_valid(wrong)

@@ -1,0 +1,71 @@
+"""Functions that tests give to a model as tools, a program that calls one, and a scripted call."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime
+import json
+from typing import Annotated, Literal
+
+import pydantic
+
+import plait
+from plait import assistant, gen, user
+
+
+@dataclasses.dataclass
+class Range:
+    low: int
+    high: int
+
+
+def add(a: int, b: int = 5) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: the first
+        b: the second,
+            if any
+    """
+    return a + b
+
+
+def search(text: str, kind: Literal["web", "news"] = "web", since: datetime.date | None = None) -> list[str]:
+    """Searches.
+
+    :param text: what to look for
+    """
+    return [text, kind, str(since)]
+
+
+async def async_tool(within: Range) -> dict[str, int]:
+    """Waits."""
+    await asyncio.sleep(0)
+    return dataclasses.asdict(within)
+
+
+def failing() -> None:
+    raise ZeroDivisionError("by zero")
+
+
+class Email(pydantic.BaseModel):
+    to: Annotated[str, pydantic.AfterValidator(lambda value: value if "@" in value else int("no address"))]
+
+
+def send(email: Email) -> Email:
+    return email
+
+
+TOOLS = [add, search, async_tool, failing, send]
+
+
+@plait.function
+def agent(s, **keywords):
+    s += user("Do it.")
+    s += assistant(gen("call", tools=TOOLS, **keywords))
+    return s.call("call")
+
+
+def script_call(backend, name, **arguments):
+    backend.script(default=json.dumps({"name": name, "arguments": arguments}, separators=(",", ":")))

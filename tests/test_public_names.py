@@ -1,0 +1,15 @@
+"""The names that the package `plait` exports."""
+
+from __future__ import annotations
+
+import pytest
+
+import plait
+
+
+def test_every_public_name_can_be_imported():
+    for name in plait.__all__:
+        assert getattr(plait, name) is not None
+    assert sorted(plait.__all__) == plait.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        plait.nothing  # noqa: B018
