@@ -60,7 +60,8 @@ class ProgramBranch:
         work = asyncio.ensure_future(asyncio.to_thread(start))
 
         def end_abandoned(work: asyncio.Task[T]) -> None:
-            work.exception()  # asyncio logs an exception that nobody retrieves
+            if not work.cancelled():
+                work.exception()  # asyncio logs an exception that nobody retrieves
             abandoned()
 
         try:

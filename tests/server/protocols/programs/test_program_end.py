@@ -117,13 +117,16 @@ def test_sessions_opened_in_a_thread_after_the_cancellation_are_ended(engine, st
             async with run.running(steps, {}, tenant="", cache_salt="", priority=0):
                 pass
 
+        num_tasks = len(asyncio.all_tasks())
         task = asyncio.create_task(go())
         assert await asyncio.to_thread(entered.wait, PATIENCE_S)
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
         may_go_on.set()
+        while len(asyncio.all_tasks()) > num_tasks:  # the thread's
+            await asyncio.sleep(0.01)
 
-    asyncio.run(cancel_while_tokenizing())  # it waits for the thread
+    asyncio.run(asyncio.wait_for(cancel_while_tokenizing(), PATIENCE_S))
     assert wait_until(lambda: engine.client.status().sessions == 0, PATIENCE_S)
     assert engine.client.status().held_pages == 0
