@@ -54,7 +54,12 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "N",
         "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
     )
-    number("--max-requests-per-key", int, "N", "running and waiting requests of one key; default: 0, no limit")
+    number(
+        "--max-requests-per-key",
+        int,
+        "N",
+        "running and waiting requests (of programs: calls) of one key; default: 0, no limit",
+    )
     number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
     number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 60")

@@ -112,13 +112,19 @@ class Fork(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Ends the session after its earlier instructions. Its KV pages stay in the prefix cache."""
+    """Ends the session after its earlier instructions. Its KV pages stay in the prefix cache.
+
+    Its calls run to their end, unless an `Abort` follows.
+    """
 
     session: int
 
 
 class Abort(Message, frozen=True):
-    """Aborts one call at once, or with `call=None` the whole session. The calls fail with kind `aborted`."""
+    """Aborts one call at once, or with `call=None` the whole session. The calls fail with kind `aborted`.
+
+    A session that was closed can be aborted until its last call has ended.
+    """
 
     session: int
     call: int | None = None

@@ -5,6 +5,7 @@ Appended text is buffered until a call or a fork needs it. It is then tokenized 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, get_args
 
@@ -74,6 +75,7 @@ class Session:
         self._num_sent = num_sent  # tokens of the text, without the sampled ones
         self._sent_tail = sent_tail  # the end of the text sent; unknown after sampled tokens or `append_tokens`
         self._closed = False
+        self._calls: deque[Call] = deque()  # from the first that may still run on
 
     def append(self, text: str, *, control: bool = False) -> None:
         """Appends text. `control=True` is for text of the chat template, in which control tokens are recognised."""
@@ -107,8 +109,7 @@ class Session:
             raise InputError("complete needs a constraint, which defines when a value is complete", field="complete")
         self._flush("gen")
         self._sent_tail = UNKNOWN_TAIL
-        return self._client.start_call(
-            self.session_id,
+        return self._start_call(
             lambda call: Generate(self.session_id, call, params, constraint),
             params.timeout_s,
             constraint if getattr(constraint, "lenient", False) else None,
@@ -141,8 +142,7 @@ class Session:
         self._require_text("select")
         self._sent_tail = UNKNOWN_TAIL
         self._num_sent -= num_replaced  # a lower bound, whichever choice wins
-        return self._client.start_call(
-            self.session_id,
+        return self._start_call(
             lambda call: Select(self.session_id, call, token_ids, method, timeout_s, replaced=num_replaced),
             timeout_s,
             scored_choices=ScoredChoices(tuple(choices), token_ids),
@@ -159,8 +159,7 @@ class Session:
         self._flush("a score")
         self._sent_tail = UNKNOWN_TAIL
         choices = [list(token_ids)]
-        return self._client.start_call(
-            self.session_id,
+        return self._start_call(
             lambda call: Select(self.session_id, call, choices, timeout_s=timeout_s, top_logprobs=top_logprobs),
             timeout_s,
         )
@@ -187,8 +186,7 @@ class Session:
             raise InputError(f"normalize must be True, False or None, not {normalize!r:.40}")
         _check_timeout(timeout_s)
         self._flush("an embedding")
-        return self._client.start_call(
-            self.session_id,
+        return self._start_call(
             lambda call: Embed(self.session_id, call, dimensions or 0, normalize, timeout_s),
             timeout_s,
         )
@@ -205,16 +203,33 @@ class Session:
         return children
 
     def abort(self) -> None:
-        """Ends the session and aborts its calls. Idempotent."""
-        if not self._closed:
+        """Ends the session and aborts its calls, also those that still run after `close`. Idempotent.
+
+        Its forks go on, unless they still wait for the text of its calls.
+        """
+        if not self._closed or not all(call.done() for call in tuple(self._calls)):
             self._closed = True
+            self._calls.clear()
             self._client.send_if_open(Abort(self.session_id))
 
     def close(self) -> None:
-        """Ends the session when its calls are done. Idempotent."""
+        """Ends the session when its calls are done; until then `abort` ends them. Idempotent."""
         if not self._closed:
             self._closed = True
             self._client.send_if_open(Close(self.session_id))
+
+    def _start_call(
+        self,
+        request: Callable[[int], ClientMessage],
+        timeout_s: float | None,
+        lenient_constraint: Spec | None = None,
+        scored_choices: ScoredChoices | None = None,
+    ) -> Call:
+        while self._calls and self._calls[0].done():
+            self._calls.popleft()
+        call = self._client.start_call(self.session_id, request, timeout_s, lenient_constraint, scored_choices)
+        self._calls.append(call)
+        return call
 
     def _flush(self, needed_by: str | None) -> None:
         """Tokenizes and sends the buffered text. For a call, `needed_by` names it, and the text must not be empty."""

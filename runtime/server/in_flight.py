@@ -30,6 +30,8 @@ class CallGroup(Protocol):
     def sessions(self) -> list[Session]: ...
     @property
     def calls(self) -> list[Call]: ...
+    def abort(self) -> None:
+        """Ends all sessions at once. Every call that still runs fails."""
 
 
 @dataclass(eq=False)
@@ -37,8 +39,10 @@ class RequestRecord:
     """One request. Times are values of `time.monotonic()`.
 
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
-    its error response. is_admitted: it counts against the limits, as `num_calls` calls. reserve_calls(n): counts it as
-    n calls, or raises ApiError if they exceed the capacity.
+    its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
+    `num_key_requests` requests against the limit of its key. reserve_calls(n): counts it as n calls, or raises ApiError
+    if they exceed the capacity. reserve_program(n): the same for a program, whose calls also count against the limit of
+    its key.
     """
 
     method: str
@@ -56,7 +60,9 @@ class RequestRecord:
     client_gone: bool = False
     is_admitted: bool = False
     num_calls: int = 0
+    num_key_requests: int = 0
     reserve_calls: Callable[[int], None] = lambda num_calls: None
+    reserve_program: Callable[[int], None] = lambda num_calls: None
     body_preview: bytes = b""
     task: asyncio.Task[object] | None = None
     handles: list[CallGroup] = field(default_factory=list)
@@ -84,10 +90,9 @@ class RequestRecord:
     def abort(self) -> None:
         """Aborts the request's sessions in the runtime. Cancels the request's task if it has none."""
         self.code = DRAINED
-        sessions = self.sessions
-        for session in sessions:
-            session.abort()
-        if not sessions and self.task is not None:
+        for handle in self.handles:
+            handle.abort()
+        if not self.sessions and self.task is not None:
             self.task.cancel()
 
     def usages(self) -> Iterator[tuple[Call, Usage]]:
@@ -127,7 +132,7 @@ class InFlightRequests:
         record.is_admitted = True
         self.num_admitted += 1
         self.set_num_calls(record, 1)
-        self._num_by_tenant[record.tenant] += 1
+        self.set_num_key_requests(record, 1)
         self._idle.clear()
 
     def set_num_calls(self, record: RequestRecord, num_calls: int) -> None:
@@ -135,8 +140,15 @@ class InFlightRequests:
         self.num_calls += num_calls - record.num_calls
         record.num_calls = num_calls
 
+    def set_num_key_requests(self, record: RequestRecord, num_requests: int) -> None:
+        """Counts the request as `num_requests` requests of its key."""
+        self._num_by_tenant[record.tenant] += num_requests - record.num_key_requests
+        record.num_key_requests = num_requests
+        if not self._num_by_tenant[record.tenant]:
+            del self._num_by_tenant[record.tenant]
+
     def num_of_tenant(self, tenant: str) -> int:
-        """The number of admitted requests of one API key."""
+        """The number of admitted requests of one API key. A program counts as the calls that it can have at once."""
         return self._num_by_tenant[tenant]
 
     def end(self, record: RequestRecord) -> None:
@@ -145,7 +157,7 @@ class InFlightRequests:
         if record.is_admitted:
             self.num_admitted -= 1
             self.set_num_calls(record, 0)
-            self._num_by_tenant -= Counter({record.tenant: 1})
+            self.set_num_key_requests(record, 0)
             if not self.num_admitted:
                 self._idle.set()
 

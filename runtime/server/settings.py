@@ -27,7 +27,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cors_origins: origins whose pages may call this server from a browser ("*": all).
     Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
     request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait.
-    max_requests_per_key: admitted requests of one key (0: no limit).
+    max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
     Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
     line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
     requests to end at shutdown. stuck_after_s: without an answer from the runtime until /health fails.

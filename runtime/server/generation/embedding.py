@@ -48,6 +48,11 @@ class EmbeddingHandle:
     sessions: list[Session] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
+    def abort(self) -> None:
+        """Ends all sessions at once. Every call that still runs fails."""
+        for session in self.sessions:
+            session.abort()
+
 
 def check_can_embed(state: AppState) -> None:
     """Raises ApiError 400 with the reason if the model has no embeddings."""
@@ -152,8 +157,7 @@ async def embed_prompts(
         while pending_calls:
             results.append(await _next_result(pending_calls))
     finally:
-        for session in handle.sessions:
-            session.abort()  # has no effect on closed sessions
+        handle.abort()
     return results
 
 

@@ -60,6 +60,11 @@ class RequestHandle:
     num_calls_per_request: list[int] = field(default_factory=list)
     prompt_scoring_calls: list[Call | None] = field(default_factory=list)  # the calls that compute prompt logprobs
 
+    def abort(self) -> None:
+        """Ends all sessions at once. Every call that still runs fails."""
+        for session in self.sessions:
+            session.abort()
+
     async def results(self) -> list[CallResult]:
         """Waits for all calls and returns their results in order. Raises the first failure as soon as it occurs."""
         async for batch in stream_updates(self.calls, only_final=True):

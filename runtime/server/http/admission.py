@@ -78,10 +78,9 @@ class AdmissionControl:
             raise self._unavailable(
                 f"{self.in_flight.num_calls} calls are running or waiting; try again later", "queue_full"
             )
-        limit = self.settings.max_requests_per_key
-        if limit and self.in_flight.num_of_tenant(tenant) >= limit:
-            text = f"this key has {limit} requests running, which is its limit"
-            raise ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
+        limit, num_running = self.settings.max_requests_per_key, self.in_flight.num_of_tenant(tenant)
+        if limit and num_running >= limit:
+            raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
     def reserve_calls(self, record: RequestRecord, num_calls: int) -> None:
         """Counts an admitted request as `num_calls` calls: its prompts times its choices.
@@ -97,6 +96,26 @@ class AdmissionControl:
             )
         if num_calls > record.num_calls:
             self.in_flight.set_num_calls(record, num_calls)
+
+    def reserve_program(self, record: RequestRecord, num_calls: int) -> None:
+        """Counts an admitted program as `num_calls` calls, and as that many requests of its key.
+
+        Raises ApiError 400 if the program alone exceeds a limit, 429 or 503 if it does so beside other requests.
+        """
+        limit = self.settings.max_requests_per_key
+        for largest, owner in ((limit or num_calls, "one key"), (self.capacity, "this server")):
+            if num_calls > largest:
+                text = f"the program can have {num_calls} calls in flight at once; {owner} can have {largest}"
+                raise ApiError(400, text, param="program", code="too_many_calls")
+        others = self.in_flight.num_of_tenant(record.tenant) - record.num_key_requests
+        if limit and others + num_calls > limit:
+            text = f"this key has {others} requests running, and this program needs {num_calls}; its limit is {limit}"
+            raise self._key_limit_reached(text)
+        self.reserve_calls(record, num_calls)
+        self.in_flight.set_num_key_requests(record, num_calls)
+
+    def _key_limit_reached(self, text: str) -> ApiError:
+        return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
 
     def _unavailable(self, text: str, code: str) -> ApiError:
         return ApiError(503, text, type=OVERLOADED, code=code, headers=self._retry_after())
@@ -125,6 +144,7 @@ class AdmissionMiddleware:
                 if record is not None:
                     self.admission.in_flight.admit(record)
                     record.reserve_calls = partial(self.admission.reserve_calls, record)
+                    record.reserve_program = partial(self.admission.reserve_program, record)
         await self.app(scope, receive, send)
 
 

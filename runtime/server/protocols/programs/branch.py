@@ -47,14 +47,29 @@ class ProgramBranch:
         self._num_unsent += len(text)
         self.pieces.append(TextPiece(text, control))
 
-    async def run_tokenizing(self, start: Callable[[], T]) -> T:
+    async def run_tokenizing(self, start: Callable[[], T], abandoned: Callable[[], None]) -> T:
         """`start()`, which tokenizes the text written since the last call; in a thread if that text is long.
 
+        A thread cannot be cancelled: after a cancellation `start` goes on, and `abandoned()` is called at its end.
         Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
         """
         check_fits_context(self.client, self._num_unsent)
         is_long, self._num_unsent = self._num_unsent > TOKENIZE_IN_THREAD_CHARS, 0
-        return await asyncio.to_thread(start) if is_long else start()
+        if not is_long:
+            return start()
+        work = asyncio.ensure_future(asyncio.to_thread(start))
+
+        def end_abandoned(work: asyncio.Task[T]) -> None:
+            if not work.cancelled():
+                work.exception()  # asyncio logs an exception that nobody retrieves
+            abandoned()
+
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            work.add_done_callback(end_abandoned)
+            raise
+        return work.result()
 
     def begin_turn(self, role: str) -> int:
         """Begins a turn; returns the index of its first piece."""

@@ -1,7 +1,8 @@
 """Runs a program's steps in one session and its forks.
 
 Calls are submitted in program order without waiting for results; a task per call follows it. Only steps that need a
-value wait: a `var`, and a fork with "append". The first failure ends the whole program and aborts its calls.
+value wait: a `var`, and a fork with "append". The first failure, a cancellation and `ProgramRun.abort` end all sessions
+of the program, those of its forks and samples included, with the calls in them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
-from plait.runtime.errors import PlaitError
+from plait.runtime.errors import Aborted, PlaitError
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
+from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
 from plait.runtime.server.protocols.programs.compiler import (
     ForkStep,
     GenStep,
@@ -56,16 +58,20 @@ class ProgramRun:
 
     def __init__(self, client: Client, on_event: Callable[[TextDelta | FinishedCall], None] | None = None) -> None:
         self._client, self._on_event = client, on_event
-        self._branches: list[ProgramBranch] = []
-        self._samples: list[ProgramBranch] = []
         self._tasks: asyncio.TaskGroup | None = None
+        self._is_aborted = False
+        self.sessions: list[Session] = []  # all that were opened so far
         self.done: list[FinishedCall] = []
         self.calls: list[Call] = []
 
-    @property
-    def sessions(self) -> list[Session]:
-        """All sessions opened so far."""
-        return [program_branch.session for program_branch in self._branches + self._samples]
+    def abort(self) -> None:
+        """Ends the program, which raises ApiError 503, code "aborted", unless all its calls have ended."""
+        self._is_aborted = True
+        self._abort_sessions()
+
+    def _abort_sessions(self) -> None:
+        for session in self.sessions:
+            session.abort()
 
     @contextlib.asynccontextmanager
     async def running(
@@ -73,24 +79,27 @@ class ProgramRun:
     ) -> AsyncIterator[ProgramBranch]:
         """Runs the steps and gives the main branch at their end. Raises the first failure, as ApiError if it can."""
         if (record := current_request()) is not None:
-            record.reserve_calls(_max_concurrent_calls(steps))
+            record.reserve_program(max_calls_in_flight(steps, variables))
             record.handles.append(self)
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
         main = ProgramBranch(self._client, session, variables)
-        self._branches.append(main)
+        self.sessions.append(session)
         finished = False
         try:
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     await self._run(steps, main)
             except ExceptionGroup as group:
-                raise _first_error(group) from None
+                error = as_api_error(Aborted("the program was aborted")) if self._is_aborted else _first_error(group)
+                raise error from None
             finished = True
             self.done.sort(key=_in_program_order)
             yield main
         finally:
+            if not finished:
+                self._abort_sessions()
             for open_session in self.sessions:
-                open_session.close() if finished else open_session.abort()
+                open_session.close()
 
     async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
         for step in steps:
@@ -112,7 +121,9 @@ class ProgramRun:
     async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> None:
         """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
         with _errors_named(step.path):
-            calls = await program_branch.run_tokenizing(lambda: self._submit(step, program_branch))
+            calls = await program_branch.run_tokenizing(
+                lambda: self._submit(step, program_branch), self._abort_sessions
+            )
         assert self._tasks is not None
         self.calls += calls
         texts = [self._tasks.create_task(self._follow(step, i, call)) for i, call in enumerate(calls)]
@@ -124,8 +135,7 @@ class ProgramRun:
     def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> list[Call]:
         if isinstance(step, SelectStep):
             return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
-        forks = program_branch.fork(step.n - 1) if step.n > 1 else []
-        self._samples += forks
+        forks = self._fork_branch(program_branch, step.n - 1) if step.n > 1 else []
         return [
             sample.session.generate(step.sampling.for_sample(index), step.constraint)
             for index, sample in enumerate([program_branch, *forks])
@@ -149,14 +159,15 @@ class ProgramRun:
 
     async def _fork(self, step: ForkStep, program_branch: ProgramBranch) -> None:
         with _errors_named(step.path):
-            children = await program_branch.run_tokenizing(lambda: program_branch.fork(len(step.branches)))
-        self._branches += children
+            children = await program_branch.run_tokenizing(
+                lambda: self._fork_branch(program_branch, len(step.branches)), self._abort_sessions
+            )
         start, num_turns = len(program_branch.pieces), len(program_branch.turns)
         async with asyncio.TaskGroup() as tasks:
             for branch, child in zip(step.branches, children, strict=True):
                 tasks.create_task(self._run(branch, child))
         for child in children:
-            child.session.close()  # takes effect after its calls
+            child.session.close()  # takes effect after its calls; an abort ends them
         if step.join == "gather":
             program_branch.variables |= gather_variables(
                 program_branch.variables, [child.variables for child in children]
@@ -165,18 +176,10 @@ class ProgramRun:
         for child in children:
             await program_branch.append_tail(child, start, num_turns)
 
-
-def _max_concurrent_calls(steps: Sequence[Step]) -> int:
-    """The most calls that the steps have at once: the samples of a gen, and all branches of a fork."""
-    widest = 1
-    for step in steps:
-        if isinstance(step, ForkStep):
-            widest = max(widest, sum(map(_max_concurrent_calls, step.branches)))
-        elif isinstance(step, RoleStep):
-            widest = max(widest, _max_concurrent_calls(step.steps))
-        elif isinstance(step, GenStep):
-            widest = max(widest, step.n)
-    return widest
+    def _fork_branch(self, program_branch: ProgramBranch, size: int) -> list[ProgramBranch]:
+        forks = program_branch.fork(size)
+        self.sessions += [fork.session for fork in forks]  # at once: whoever ends the program finds them here
+        return forks
 
 
 async def _text_of(program_branch: ProgramBranch, step: VariableStep) -> str:

@@ -1,0 +1,174 @@
+"""Measures how fast a server is rid of forked programs whose clients disconnect, and serves another key meanwhile.
+
+Programs with nested forks are sent under one key; their clients disconnect at random moments, before or during the
+answer. Printed are the milliseconds from the last disconnect until no call runs or waits, the pages that are still held
+then, and the latencies of short requests under another key. A refused program is sent again; its refusals are counted.
+
+    python benchmarks/program_departures.py [--programs 1000] [--branches 6] [--stay 2.0] [--key-limit 0] [--queue 512]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+
+from server_comparison.signals import unwind_on_signal
+
+GEN = {"gen": {"max_tokens": 2000, "ignore_eos": True}}
+NUM_CLIENTS = 48
+POLL_S = 0.002
+GIVE_UP_S = 60.0
+
+
+def forked_program(branches: int) -> list[dict]:
+    """A program with `branches` branches with calls; every third of them forks again."""
+    nodes = []
+    for index in range(0, branches, 3):
+        last = [GEN] if branches - index < 3 else [{"fork": {"branches": [[GEN, GEN]]}}]
+        nodes += [[{"text": f" {index + i}"}, GEN] for i in range(min(2, branches - index))] + [last]
+    return [{"text": "Once"}, {"fork": {"branches": nodes[:branches]}}, {"text": "Then"}, GEN]
+
+
+class Client:
+    """Sends requests under a key, on a connection per request."""
+
+    def __init__(self, address: str, key: str) -> None:
+        self.host, port = address.removeprefix("http://").split(":")
+        self.port, self.key = int(port), key
+
+    async def send(
+        self, method: str, path: str, body: dict | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        content = b"" if body is None else json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self.key}\r\nconnection: close\r\n"
+        writer.write(
+            f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+        )
+        return reader, writer
+
+    async def ask(self, method: str, path: str, body: dict | None = None) -> tuple[int, dict]:
+        """Returns the status and the body of an answer."""
+        reader, writer = await self.send(method, path, body)
+        head, _, content = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(content)
+
+    async def leave(self, body: dict, stay_s: float) -> int:
+        """Disconnects after `stay_s` seconds. Returns the status that arrived before, 0 if none did."""
+        reader, writer = await self.send("POST", "/v1/programs", body)
+        await writer.drain()
+        head = b""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(stay_s):
+                head = await reader.read(64)
+                if head.startswith(b"HTTP/1.1 200"):
+                    await reader.read()
+        writer.transport.abort()
+        return int(head.split()[1]) if head else 0
+
+    async def runtime(self) -> dict:
+        return (await self.ask("GET", "/status"))[1]["runtime"]
+
+
+async def depart(client: Client, options: argparse.Namespace) -> Counter[int]:
+    """Sends all programs, NUM_CLIENTS at a time, and leaves them. Returns how often each status arrived."""
+    statuses: Counter[int] = Counter()
+    left, draw = iter(range(options.programs)), random.Random(options.seed)
+
+    async def one_client() -> None:
+        for number in left:
+            body = {"program": forked_program(options.branches), "stream": number % 2 == 0}
+            stay_s, status = draw.uniform(0, options.stay), 503
+            while status in (429, 503):
+                status = await client.leave(body, stay_s)
+                statuses[status] += 1
+                if status in (429, 503):
+                    await asyncio.sleep(0.02)
+
+    await asyncio.gather(*(one_client() for _ in range(NUM_CLIENTS)))
+    return statuses
+
+
+async def serve_other_key(client: Client, latencies: list[float], until: asyncio.Event) -> None:
+    body = {"model": "default", "prompt": "One, two,", "max_tokens": 4}
+    while not until.is_set():
+        start = time.perf_counter()
+        status, _ = await client.ask("POST", "/v1/completions", body)
+        if status == 200:
+            latencies.append(time.perf_counter() - start)
+        await asyncio.sleep(0.05)
+
+
+async def measure(address: str, options: argparse.Namespace) -> None:
+    client, other = Client(address, "first-key"), Client(address, "second-key")
+    latencies: list[float] = []
+    ended = asyncio.Event()
+    meanwhile = asyncio.create_task(serve_other_key(other, latencies, ended))
+    start = time.perf_counter()
+    statuses = await depart(client, options)
+    last, programs_s = time.perf_counter(), time.perf_counter() - start
+    ended.set()
+    most_waiting, counts = 0, await client.runtime()
+    served_after = None
+    while counts["running_calls"] or counts["waiting_calls"]:
+        most_waiting = max(most_waiting, counts["waiting_calls"])
+        if time.perf_counter() - last > GIVE_UP_S:
+            break
+        await asyncio.sleep(POLL_S)
+        counts = await client.runtime()
+    elapsed_ms = 1000 * (time.perf_counter() - last)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(meanwhile, GIVE_UP_S)
+        served_after = 1000 * (time.perf_counter() - last)
+    status = (await client.ask("GET", "/status"))[1]
+    print(
+        f"{options.programs} programs in {programs_s:.1f} s; statuses {dict(sorted(statuses.items()))} (0: left first)"
+    )
+    print(f"no call runs or waits {elapsed_ms:.0f} ms after the last disconnect; most waiting then: {most_waiting}")
+    print(f"left: {counts}; in flight: {status['in_flight']}")
+    lost = counts["total_pages"] - counts["free_pages"] - counts["cached_pages"] - counts["held_pages"]
+    print(f"pages held: {counts['held_pages']}, lost: {lost}")
+    served_ms = [1000 * latency for latency in latencies] or [float("nan")]
+    print(
+        f"other key: {len(latencies)} requests served, median {statistics.median(served_ms):.0f} ms, worst "
+        f"{max(served_ms):.0f} ms; the last one ended {served_after} ms after the last disconnect"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--branches", type=int, default=6)
+    parser.add_argument("--stay", type=float, default=2.0, help="clients stay for at most this many seconds")
+    parser.add_argument("--key-limit", type=int, default=0)
+    parser.add_argument("--queue", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    unwind_on_signal()
+    with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
+        keys.write("first first-key\nsecond second-key\n")
+        keys.flush()
+        command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0"]
+        command += [f"--api-key-file={keys.name}", f"--max-queue={options.queue}"]
+        command += [f"--max-requests-per-key={options.key_limit}"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            assert server.stdout is not None
+            asyncio.run(measure(server.stdout.readline().split()[-1], options))
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()
