@@ -34,8 +34,8 @@ GROUPS = {
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue BudgetExceeded CallFailed "
-    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded Aborted Overloaded RuntimeGone ModelError "
-    "ModelNotFound CorruptModel UnsupportedModel",
+    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded RuntimeGone "
+    "ModelError ModelNotFound CorruptModel UnsupportedModel",
     "Refused": "image video",
 }
 MADE = [

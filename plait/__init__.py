@@ -60,6 +60,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         ModelNotFound,
         Overloaded,
         PlaitError,
+        QueueTimeout,
         RuntimeGone,
         UnsupportedModel,
     )
@@ -99,6 +100,7 @@ __all__ = [
     "ProgramState",
     "ProgramStateGroup",
     "ProgramUsage",
+    "QueueTimeout",
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeGone",
@@ -174,7 +176,7 @@ _NAMES_BY_MODULE = {
     "plait.runtime.process.engine": "Engine",
     "plait.runtime.errors": (
         "Aborted CallFailed CallRejected ConstraintFailed ContextOverflow CorruptModel DeadlineExceeded "
-        "InputError ModelError ModelNotFound Overloaded PlaitError RuntimeGone UnsupportedModel"
+        "InputError ModelError ModelNotFound Overloaded PlaitError QueueTimeout RuntimeGone UnsupportedModel"
     ),
     "plait.runtime.process.runtime": "Runtime",
 }

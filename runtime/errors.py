@@ -11,6 +11,7 @@ PlaitError
     ├── ConstraintFailed  the grammar did not compile, or failed while sampling
     ├── Aborted           the call, its session or its client was ended deliberately
     ├── DeadlineExceeded  the call's timeout passed
+    │   └── QueueTimeout  it passed while the call waited in the queue; nothing was computed
     ├── Overloaded        the queue is full; nothing was computed
     ├── CallRejected      the scheduler rejected a value (also a ValueError)
     └── RuntimeGone       the runtime process ended or stopped answering
@@ -93,6 +94,12 @@ class DeadlineExceeded(CallFailed):
     kind = "deadline"
 
 
+class QueueTimeout(DeadlineExceeded):
+    """The call's timeout passed while it waited in the queue. Nothing was computed for it."""
+
+    kind = "queue_timeout"
+
+
 class Overloaded(CallFailed):
     """The queue of the runtime or service is full, and nothing was computed. Try again later."""
 
@@ -118,6 +125,7 @@ _BY_KIND: dict[str, type[CallFailed]] = {
         ConstraintFailed,
         Aborted,
         DeadlineExceeded,
+        QueueTimeout,
         Overloaded,
         RuntimeGone,
         CallRejected,

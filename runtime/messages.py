@@ -13,8 +13,8 @@ Every call (Generate, Select, Embed, Inspect, FlushCache) is answered by exactly
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -288,11 +288,15 @@ class Status(Message, frozen=True):
 ServerMessage = Welcome | Tokens | Finished | Failed | Status
 
 encode = msgspec.msgpack.Encoder().encode
-decode_server_messages = msgspec.msgpack.Decoder(list[ServerMessage]).decode
+T = TypeVar("T")
+_decode_server_messages = msgspec.msgpack.Decoder(list[ServerMessage]).decode
 _decode_client_messages = msgspec.msgpack.Decoder(
     Annotated[list[ClientMessage], Meta(max_length=MAX_MESSAGES_PER_FRAME)]
 ).decode
-_split = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_MESSAGES_PER_FRAME)]).decode
+_split_server_frame = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_split_client_frame = msgspec.msgpack.Decoder(
+    Annotated[list[msgspec.Raw], Meta(max_length=MAX_MESSAGES_PER_FRAME)]
+).decode
 _ARRAY32 = b"\xdd"  # MessagePack array header: this byte, then the length in 4 bytes, big-endian
 _ONE_MESSAGE_PREFIX = _ARRAY32 + (1).to_bytes(4, "big")
 
@@ -336,14 +340,37 @@ def decode_client_messages(frame: bytes) -> list[ClientMessage]:
     content, and the lists of them have limited lengths.
     """
     _check_frame_size(frame)
-    requests: list[ClientMessage] = _decode_client_messages(frame)
-    return requests
+    return _decode(_decode_client_messages, frame)
 
 
-def split_frame(frame: bytes) -> list[bytes]:
+def decode_server_messages(frame: bytes) -> list[ServerMessage]:
+    """Decodes the messages of a frame. Raises msgspec.DecodeError for an invalid frame."""
+    return _decode(_decode_server_messages, frame)
+
+
+def split_client_frame(frame: bytes) -> list[bytes]:
     """Splits a frame into one frame per message, without decoding them. Raises msgspec.DecodeError."""
     _check_frame_size(frame)
-    return [build_frame([bytes(message)]) for message in _split(frame)]
+    return [build_frame([bytes(message)]) for message in _decode(_split_client_frame, frame)]
+
+
+def split_server_frame(frame: bytes) -> list[bytes]:
+    """Like `split_client_frame`, without its limits."""
+    return [build_frame([bytes(message)]) for message in _decode(_split_server_frame, frame)]
+
+
+def _decode(decode: Callable[[bytes], T], frame: bytes) -> T:
+    """Decodes a frame. Every exception of the decoder becomes a msgspec.DecodeError.
+
+    msgspec also raises UnicodeDecodeError, RecursionError and MemoryError, and passes on what a struct's
+    `__post_init__` raises.
+    """
+    try:
+        return decode(frame)
+    except msgspec.DecodeError:
+        raise
+    except Exception as error:
+        raise msgspec.DecodeError(f"{type(error).__name__}: {error}") from None
 
 
 def _check_frame_size(frame: bytes) -> None:

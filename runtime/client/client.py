@@ -173,19 +173,29 @@ class Client:
     def _on_reply(self, reply: ServerMessage) -> None:
         if isinstance(reply, Welcome):
             return
-        if isinstance(reply, Tokens):
-            call = self._calls.get(reply.call)
-            if isinstance(call, Call):
-                call.on_tokens(reply.token_ids, reply.logprobs)
-            return
         with self._lock:
-            call = self._calls.pop(reply.call, None)
-        if isinstance(reply, Failed) and call is not None:
-            call.on_failed(call_failed(reply.kind, reply.text))
+            call = self._calls.get(reply.call) if isinstance(reply, Tokens) else self._calls.pop(reply.call, None)
+        if call is None:  # it has ended here already
+            return
+        try:
+            self._dispatch(call, reply)
+        except Exception as error:  # values that cannot be: the other calls of this client go on
+            with self._lock:
+                self._calls.pop(reply.call, None)
+            text = f"the runtime's reply could not be read ({type(error).__name__}: {error!s:.200})"
+            call.on_failed(CallFailed(text))
+
+    def _dispatch(self, call: Call | _StatusRequest, reply: Tokens | Finished | Failed | Status) -> None:
+        if isinstance(reply, Tokens) and isinstance(call, Call):
+            call.on_tokens(reply.token_ids, reply.logprobs)
         elif isinstance(reply, Finished) and isinstance(call, Call):
             call.on_finished(reply)
+        elif isinstance(reply, Failed):
+            call.on_failed(call_failed(reply.kind, reply.text))
         elif isinstance(reply, Status) and isinstance(call, _StatusRequest):
             call.on_status(reply)
+        else:
+            raise TypeError(f"a {type(reply).__name__} is not the answer to this call")
 
     def _on_disconnect(self, reason: str) -> None:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import msgspec
 from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
+from plait.runtime.process.child_environment import environment_without_secrets
 from plait.runtime.transport.fork import register_after_fork_in_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
@@ -149,11 +149,11 @@ class Runtime:
     def _start(self) -> subprocess.Popen[bytes]:
         with open(self._log, "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "plait.runtime.process.worker"],
+                [sys.executable, "-P", "-m", "plait.runtime.process.worker"],  # -P: no imports from the user's folder
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={"GOMP_SPINCOUNT": GOMP_SPIN_COUNT, **os.environ},
+                env={"GOMP_SPINCOUNT": GOMP_SPIN_COUNT, **environment_without_secrets()},
             )
 
     def _send_worker_args(self, config: EngineConfig, model_path: Path) -> None:

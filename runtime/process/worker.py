@@ -2,23 +2,30 @@
 
 It reads one JSON line from standard input (`WorkerArgs`), loads the model, and serves until standard input ends, which
 means that its owner has exited. It reports its progress as JSON lines on standard output.
+
+It ignores SIGINT and SIGTERM: both may be sent to a process group or to a service with all its processes, and the
+owner may have requests to finish. The owner ends this process.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
-from types import FrameType
 
 import msgspec
 
 from plait.runtime.config import EngineConfig
-from plait.runtime.errors import PlaitError
+from plait.runtime.errors import InputError, PlaitError
+
+OWNER_CHECK_MS = 200  # how soon the watch of the owner ends after the model is loaded
+MAX_ARGS_BYTES = 1 << 20
 
 
 class WorkerArgs(msgspec.Struct):
@@ -30,15 +37,11 @@ class WorkerArgs(msgspec.Struct):
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C; this process ends with the owner
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    args = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=WorkerArgs)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.umask(0o077)
     try:
-        return _serve(args)
-    except SystemExit:  # SIGTERM while loading; the owner may be ending too and then removes nothing
-        shutil.rmtree(args.directory, ignore_errors=True)
-        raise
+        return _serve(_read_args(sys.stdin.fileno()))
     except PlaitError as error:
         _send_status(error=type(error).__name__, text=str(error))
         return 2
@@ -48,11 +51,9 @@ def main() -> int:
         return 1
 
 
-def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 def _serve(args: WorkerArgs) -> int:
+    is_loaded = threading.Event()
+    threading.Thread(target=_exit_with_owner, args=(args.directory, is_loaded), daemon=True).start()
     _send_status(progress=0.0, doing="loading torch")
     from plait.runtime.process.builder import build_engine_loop
     from plait.runtime.transport.zmq_server import ZmqServerTransport
@@ -64,7 +65,7 @@ def _serve(args: WorkerArgs) -> int:
         transport,
         lambda fraction, doing: _send_status(progress=fraction, doing=doing),
     )
-    signal.signal(signal.SIGTERM, lambda number, frame: transport.stop())
+    is_loaded.set()  # from now on the transport watches the owner
     _send_status(ready=True)
     try:
         while not transport.should_stop:
@@ -72,16 +73,36 @@ def _serve(args: WorkerArgs) -> int:
     finally:
         engine_loop.compiler.close()
         transport.close()
-        if transport.owner_exited:  # otherwise the owner removes it after it has read the log
+        if transport.should_stop:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)
     return 0
 
 
+def _exit_with_owner(directory: str, is_loaded: threading.Event) -> None:
+    """Ends this process when its owner exits while the model is loaded, which may take minutes."""
+    poller = select.poll()
+    poller.register(sys.stdin.fileno(), 0)  # reports the end of the pipe only
+    while not is_loaded.is_set():
+        if poller.poll(OWNER_CHECK_MS) and not is_loaded.is_set():
+            shutil.rmtree(directory, ignore_errors=True)
+            os._exit(1)
+
+
+def _read_args(fd: int) -> WorkerArgs:
+    """Reads the line of arguments. Raises InputError for anything else."""
+    try:
+        return msgspec.json.decode(_read_line(fd), type=WorkerArgs)
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and text that is not UTF-8
+        raise InputError(f"standard input is not a line of arguments from `Runtime`: {error!s:.200}") from None
+
+
 def _read_line(fd: int) -> bytes:
-    """Reads one line byte by byte, so that nothing after it is taken from the pipe."""
+    """Reads one line byte by byte, so that nothing after it is taken from the pipe. Raises ValueError if it is long."""
     line = bytearray()
     while (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte
+        if len(line) > MAX_ARGS_BYTES:
+            raise ValueError(f"the line has more than {MAX_ARGS_BYTES} bytes")
     return bytes(line)
 
 

@@ -183,21 +183,30 @@ class EngineLoop:
     # -- receive ----------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None) -> None:
-        """Handles messages, compiled grammars, deadlines and disconnected clients."""
+        """Handles messages, compiled grammars, deadlines and disconnected clients.
+
+        Deadlines that passed during the last step come first, because `transport.receive` begins by sending replies.
+        """
+        self.sessions.fail_expired_calls()
         wait_s = 0.0 if self.has_work else self._until_next_event(timeout_s)
         for client, message in self.transport.receive(wait_s, self.compiler.filenos()):
             try:
                 self._handle(client, message)
             except Exception as error:  # an internal error in one request must not end the others
                 self.error_log.record(error)
-                self.sessions.drop_after_error(client, message)
+                self._drop_after_error(client, message)
         self.sessions.start_compiled_calls()
-        self.sessions.fail_expired_calls()
         for client in self.transport.take_disconnected():
             try:
                 self.sessions.drop_client(client)
             except Exception as error:
                 self.error_log.record(error)
+
+    def _drop_after_error(self, client: ClientId, message: ClientMessage) -> None:
+        try:
+            self.sessions.drop_after_error(client, message)
+        except Exception as error:
+            self.error_log.record(error)
 
     def _until_next_event(self, timeout_s: float | None) -> float | None:
         """Seconds until the next deadline of a call or a compilation, at most `timeout_s`; None without limit."""

@@ -69,6 +69,8 @@ def as_api_error(error: Exception, *, constraint_param: str | None = None, retry
         return invalid(str(error), code="context_length_exceeded")
     if isinstance(error, errors.ConstraintFailed):
         return invalid(str(error), constraint_param, "invalid_constraint")
+    if isinstance(error, errors.QueueTimeout):  # before its base class
+        return ApiError(503, str(error), type=OVERLOADED, param="timeout", code="queue_timeout", headers=retry)
     if isinstance(error, errors.DeadlineExceeded):
         return ApiError(504, str(error), type=TIMEOUT, param="timeout", code="deadline_exceeded")
     if isinstance(error, errors.Overloaded):

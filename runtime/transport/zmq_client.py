@@ -31,12 +31,12 @@ from plait.runtime.messages import (
     Welcome,
     build_frame,
     build_frames,
-    decode_server_messages,
     encode,
     encode_client_message,
 )
 from plait.runtime.transport.base import CONNECT_TIMEOUT_S
 from plait.runtime.transport.fork import register_after_fork_in_child
+from plait.runtime.transport.frame_decoder import decode_server_frame
 from plait.runtime.transport.io_driver import EventLoopIoDriver, IoDriver, ThreadIoDriver
 from plait.runtime.transport.zmq_server import CLIENT_ID_BYTES, FRAMES_SOCKET, LIFELINE_SOCKET
 
@@ -113,10 +113,19 @@ class ZmqClientTransport:
         while frames:
             received_any, self._unanswered_checks = True, 0
             for frame in frames:
-                for reply in decode_server_messages(frame):
-                    self._on_reply(reply)
+                self._deliver(frame)
             frames = self._connection.receive_frames() if len(frames) == MAX_FRAMES_PER_POLL else []
         return received_any
+
+    def _deliver(self, frame: bytes) -> None:
+        """Passes on the replies of a frame. Disconnects if it cannot be read, since a call might wait for its reply."""
+        try:
+            replies = decode_server_frame(frame)
+        except msgspec.DecodeError as error:
+            self._disconnect_reason = f"the runtime sent a frame that cannot be read ({error!s:.200})"
+            return
+        for reply in replies:
+            self._on_reply(reply)
 
     def flush_queue(self) -> None:
         if self._queue:
@@ -183,7 +192,7 @@ class ZmqConnection:
         while time.monotonic() < deadline:
             if self.socket.poll(100):
                 try:
-                    reply = decode_server_messages(self.socket.recv())[0]
+                    reply = decode_server_frame(self.socket.recv())[0]
                 except (msgspec.DecodeError, IndexError) as error:
                     raise RuntimeGone(f"the runtime speaks another version of the protocol: {error}") from None
                 if isinstance(reply, Welcome) and reply.protocol == PROTOCOL:

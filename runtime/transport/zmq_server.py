@@ -8,31 +8,25 @@ the other's death at once. Frames from a client without a lifeline are dropped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import time
 from pathlib import Path
 
-import msgspec
 import zmq
 
-from plait.runtime.messages import (
-    ClientMessage,
-    Failed,
-    MessageHeader,
-    ServerMessage,
-    build_frame,
-    decode_client_messages,
-    encode,
-    split_frame,
-)
+from plait.runtime.messages import ClientMessage, ServerMessage, build_frame, encode
 from plait.runtime.transport.base import ClientId
+from plait.runtime.transport.frame_decoder import decode_client_frame
 
 CLIENT_ID_BYTES = 16
 FRAMES_SOCKET, LIFELINE_SOCKET = "frames", "lifeline"
 MAX_POLL_S = 3600.0  # poll() takes its milliseconds as a C int
 MAX_RECEIVE_S = 0.005  # `receive` starts no frame after this time; the remaining frames wait for the next step
 MAX_MESSAGES_PER_RECEIVE = 1024  # `receive` starts no frame after this many messages
+MAX_UNIDENTIFIED = 64  # lifelines without a client id; a further one closes the oldest of them
+MAX_LIFELINE_READ = 1 << 16
 # ZeroMQ disconnects the sender of a larger frame. Smaller frames beyond the limits of `messages` are answered.
 MAX_SOCKET_BYTES = 16 << 20
 
@@ -46,9 +40,8 @@ class ZmqServerTransport:
 
     def __init__(self, directory: Path, owner_fd: int | None = None) -> None:
         self.num_bad_frames = 0
-        self.should_stop = self.owner_exited = False
+        self.should_stop = False  # the owner has exited
         self._owner_fd = owner_fd
-        self._stop_read_fd, self._stop_write_fd = os.pipe()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
@@ -59,18 +52,14 @@ class ZmqServerTransport:
         self._listener.bind(str(directory / LIFELINE_SOCKET))
         self._listener.listen(128)
         self._listener.setblocking(False)
+        self._is_accepting = True
         self._unidentified: dict[int, socket.socket] = {}  # lifelines that have not sent their client id
         self._lifelines: dict[int, tuple[socket.socket, ClientId]] = {}
         self._clients: set[ClientId] = set()
         self._outbox: dict[ClientId, list[bytes]] = {}
         self._disconnected: list[ClientId] = []
         self._poller = zmq.Poller()
-        for watched in (
-            self._router,
-            self._listener.fileno(),
-            self._stop_read_fd,
-            *([] if owner_fd is None else [owner_fd]),
-        ):
+        for watched in (self._router, self._listener.fileno(), *([] if owner_fd is None else [owner_fd])):
             self._poller.register(watched, zmq.POLLIN)
 
     @property
@@ -93,15 +82,9 @@ class ZmqServerTransport:
                 self._identify_client(fd)
             elif fd in self._lifelines:
                 self._on_lifeline_readable(fd)
-            elif fd == self._stop_read_fd:
+            elif fd == self._owner_fd and not os.read(fd, MAX_LIFELINE_READ):
                 self.should_stop = True
-            elif fd == self._owner_fd and not os.read(fd, 1):
-                self.should_stop = self.owner_exited = True
         return self._receive_frames() if self._router in ready else []
-
-    def stop(self) -> None:
-        """Ends a waiting `receive`, which then sets `should_stop`. Safe to call from a signal handler."""
-        os.write(self._stop_write_fd, b"!")
 
     def take_disconnected(self) -> list[ClientId]:
         clients, self._disconnected = self._disconnected, []
@@ -118,8 +101,6 @@ class ZmqServerTransport:
             lifeline.close()
         self._router.close()
         self._context.term()
-        os.close(self._stop_read_fd)
-        os.close(self._stop_write_fd)
 
     def _flush(self) -> None:
         for client, replies in self._outbox.items():
@@ -136,45 +117,47 @@ class ZmqServerTransport:
             except zmq.Again:
                 break
             if len(parts) == 1 and client in self._clients:
-                messages += [(client, message) for message in self._decode_frame(client, parts[0])]
+                decoded = decode_client_frame(parts[0])
+                messages += [(client, message) for message in decoded.messages]
+                self.num_bad_frames += decoded.num_invalid
+                for failure in decoded.failures:
+                    self.send(client, failure)
             else:
                 self.num_bad_frames += 1
         return messages
 
-    def _decode_frame(self, client: ClientId, frame: bytes) -> list[ClientMessage]:
-        """Returns the valid messages of a frame. Counts each invalid one, and rejects it if it would start a call."""
-        try:
-            return decode_client_messages(frame)
-        except (msgspec.DecodeError, RecursionError) as error:
-            reason = str(error)
-        try:
-            frames = split_frame(frame)
-        except (msgspec.DecodeError, RecursionError):
-            frames = [frame]
-        if len(frames) == 1:
-            self.num_bad_frames += 1
-            self._reject(client, MessageHeader.parse(frame), reason)
-            return []
-        return [message for single_frame in frames for message in self._decode_frame(client, single_frame)]
-
-    def _reject(self, client: ClientId, header: MessageHeader | None, reason: str) -> None:
-        """Fails the call of an invalid message, so that its client does not wait for a result."""
-        if header is not None and header.kind in (b"Generate", b"Select", b"Embed") and len(header.ids) == 2:
-            self.send(client, Failed(header.ids[1], "invalid", f"the runtime refused this request: {reason:.200}"))
-
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # the client is gone already, or no file descriptor is left
+        try:
             lifeline, _ = self._listener.accept()
-            lifeline.setblocking(False)
-            self._unidentified[lifeline.fileno()] = lifeline
-            self._poller.register(lifeline.fileno(), zmq.POLLIN)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._pause_accepting()
+            return  # otherwise the client is gone already
+        lifeline.setblocking(False)
+        if len(self._unidentified) >= MAX_UNIDENTIFIED:
+            self._close_lifeline(self._unidentified.pop(next(iter(self._unidentified))))  # the oldest
+        self._unidentified[lifeline.fileno()] = lifeline
+        self._poller.register(lifeline.fileno(), zmq.POLLIN)
+
+    def _pause_accepting(self) -> None:
+        """No file descriptor is left: stops polling the listener, which would stay readable, until a lifeline ends."""
+        self._poller.unregister(self._listener.fileno())
+        self._is_accepting = False
+
+    def _close_lifeline(self, lifeline: socket.socket) -> None:
+        self._poller.unregister(lifeline.fileno())
+        lifeline.close()
+        if not self._is_accepting:
+            self._poller.register(self._listener.fileno(), zmq.POLLIN)
+            self._is_accepting = True
 
     def _identify_client(self, fd: int) -> None:
+        client = _receive(self._unidentified[fd], CLIENT_ID_BYTES)
+        if client is None:
+            return
         lifeline = self._unidentified.pop(fd)
-        client = _recv_or_empty(lifeline, CLIENT_ID_BYTES)
         if len(client) != CLIENT_ID_BYTES or client in self._clients:
-            self._poller.unregister(fd)
-            lifeline.close()
+            self._close_lifeline(lifeline)
             return
         self._lifelines[fd] = (lifeline, client)
         self._clients.add(client)
@@ -183,17 +166,18 @@ class ZmqServerTransport:
 
     def _on_lifeline_readable(self, fd: int) -> None:
         lifeline, client = self._lifelines[fd]
-        if not _recv_or_empty(lifeline, 1):
-            self._poller.unregister(fd)
-            lifeline.close()
+        if _receive(lifeline, MAX_LIFELINE_READ) == b"":  # clients send nothing after their id; anything is dropped
             del self._lifelines[fd]
+            self._close_lifeline(lifeline)
             self._clients.discard(client)
             self._disconnected.append(client)
 
 
-def _recv_or_empty(lifeline: socket.socket, count: int) -> bytes:
-    """Reads up to `count` bytes; b"" if the peer has closed the socket."""
+def _receive(lifeline: socket.socket, count: int) -> bytes | None:
+    """Reads up to `count` bytes; None if there are none now, b"" if the peer has closed the socket."""
     try:
         return lifeline.recv(count)
-    except ConnectionError:
+    except BlockingIOError:
+        return None
+    except OSError:
         return b""

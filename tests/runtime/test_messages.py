@@ -33,7 +33,7 @@ from plait.runtime.messages import (
     decode_server_messages,
     encode,
     encode_client_message,
-    split_frame,
+    split_client_frame,
 )
 from plait.runtime.sampling_params import SamplingParams, sampling_params
 from plait.runtime.scheduler.sessions.validation import MAX_CHOICE_TOKENS
@@ -79,7 +79,7 @@ def test_requests_keep_their_order_and_frames_stay_within_the_limits(requests, t
     for frame in frames:
         assert len(frame) <= MAX_FRAME_BYTES
         assert 1 <= len(decode_client_messages(frame)) <= MAX_MESSAGES_PER_FRAME
-        assert [decode_client_messages(one)[0] for one in split_frame(frame)] == decode_client_messages(frame)
+        assert [decode_client_messages(one)[0] for one in split_client_frame(frame)] == decode_client_messages(frame)
 
 
 def test_the_largest_valid_requests_fit_in_a_frame():
@@ -109,7 +109,7 @@ def test_the_largest_valid_requests_fit_in_a_frame():
 def test_an_oversized_request_is_rejected_before_decoding(monkeypatch, request_):
     monkeypatch.setattr(messages, "_decode_client_messages", lambda frame: pytest.fail("the frame was decoded"))
     frame = build_frame([encode(request_)])
-    for read in (decode_client_messages, split_frame):
+    for read in (decode_client_messages, split_client_frame):
         with pytest.raises(msgspec.DecodeError, match="above the limit"):
             read(frame)
 
@@ -132,7 +132,7 @@ def test_lists_beyond_their_limit_raise(request_):
 
 def test_a_frame_of_too_many_requests_raises():
     frame = build_frame([encode(Close(1))] * (MAX_MESSAGES_PER_FRAME + 1))
-    for read in (decode_client_messages, split_frame):
+    for read in (decode_client_messages, split_client_frame):
         with pytest.raises(msgspec.DecodeError, match="length"):
             read(frame)
 

@@ -58,6 +58,7 @@ class CallTracker:
     def reject(self, session: Session, call_id: int, kind: str, text: str) -> None:
         """Answers an admitted call that was not started with a failure."""
         self.num_open -= 1
+        self.deadlines.drop(session.key, call_id)
         self._send(session.key.client, Failed(call_id, kind, text))
 
     def start(self, session: Session, call: Call) -> None:
@@ -68,6 +69,12 @@ class CallTracker:
     def is_active(self, call: Call) -> bool:
         """Whether the call was started and has not ended."""
         return call in self._sessions
+
+    def is_queued(self, call: Call) -> bool:
+        """Whether an active call still waits for its first step, so that nothing was computed for it."""
+        requests = (*call.requests, *call.unconditional_requests) if isinstance(call, Selection) else (call,)
+        waiting = self.batch_scheduler.waiting
+        return all(request in waiting and not request.metrics.admission_time for request in requests)
 
     def submit_grammar(self, request: GenerationRequest, constraint: Spec) -> None:
         """Starts to compile the grammar of a call; `collect_compiled` returns it."""

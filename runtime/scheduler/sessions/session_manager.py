@@ -152,8 +152,12 @@ class SessionManager:
     def fail_expired_calls(self) -> None:
         """Fails the calls whose deadline has passed."""
         for deadline in self.calls.deadlines.pop_expired():
-            text = f"the call took longer than its timeout of {deadline.timeout_s:g} s"
-            self.fail_call(deadline.key, deadline.call_id, "deadline", text)
+            session = self._sessions.get(deadline.key)
+            call = session.active_call if session is not None else None
+            kind, text = "deadline", f"the call took longer than its timeout of {deadline.timeout_s:g} s"
+            if call is not None and call.call_id == deadline.call_id and self.calls.is_queued(call):
+                kind, text = "queue_timeout", f"the call did not begin within its timeout of {deadline.timeout_s:g} s"
+            self.fail_call(deadline.key, deadline.call_id, kind, text)
 
     def start_compiled_calls(self) -> None:
         """Starts the calls whose grammar is compiled, and fails those whose grammar was refused."""

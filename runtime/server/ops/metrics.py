@@ -18,6 +18,7 @@ REJECTION_REASONS = {  # error code -> the label of plait_rejections_total
     "draining": "draining",
     "queue_full": "queue_full",
     "overloaded": "queue_full",
+    "queue_timeout": "queue_timeout",
     "rate_limit_exceeded": "key_limit",
     "body_too_large": "body_too_large",
     "body_timeout": "body_timeout",

@@ -32,7 +32,7 @@ def chain(previous: int, token: int) -> int:
     return ((previous ^ (token + 1)) * 0x9E3779B97F4A7C15 + 12345) & MASK
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 16)
 def logits_after(state: int) -> torch.Tensor:
     """[VOCAB] float32 logits that depend on all tokens before."""
     generator = np.random.default_rng(state)
