@@ -22,6 +22,7 @@ from plait.runtime.server.settings import ServerSettings
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
+CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 PERMISSION_ERROR, RATE_LIMIT_ERROR = "permission_error", "rate_limit_error"
 
 
@@ -179,7 +180,7 @@ class BodyLimitMiddleware:
                     message = await receive()
             except TimeoutError:
                 text = f"the body did not arrive within {self.body_timeout_s:g} s"
-                raise ApiError(408, text, type=TIMEOUT, code="body_timeout") from None
+                raise ApiError(408, text, type=TIMEOUT, code="body_timeout", headers=CLOSE) from None
             is_complete = not message.get("more_body")
             bytes_left -= len(message.get("body", b""))
             if bytes_left < 0:
@@ -189,7 +190,8 @@ class BodyLimitMiddleware:
         return limited_receive
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
+        text = f"the body is larger than {self.max_body_bytes} bytes"
+        return ApiError(413, text, code="body_too_large", headers=CLOSE)
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
@@ -199,8 +201,8 @@ async def _send_error(error: ApiError, send: Send) -> None:
         record.code = record.code or error.code
     path, request_id = (record.path, record.request_id) if record is not None else ("", "")
     body = msgspec.json.encode(error_body(path, error, request_id))
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error.headers).items()]
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | CLOSE | error.headers
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 

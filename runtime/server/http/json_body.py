@@ -10,9 +10,10 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid
+from plait.runtime.server.http.response import ClientDisconnected
 
 T = TypeVar("T")
 
@@ -24,11 +25,20 @@ _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """Reads the body as a `kind`. Raises ApiError: 415 for another content type, 400 with the path of a wrong field."""
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    """Reads the body as a `kind`.
+
+    Raises ApiError, 415 for another content type or none, and 400 with the path of a wrong field; and ClientDisconnected
+    if the client disconnects before the body has arrived.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
-        raise ApiError(415, "the body must be application/json", code="unsupported_media_type")
-    return parse(await request.body(), kind)
+        text = "the body must be application/json, and the header content-type must say so"
+        raise ApiError(415, text, code="unsupported_media_type")
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    return parse(body, kind)
 
 
 def parse(body: bytes, kind: type[T]) -> T:

@@ -108,7 +108,7 @@ def ask_asgi(app, headers=(), receive=None, path="/v1/completions", method="POST
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "headers": [(name.encode(), value.encode()) for name, value in [("content-type", "application/json"), *headers]],
         "scheme": "http",
         "server": ("host", 80),
         "client": ("here", 1),
