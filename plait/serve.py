@@ -40,6 +40,9 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
+    group.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="a DNS name of this server, beside --host; repeatable"
+    )
     group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
 
 
@@ -78,6 +81,7 @@ def serve_command(options: argparse.Namespace) -> int:
         api_keys=read_keys(key, options.api_key_file),
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,
+        allowed_hosts=options.allowed_host,
         page=not options.no_page,
         log_prompts=options.log_prompts,
         max_body_bytes=options.max_body_bytes,

@@ -19,6 +19,7 @@ import msgspec
 
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import PlaitError
+from plait.runtime.log_writer import LogWriter
 
 
 class WorkerArgs(msgspec.Struct):
@@ -65,12 +66,16 @@ def _serve(args: WorkerArgs) -> int:
         lambda fraction, doing: _send_status(progress=fraction, doing=doing),
     )
     signal.signal(signal.SIGTERM, lambda number, frame: transport.stop())
+    log = LogWriter(sys.stderr.fileno())
+    engine_loop.error_log.write = log.put
     _send_status(ready=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
         while not transport.should_stop:
             engine_loop.step(timeout_s=None)
     finally:
         engine_loop.compiler.close()
+        log.flush()
         transport.close()
         if transport.owner_exited:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Refuses requests before they reach a route: API keys, browser origins, capacity, and limits on the body.
+"""Refuses requests before they reach a route: API keys, hosts and origins, capacity, and limits on the body.
 
 `AdmissionMiddleware` decides on the path, the headers and a few counters, before a byte of the body is read.
 `BodyLimitMiddleware` stands around it and also turns every error raised outside of the routes into a response.
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
 from plait.runtime.server.http.error_bodies import error_body
+from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
 from plait.runtime.server.settings import ServerSettings
@@ -23,7 +24,7 @@ from plait.runtime.server.settings import ServerSettings
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
-PERMISSION_ERROR, RATE_LIMIT_ERROR = "permission_error", "rate_limit_error"
+RATE_LIMIT_ERROR = "rate_limit_error"
 
 
 class AdmissionControl:
@@ -31,6 +32,7 @@ class AdmissionControl:
 
     def __init__(self, settings: ServerSettings, in_flight: InFlightRequests) -> None:
         self.settings, self.in_flight = settings, in_flight
+        self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
         if settings.open_metrics:
@@ -61,15 +63,6 @@ class AdmissionControl:
             return ""
         text = "an API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Raises ApiError 403 for a browser request from a page of an origin that is not allowed."""
-        allowed = self.settings.cors_origins
-        if headers.get(b"sec-fetch-site") in (None, b"same-origin", b"none") or "*" in allowed:
-            return
-        if headers.get(b"origin", b"").decode("latin-1") not in allowed:
-            text = "a page of another origin may not call this server; its operator can allow it with --cors-origin"
-            raise ApiError(403, text, type=PERMISSION_ERROR, code="cross_origin")
 
     def check_capacity(self, tenant: str) -> None:
         """Raises ApiError 503 while draining or full, and 429 at the key's limit; each with Retry-After."""
@@ -120,8 +113,8 @@ class AdmissionMiddleware:
             record = current_request()
             if record is not None:
                 record.tenant = tenant
+            self.admission.browser_checks.check(scope, has_key=tenant != "")
             if scope["method"] in ADMITTED_METHODS:
-                self.admission.check_origin(headers)
                 self.admission.check_capacity(tenant)
                 if record is not None:
                     self.admission.in_flight.admit(record)

@@ -27,18 +27,25 @@ _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 async def read_json(request: Request, kind: type[T]) -> T:
     """Reads the body as a `kind`.
 
-    Raises ApiError, 415 for another content type or none, and 400 with the path of a wrong field; and ClientDisconnected
-    if the client disconnects before the body has arrived.
+    Raises ApiError: 415 for another content type or none, 400 with the path of a wrong field. Raises ClientDisconnected
+    if the client leaves before the body has arrived.
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        text = "the body must be application/json, and the header content-type must say so"
-        raise ApiError(415, text, code="unsupported_media_type")
+    check_content_type(request)
     try:
         body = await request.body()
     except ClientDisconnect as error:
         raise ClientDisconnected from error
     return parse(body, kind)
+
+
+def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
+    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be."""
+    content_type = request.headers.get("content-type")
+    if content_type is None and may_be_missing:
+        return
+    if (content_type or "").partition(";")[0].strip().lower() != "application/json":
+        text = "the body must be application/json, and the header content-type must say so"
+        raise ApiError(415, text, code="unsupported_media_type")
 
 
 def parse(body: bytes, kind: type[T]) -> T:

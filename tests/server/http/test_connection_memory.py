@@ -183,7 +183,7 @@ def read_all(connection) -> bytes:
 
 def test_too_large_headers_behind_a_running_request_end_the_connection(server) -> None:
     """A 431 would be taken for the response of the running request."""
-    app, connect, _ = server
+    _, connect, _ = server
     connection = connect()
     connection.sendall(GET + b"GET / HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES + 2 * SLICE_BYTES))
     assert b"431" not in read_all(connection)
