@@ -38,7 +38,7 @@ def read_all(connection) -> bytes:
 
 
 def test_a_late_body_gets_408_and_its_connection_is_closed(serve, monkeypatch) -> None:
-    monkeypatch.setattr(response_transport, "DISCARD_IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(response_transport, "DISCARD_TIMEOUT_S", 0.3)
     address, state = serve(body_timeout_s=0.3)
     with connect(address) as connection:
         connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
@@ -50,9 +50,9 @@ def test_a_late_body_gets_408_and_its_connection_is_closed(serve, monkeypatch) -
     assert not state.in_flight.records
 
 
-def is_reset(connection) -> bool:
+def is_reset(connection, data=b"x") -> bool:
     try:
-        connection.sendall(b"x")
+        connection.sendall(data)
     except OSError:
         return True
     return False
@@ -79,10 +79,10 @@ def test_the_413_of_a_giant_body_reaches_its_client(serve, is_chunked) -> None:
 def test_input_after_a_refusal_is_read_up_to_a_limit(serve, monkeypatch) -> None:
     monkeypatch.setattr(response_transport, "MAX_DISCARDED_BYTES", 1 << 20)
     address, _ = serve(max_body_bytes=1024)
-    with connect(address) as connection, pytest.raises(OSError):
+    with connect(address) as connection:
         connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n")
-        for _ in range(1000):
-            connection.sendall(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+        chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+        assert wait_until(lambda: is_reset(connection, chunk))
 
 
 @pytest.mark.parametrize("limit", ["DISCARD_TIMEOUT_S", "MAX_DISCARDED_BYTES"])
@@ -91,7 +91,7 @@ def test_the_rest_of_a_body_that_no_route_reads_is_limited(serve, monkeypatch, l
     monkeypatch.setattr(response_transport, "DISCARD_IDLE_TIMEOUT_S", 0.1)
     address, _ = serve()
     with connect(address) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n")
         if limit == "MAX_DISCARDED_BYTES":
             connection.sendall(b"x" * (1 << 17))
         answer = b""

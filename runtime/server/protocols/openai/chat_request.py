@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from plait.runtime.sampling_params import MAX_TOKENS_LIMIT
+from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
@@ -63,8 +63,9 @@ def max_tokens_of(body: ChatRequest) -> int | None:
     name = "max_tokens" if new is None else "max_completion_tokens"  # the one that errors name
     if not 1 <= limit <= MAX_TOKENS_LIMIT:
         raise invalid(f"'{name}' must be from 1 to {MAX_TOKENS_LIMIT}, not {limit}", name)
-    if (body.min_tokens or 0) > limit:
-        raise invalid(f"'min_tokens' ({body.min_tokens}) must not exceed '{name}' ({limit})", "min_tokens")
+    min_tokens: int = getattr(body, NAMES["openai"]["min_tokens"]) or 0
+    if min_tokens > limit:
+        raise invalid(f"'min_tokens' ({min_tokens}) must not exceed '{name}' ({limit})", "min_tokens")
     return limit
 
 
