@@ -21,7 +21,8 @@ MAY_IMPORT = {
 }
 # The rooms of runtime/, lowest first: a room imports itself and the rooms before it.
 RUNTIME_ORDER = (
-    *("arrays", "errors", "log_writer", "config", "sampling_params", "messages", "model_files", "tokenizer", "transport"),
+    *("arrays", "errors", "log_writer", "config", "sampling_params", "messages", "model_files", "tokenizer"),
+    *("transport",),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # it needs no model and no torch
