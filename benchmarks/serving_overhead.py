@@ -283,7 +283,7 @@ def refusals(port: int) -> None:
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 start = time.perf_counter()
-                head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 with contextlib.suppress(ConnectionError):  # the server may refuse before it has read everything
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
                 status = connection.recv(64)[9:12]

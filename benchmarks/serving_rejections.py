@@ -69,7 +69,7 @@ class Client:
     def disconnect(self, stream: bool) -> float:
         """Returns the milliseconds from a disconnect until no page is held."""
         content = json.dumps(LONG | {"stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
         with socket.create_connection((self.host, self.port)) as connection:
             connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             while not self.num_held_pages():

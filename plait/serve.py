@@ -40,6 +40,9 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key-file", metavar="FILE", help="lines of a name and a key or sha256:DIGEST")
     group.add_argument("--open-metrics", action="store_true", help="/metrics needs no key")
     group.add_argument("--cors-origin", action="append", metavar="ORIGIN", help="pages of it may call; repeatable")
+    group.add_argument(
+        "--allowed-host", action="append", metavar="NAME", help="a DNS name of this server, beside --host; repeatable"
+    )
     group.add_argument("--no-page", action="store_true", help='serve no page at "/"')
 
 
@@ -62,7 +65,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
     number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
-    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 60")
+    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 30")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "/health fails after S seconds without an answer of the runtime; default: 10")
     number("--compile-deadline", float, "S", "seconds for a constraint to compile, or it is refused; default: 2")
@@ -83,6 +86,7 @@ def serve_command(options: argparse.Namespace) -> int:
         api_keys=read_keys(key, options.api_key_file),
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,
+        allowed_hosts=options.allowed_host,
         page=not options.no_page,
         log_prompts=options.log_prompts,
         max_body_bytes=options.max_body_bytes,

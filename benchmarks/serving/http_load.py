@@ -34,7 +34,7 @@ class Stream:
             }
         ).encode()
         head = (
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )
         self.start, self.first_token, self.num_events, self._tail = time.perf_counter(), 0.0, 0, b""

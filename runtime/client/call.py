@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.stream import CallUpdate, ReadPosition, stream_updates
@@ -20,7 +22,16 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+MESSAGE_BYTES, TOKEN_BYTES = 256, 48  # about the memory of a message's text and times, and of a token id
+_encode_logprobs = msgspec.msgpack.Encoder().encode
+_logprob_decoder = msgspec.msgpack.Decoder(list[TokenLogprob])
+_NO_LOGPROBS = _encode_logprobs([])
+
 DEADLINE_GRACE_S = 1.0  # after its deadline a call waits this long for the scheduler to report it
+
+
+def _decode_logprobs(encoded: Iterable[bytes]) -> list[TokenLogprob]:
+    return [entry for part in encoded for entry in _logprob_decoder.decode(part)]
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,7 @@ class CallResult:
 
     text: the generated text, without the stop string that ended it; of a select, the chosen text.
     token_ids: the tokens that were appended to the session's text.
-    logprobs: one entry per sampled token. There are more of them than `token_ids` if a stop string was cut off.
+    encoded_logprobs: the `logprobs` of each message of the runtime in MessagePack, a tenth of their size as objects.
     lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
     embedding_bytes: the vector of an embed call, float32, little-endian.
     """
@@ -39,11 +50,16 @@ class CallResult:
     usage: Usage
     matched: str | int | None = None
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
+    encoded_logprobs: Sequence[bytes] | None = None
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     lenient_constraint: Spec | None = None
     embedding_bytes: bytes | None = None
+
+    @cached_property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        """One entry per sampled token. There are more of them than `token_ids` if a stop string was cut off."""
+        return None if self.encoded_logprobs is None else _decode_logprobs(self.encoded_logprobs)
 
     @cached_property
     def embedding(self) -> npt.NDArray[np.float32]:
@@ -99,9 +115,10 @@ class Call:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s + DEADLINE_GRACE_S
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._pieces: list[str] = []
+        self._pieces: list[str] = []  # per message, as `_arrivals` and `_logprobs`
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = None
+        self._logprobs: list[bytes] | None = None
+        self.num_received_bytes = 0  # about the memory that the messages occupy
         self._result: CallResult | None = None
         self._error: CallFailed | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -112,14 +129,20 @@ class Call:
     def on_tokens(self, token_ids: list[int], logprobs: list[TokenLogprob] | None) -> None:
         with self._lock:
             self._token_ids.extend(token_ids)
+            self.num_received_bytes += MESSAGE_BYTES + TOKEN_BYTES * len(token_ids)
+            if logprobs or self._logprobs is not None:
+                self._add_logprobs(logprobs or [])
             self._arrivals.append((time.monotonic(), len(token_ids)))
-            if logprobs:
-                self._logprobs = self._logprobs or []
-                self._logprobs.extend(logprobs)
             piece = self._detokenizer.push(token_ids)
-            if piece and self.scored_choices is None:  # `on_finished` appends the text of the choice
+            if self.scored_choices is None:  # `on_finished` appends the text of the choice
                 self._pieces.append(piece)
             self._notify()
+
+    def _add_logprobs(self, logprobs: list[TokenLogprob]) -> None:
+        if self._logprobs is None:
+            self._logprobs = [_NO_LOGPROBS] * len(self._arrivals)
+        self._logprobs.append(_encode_logprobs(logprobs))
+        self.num_received_bytes += len(self._logprobs[-1])
 
     def on_finished(self, message: Finished) -> None:
         with self._lock:
@@ -131,7 +154,7 @@ class Call:
                 usage=message.usage,
                 matched=message.matched,
                 token_ids=self._token_ids,
-                logprobs=self._logprobs,
+                encoded_logprobs=self._logprobs,
                 choice=message.choice,
                 prompt_logprobs=message.prompt_logprobs,
                 lenient_constraint=self._lenient_constraint,
@@ -166,13 +189,28 @@ class Call:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def read_since(self, since: ReadPosition) -> tuple[CallUpdate, ReadPosition]:
-        """Returns what has arrived after `since`, and the new position."""
+    def read_since(
+        self, since: ReadPosition, *, max_messages: int | None = None, forget_logprobs: bool = False
+    ) -> tuple[CallUpdate, ReadPosition]:
+        """Returns what has arrived after `since`, and the new position.
+
+        max_messages: read no more of a call with logprobs at once. forget_logprobs: free those that are read.
+        """
         with self._lock:
-            text, token_ids = "".join(self._pieces[since.num_pieces :]), self._token_ids[since.num_tokens :]
             logprobs = self._logprobs or []
-            position = ReadPosition(len(self._pieces), len(self._token_ids), len(logprobs))
-            return CallUpdate(text, token_ids, logprobs[since.num_logprobs :], self.done()), position
+            end = ReadPosition(len(self._pieces), len(self._token_ids), len(logprobs))
+            is_last = max_messages is None or not logprobs or end.num_pieces - since.num_pieces <= max_messages
+            if not is_last:
+                assert max_messages is not None
+                num_messages = since.num_pieces + max_messages
+                num_tokens = sum(count for _, count in self._arrivals[since.num_pieces : num_messages])
+                end = ReadPosition(num_messages, since.num_tokens + num_tokens, num_messages)
+            read = logprobs[since.num_logprobs : end.num_logprobs]
+            if forget_logprobs:
+                logprobs[since.num_logprobs : end.num_logprobs] = [_NO_LOGPROBS] * len(read)
+            text = "".join(self._pieces[since.num_pieces : end.num_pieces])
+            token_ids = self._token_ids[since.num_tokens : end.num_tokens]
+            return CallUpdate(text, token_ids, _decode_logprobs(read), is_last and self.done()), end
 
     # -- public -----------------------------------------------------------------------------------
 
@@ -221,7 +259,7 @@ class Call:
                 self._wait(has_news, None if deadline is None else deadline - time.monotonic())
                 new_pieces, num_read = self._pieces[num_read:], len(self._pieces)
                 is_done = self.done()
-            yield from new_pieces
+            yield from filter(None, new_pieces)
             if is_done:
                 self._value()
                 return

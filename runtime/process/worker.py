@@ -23,6 +23,7 @@ import msgspec
 
 from plait.runtime.config import EngineConfig
 from plait.runtime.errors import InputError, PlaitError
+from plait.runtime.log_writer import LogWriter
 
 OWNER_CHECK_MS = 200  # how soon the watch of the owner ends after the model is loaded
 MAX_ARGS_BYTES = 1 << 20
@@ -66,14 +67,18 @@ def _serve(args: WorkerArgs) -> int:
         lambda fraction, doing: _send_status(progress=fraction, doing=doing),
     )
     is_loaded.set()  # from now on the transport watches the owner
+    log = LogWriter(sys.stderr.fileno())
+    engine_loop.error_log.write = log.put
     _send_status(ready=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
-        while not transport.should_stop:
+        while not transport.owner_exited:
             engine_loop.step(timeout_s=None)
     finally:
         engine_loop.compiler.close()
+        log.flush()
         transport.close()
-        if transport.should_stop:  # otherwise the owner removes it after it has read the log
+        if transport.owner_exited:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)
     return 0
 

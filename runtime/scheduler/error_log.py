@@ -8,21 +8,27 @@ from __future__ import annotations
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Callable
 
 
 class ErrorLog:
-    """Counts errors by exception type and by the line that raised it."""
+    """Counts errors by exception type and by the line that raised it. `write` takes the lines."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, int]] = Counter()
+        self.write: Callable[[str], object] = _print
 
     def record(self, error: BaseException) -> None:
-        """Writes the traceback to stderr the first time, then one line at the 10th, 100th, ... time."""
+        """Writes the traceback the first time, then one line at the 10th, 100th, ... time."""
         name, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
         key = (name, frames[-1].filename, frames[-1].lineno or 0) if frames else (name, "", 0)
         self._counts[key] += 1
         count = self._counts[key]
         if count == 1:
-            traceback.print_exception(error, file=sys.stderr)
+            self.write("".join(traceback.format_exception(error)))
         elif str(count).strip("0") == "1":
-            print(f"{name} at {key[1]}:{key[2]}: {count} times so far", file=sys.stderr, flush=True)
+            self.write(f"{name} at {key[1]}:{key[2]}: {count} times so far\n")
+
+
+def _print(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)

@@ -19,6 +19,8 @@ from plait.runtime.server.ops.tracing import export_spans
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 
+SEND_BUFFER_BYTES = 1 << 17  # Linux reserves twice as much
+
 log = logging.getLogger("plait.server")
 
 
@@ -54,6 +56,7 @@ def _bind(settings: ServerSettings) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _limit_unread_bytes(listener, settings.write_timeout_s)
         listener.bind(address)
         listener.listen(BACKLOG)  # at once: with SO_REUSEADDR two servers could both bind until one of them listens
     except (OSError, UnicodeError) as error:
@@ -62,6 +65,16 @@ def _bind(settings: ServerSettings) -> socket.socket:
         raise InputError(f"cannot listen at {settings.host} port {settings.port}: {reason}") from None
     listener.setblocking(False)
     return listener
+
+
+def _limit_unread_bytes(listener: socket.socket, timeout_s: float) -> None:
+    """Limits what the kernel keeps of a response that its client does not read, and for how long.
+
+    Accepted connections inherit both options. Without them the kernel keeps up to 4 MiB as long as the client lives.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
 
 
 def _address(settings: ServerSettings, listener: socket.socket) -> str:

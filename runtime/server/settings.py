@@ -15,6 +15,7 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Origin = Annotated[
     str, Meta(pattern=r"^(\*|https?://[A-Za-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:.]+\](:[0-9]{1,5})?)$")
 ]
+HostName = Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9._-]{1,253})$")]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
@@ -24,7 +25,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     General. port: 0 takes a free one. model_name: the name that clients use for the model ("": its file's name).
     page: serve the page at "/". log_prompts: log the beginning of each request's body.
     Access. api_keys: name -> SHA-256 of the key in hex; empty: no key is needed. open_metrics: /metrics needs no key.
-    cors_origins: origins whose pages may call this server from a browser ("*": all).
+    cors_origins: origins whose pages may call this server from a browser ("*": all). allowed_hosts: names in the Host
+    header of requests without a key, beside `host`, loopback names and IP addresses ("*": all).
     Limits. max_body_bytes: larger requests are refused before they are read. max_choices: prompts times choices of one
     request. max_running: calls that the runtime runs at once. max_queue: further calls that may wait.
     max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
@@ -43,13 +45,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     api_keys: dict[str, Digest] = {}
     open_metrics: bool = False
     cors_origins: tuple[Origin, ...] = ()
+    allowed_hosts: tuple[HostName, ...] = ()
     page: bool = True
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 64
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     body_timeout_s: Seconds = 30.0
     idle_timeout_s: Seconds = 75.0
-    write_timeout_s: Seconds = 60.0
+    write_timeout_s: Seconds = 30.0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     stuck_after_s: Seconds = 10.0
     log_prompts: bool = False

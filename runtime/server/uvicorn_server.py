@@ -15,7 +15,7 @@ import uvicorn
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.server.app import create_app
 from plait.runtime.server.graceful_shutdown import GracefulServer
-from plait.runtime.server.http.connection_timeouts import make_http_protocol
+from plait.runtime.server.http.connection_limits import make_http_protocol
 from plait.runtime.server.restarting_runtime import RestartingRuntime
 from plait.runtime.server.settings import BACKLOG, ServerSettings
 

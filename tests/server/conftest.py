@@ -19,7 +19,7 @@ from tiny_llama_gguf import write_small_model
 
 from plait.runtime.process.engine import Engine
 from plait.runtime.server.app import create_app
-from plait.runtime.server.http.connection_timeouts import make_http_protocol
+from plait.runtime.server.http.connection_limits import make_http_protocol
 from plait.runtime.server.settings import server_settings
 
 

@@ -24,6 +24,7 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import current_request
 
+MAX_UNREAD_BYTES = 3 << 18  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
 
 
@@ -80,8 +81,11 @@ class RequestHandle:
         ]
 
     def progress(self) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
-        """Streams the updates of all calls as (index of the call, update). Raises the failure of a call that failed."""
-        return stream_updates(self.calls, raise_on_failure=True)
+        """Streams the updates of all calls as (index of the call, update). Raises the failure of a call that failed.
+
+        The logprobs are in the updates only, and a call is aborted if its updates are not taken; see `stream_updates`.
+        """
+        return stream_updates(self.calls, raise_on_failure=True, max_unread_bytes=MAX_UNREAD_BYTES)
 
     def usage(self) -> Usage:
         """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""

@@ -1,4 +1,4 @@
-"""Refuses requests before they reach a route: API keys, browser origins, capacity, and limits on the body.
+"""Refuses requests before they reach a route: API keys, hosts and origins, capacity, and limits on the body.
 
 `AdmissionMiddleware` decides on the path, the headers and a few counters, before a byte of the body is read.
 `BodyLimitMiddleware` stands around it and also turns every error raised outside of the routes into a response.
@@ -16,13 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_error
 from plait.runtime.server.http.api_keys import find_key_name
 from plait.runtime.server.http.error_bodies import error_body
+from plait.runtime.server.http.hosts_and_origins import BrowserChecks
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
 from plait.runtime.server.settings import ServerSettings
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
-PERMISSION_ERROR, RATE_LIMIT_ERROR = "permission_error", "rate_limit_error"
+CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
+RATE_LIMIT_ERROR = "rate_limit_error"
 
 
 class AdmissionControl:
@@ -30,6 +32,7 @@ class AdmissionControl:
 
     def __init__(self, settings: ServerSettings, in_flight: InFlightRequests) -> None:
         self.settings, self.in_flight = settings, in_flight
+        self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
         if settings.open_metrics:
@@ -60,15 +63,6 @@ class AdmissionControl:
             return ""
         text = "an API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Raises ApiError 403 for a browser request from a page of an origin that is not allowed."""
-        allowed = self.settings.cors_origins
-        if headers.get(b"sec-fetch-site") in (None, b"same-origin", b"none") or "*" in allowed:
-            return
-        if headers.get(b"origin", b"").decode("latin-1") not in allowed:
-            text = "a page of another origin may not call this server; its operator can allow it with --cors-origin"
-            raise ApiError(403, text, type=PERMISSION_ERROR, code="cross_origin")
 
     def check_capacity(self, tenant: str) -> None:
         """Raises ApiError 503 while draining or full, and 429 at the key's limit; each with Retry-After."""
@@ -138,8 +132,8 @@ class AdmissionMiddleware:
             record = current_request()
             if record is not None:
                 record.tenant = tenant
+            self.admission.browser_checks.check(scope, has_key=tenant != "")
             if scope["method"] in ADMITTED_METHODS:
-                self.admission.check_origin(headers)
                 self.admission.check_capacity(tenant)
                 if record is not None:
                     self.admission.in_flight.admit(record)
@@ -199,7 +193,7 @@ class BodyLimitMiddleware:
                     message = await receive()
             except TimeoutError:
                 text = f"the body did not arrive within {self.body_timeout_s:g} s"
-                raise ApiError(408, text, type=TIMEOUT, code="body_timeout") from None
+                raise ApiError(408, text, type=TIMEOUT, code="body_timeout", headers=CLOSE) from None
             is_complete = not message.get("more_body")
             bytes_left -= len(message.get("body", b""))
             if bytes_left < 0:
@@ -209,7 +203,8 @@ class BodyLimitMiddleware:
         return limited_receive
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self.max_body_bytes} bytes", code="body_too_large")
+        text = f"the body is larger than {self.max_body_bytes} bytes"
+        return ApiError(413, text, code="body_too_large", headers=CLOSE)
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
@@ -219,8 +214,8 @@ async def _send_error(error: ApiError, send: Send) -> None:
         record.code = record.code or error.code
     path, request_id = (record.path, record.request_id) if record is not None else ("", "")
     body = msgspec.json.encode(error_body(path, error, request_id))
-    headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
-    raw = [(name.lower().encode(), value.encode()) for name, value in (headers | error.headers).items()]
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | CLOSE | error.headers
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
 

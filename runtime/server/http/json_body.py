@@ -10,9 +10,10 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid
+from plait.runtime.server.http.response import ClientDisconnected
 
 T = TypeVar("T")
 
@@ -24,11 +25,27 @@ _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
 
 
 async def read_json(request: Request, kind: type[T]) -> T:
-    """Reads the body as a `kind`. Raises ApiError: 415 for another content type, 400 with the path of a wrong field."""
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise ApiError(415, "the body must be application/json", code="unsupported_media_type")
-    return parse(await request.body(), kind)
+    """Reads the body as a `kind`.
+
+    Raises ApiError: 415 for another content type or none, 400 with the path of a wrong field. Raises ClientDisconnected
+    if the client leaves before the body has arrived.
+    """
+    check_content_type(request)
+    try:
+        body = await request.body()
+    except ClientDisconnect as error:
+        raise ClientDisconnected from error
+    return parse(body, kind)
+
+
+def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
+    """Raises ApiError 415 unless the header content-type is application/json, or missing where it may be."""
+    content_type = request.headers.get("content-type")
+    if content_type is None and may_be_missing:
+        return
+    if (content_type or "").partition(";")[0].strip().lower() != "application/json":
+        text = "the body must be application/json, and the header content-type must say so"
+        raise ApiError(415, text, code="unsupported_media_type")
 
 
 def parse(body: bytes, kind: type[T]) -> T:

@@ -16,7 +16,7 @@ _documented_types: list[Any] = []
 STATUS_DESCRIPTIONS = {
     400: "A parameter is wrong, unknown or not supported; `param` names it.",
     401: "The API key is missing or unknown.",
-    403: "Pages of this origin may not call the server.",
+    403: "The host, or the origin of the page, is not allowed.",
     404: "There is no such model or path.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from plait.runtime.messages import Status
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord
+from plait.runtime.server.ops.log_output import num_dropped_lines
 from plait.runtime.server.ops.prometheus import Histogram, Metric, to_prometheus_text
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -15,6 +16,7 @@ SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.
 REJECTION_REASONS = {  # error code -> the label of plait_rejections_total
     "invalid_api_key": "unauthorized",
     "cross_origin": "cross_origin",
+    "host_not_allowed": "host_not_allowed",
     "draining": "draining",
     "queue_full": "queue_full",
     "overloaded": "queue_full",
@@ -49,6 +51,9 @@ class Metrics:
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
         self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.")
+        self.dropped_log_lines = Metric(
+            "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
+        )
         self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.")
         self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state",))
         self.tokens = [
@@ -88,11 +93,12 @@ class Metrics:
         self.in_flight.set(in_flight.num_admitted)
         self.up.set(status is not None)
         self.restarts.set(restarts)
+        self.dropped_log_lines.set(num_dropped_lines())
         if status is not None:
             self._set_scheduler_metrics(status, model_name)
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
-        own = [self.in_flight, self.up, self.restarts, self.rejections, self.aborts, self.pages]
+        own = [self.in_flight, self.up, self.restarts, self.dropped_log_lines, self.rejections, self.aborts, self.pages]
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
     def _set_scheduler_metrics(self, status: Status, model_name: str) -> None:

@@ -6,12 +6,13 @@ A request's line holds no text of its prompt or output, except for the beginning
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+from plait.runtime.server.ops.log_output import log_to_standard_error
 
 if TYPE_CHECKING:
     from plait.runtime.server.in_flight import RequestRecord
@@ -24,10 +25,8 @@ log = logging.getLogger(REQUESTS)
 
 def set_up_log(log_format: LogFormat) -> None:
     """Writes log records from INFO up to standard error in this format."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines() if log_format == "json" else _Text())
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # in no line
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    log_to_standard_error(_JsonLines() if log_format == "json" else _Text())
 
 
 def log_request(record: RequestRecord) -> None:

@@ -23,7 +23,7 @@ PATHS = sorted({route.path for router in ROUTERS for route in router.routes if i
 def ask(app, method, path, **options):
     async def go():
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(go())
@@ -108,7 +108,9 @@ def ask_asgi(app, headers=(), receive=None, path="/v1/completions", method="POST
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "headers": [
+            (name.encode(), value.encode()) for name, value in [("content-type", "application/json"), *headers]
+        ],
         "scheme": "http",
         "server": ("host", 80),
         "client": ("here", 1),
@@ -150,7 +152,7 @@ def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
 
     async def go():
         transport = httpx.ASGITransport(served)
-        async with httpx.AsyncClient(transport=transport, base_url="http://host", timeout=60) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
 
             async def one(path="/v1/completions", **body):
                 return await client.post(path, json=body)
@@ -182,7 +184,7 @@ def test_key_has_a_limit_of_running_requests(app) -> None:
 
     async def go():
         transport = httpx.ASGITransport(served)
-        async with httpx.AsyncClient(transport=transport, base_url="http://host", timeout=60) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
 
             async def one(key):
                 return await client.post("/v1/completions", json={**BODY, "max_tokens": 8}, headers={"x-api-key": key})
@@ -219,7 +221,7 @@ def test_browser_requests_of_other_origins_are_refused(app) -> None:
     response = ask(app(), "POST", "/v1/completions", json=BODY, headers=foreign)
     assert response.status_code == 403 and code_of(response) == "cross_origin"
     assert "access-control-allow-origin" not in response.headers
-    own = {"origin": "http://host", "sec-fetch-site": "same-origin"}
+    own = {"origin": "http://localhost", "sec-fetch-site": "same-origin"}
     assert ask(app(), "POST", "/v1/completions", json=BODY, headers=own).status_code == 200
     allowed = app(cors_origins=["https://good.example"], api_keys=KEYS)
     assert ask(allowed, "POST", "/v1/completions", json=BODY, headers={**foreign, **ALICE}).status_code == 403

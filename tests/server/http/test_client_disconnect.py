@@ -46,7 +46,8 @@ def test_disconnect_frees_the_pages_of_a_request(serve, engine, idle, caplog, pa
     host, port = address.removeprefix("http://").split(":")
     fields, num_calls = REQUESTS[path]
     body = json.dumps({**fields, "stream": stream}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + body)
         assert wait_until(lambda: engine.client.status().running_calls == num_calls)

@@ -9,7 +9,7 @@ import threading
 import pytest
 from asgi_server import serve_app
 
-from plait.runtime.server.http.connection_timeouts import make_http_protocol
+from plait.runtime.server.http.connection_limits import make_http_protocol
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 

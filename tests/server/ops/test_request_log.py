@@ -21,7 +21,7 @@ def test_request_is_one_log_line_without_its_prompt(serve, caplog) -> None:
     headers = {"x-request-id": b"theirs\xa0" + b"x" * 500, "traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01".encode()}
     response = httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": prompt}, headers=headers, timeout=60)
     httpx.get(f"{address}/health")
-    httpx.post(f"{address}/v1/completions", content=b"{")
+    httpx.post(f"{address}/v1/completions", content=b"{", headers={"content-type": "application/json"})
     assert wait_until(lambda: len(caplog.records) == 2)
     good, bad = (json.loads(_JsonLines().format(record)) for record in caplog.records)
     assert good["request_id"] == response.headers["x-request-id"]

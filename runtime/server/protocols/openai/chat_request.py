@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
@@ -57,9 +58,14 @@ def max_tokens_of(body: ChatRequest) -> int | None:
     if old is not None and new is not None and old != new:
         raise invalid("'max_tokens' and 'max_completion_tokens' are one setting; give one", "max_tokens")
     limit = new if new is not None else old
-    if limit is not None and limit < 1:
-        name = "max_tokens" if new is None else "max_completion_tokens"
-        raise invalid(f"'{name}' must be at least 1, not {limit}", name)
+    if limit is None:
+        return None
+    name = "max_tokens" if new is None else "max_completion_tokens"  # the one that errors name
+    if not 1 <= limit <= MAX_TOKENS_LIMIT:
+        raise invalid(f"'{name}' must be from 1 to {MAX_TOKENS_LIMIT}, not {limit}", name)
+    min_tokens: int = getattr(body, NAMES["openai"]["min_tokens"]) or 0
+    if min_tokens > limit:
+        raise invalid(f"'min_tokens' ({min_tokens}) must not exceed '{name}' ({limit})", "min_tokens")
     return limit
 
 

@@ -14,6 +14,7 @@ from plait.runtime.sampling_params import sampling_params
 from plait.runtime.server.app_state import AppState, state_of
 from plait.runtime.server.generation.embedding import EmbeddingOptions, embed_prompts
 from plait.runtime.server.generation.submission import Submission, submit
+from plait.runtime.server.http.json_body import check_content_type
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response
 
@@ -98,13 +99,14 @@ _FLUSHES: dict[str, Any] = {
 
 @router.post("/flush_cache", **_FLUSHES)
 async def flush_cache(request: Request) -> Response:
-    """Drops every cached prefix that no running call needs."""
+    """Drops every cached prefix that no running call needs. The body is not read and may be missing."""
+    check_content_type(request, may_be_missing=True)
     return await _flush(request)
 
 
 @router.get("/flush_cache", **_FLUSHES)
 async def flush_cache_by_get(request: Request) -> Response:
-    """As POST; SGLang's clients use either."""
+    """As POST, for older clients of SGLang. Browsers are refused, since any page can make them send a GET."""
     return await _flush(request)
 
 

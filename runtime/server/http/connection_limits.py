@@ -1,0 +1,224 @@
+"""Limits of a connection that uvicorn lacks: on input that waits, heads, trailers, unread bodies and unread responses.
+
+A connection holds less than 1 MiB of input that no request has taken, before and after its API key is checked:
+
+- Input is parsed in slices, and not at all while a request waits behind the running one; the connection is then no
+  longer read.
+- A request line with its headers, the trailers of a chunked body and the extensions of a chunk may take 64 KiB.
+- `idle_timeout_s` is the time for a request line and headers. The rest of a body whose response has been sent is
+  discarded, within the limits of `ResponseTransport`.
+- A client that does not read for `write_timeout_s` is disconnected, and its request ends as after any disconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from plait.runtime.server.http.response_transport import (
+    DISCARD_TIMEOUT_S,
+    MAX_DISCARDED_BYTES,
+    ResponseTransport,
+)
+
+MAX_HEAD_BYTES = 1 << 16
+MAX_HEADERS = 256
+MAX_UNPARSED_BYTES = 1 << 16  # reading pauses above it; one read adds up to 256 KiB
+SLICE_BYTES = 2048  # of input that is parsed at once; it holds at most 128 requests
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+_Base: Any = HttpToolsProtocol
+
+
+class _BoundedFlow(FlowControl):
+    """uvicorn's flow control, which does not resume reading while `is_full()`."""
+
+    def __init__(self, transport: Any, is_full: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._is_full = is_full
+
+    def resume_reading(self) -> None:
+        if not self._is_full():
+            super().resume_reading()
+
+
+def make_http_protocol(idle_timeout_s: float, write_timeout_s: float) -> type[asyncio.Protocol]:
+    """Returns a protocol class for `uvicorn.Config(http=...)`."""
+
+    class LimitedProtocol(_LimitedProtocol):
+        _idle_timeout_s, _write_timeout_s = idle_timeout_s, write_timeout_s
+
+    return LimitedProtocol
+
+
+class _LimitedProtocol(_Base):  # type: ignore[misc]
+    """uvicorn's HTTP protocol with limits; see the top of this file."""
+
+    _idle_timeout_s: float
+    _write_timeout_s: float
+    _timer: asyncio.TimerHandle | None = None  # for a head, or for the rest of a body whose response was sent
+    _write_timer: asyncio.TimerHandle | None = None
+    _is_in_message = _is_head_complete = _has_progressed = False
+    _num_headers = _num_head_bytes = _num_discarded = 0
+
+    # -- the transport ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._unparsed = bytearray()
+        super().connection_made(ResponseTransport(transport, self.loop, self._has_unread_input))
+        self.flow = _BoundedFlow(self.transport, lambda: len(self._unparsed) >= MAX_UNPARSED_BYTES)
+        self._start_timer(self._idle_timeout_s)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_write_timer()
+        self.transport.stop_timer()
+        self._unparsed.clear()
+        super().connection_lost(error)
+
+    def shutdown(self) -> None:
+        if self.transport.is_discarding:
+            self.transport.abort()
+        super().shutdown()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
+
+    # -- input ------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_discarding:
+            self.transport.discard(len(data))
+            return
+        self._unparsed += data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parses what has arrived, until a request waits behind the running one."""
+        while self._unparsed and not self.pipeline and not self.transport.is_closing():
+            data = bytes(self._unparsed[:SLICE_BYTES])
+            del self._unparsed[:SLICE_BYTES]
+            self._has_progressed = False
+            super().data_received(data)
+            self._count(len(data))
+        if self.transport.is_closing():
+            self._unparsed.clear()
+        elif len(self._unparsed) >= MAX_UNPARSED_BYTES:
+            self.flow.pause_reading()
+        if self._is_running:
+            self._stop_timer()
+        elif self._timer is None and self.timeout_keep_alive_task is None:
+            self._start_timer(self._idle_timeout_s)
+
+    def _count(self, num_bytes: int) -> None:
+        """Counts bytes that completed neither a head nor a part of a body, and bytes of a body that nobody reads."""
+        if self._is_answered_early:
+            self._num_discarded += num_bytes
+            if self._num_discarded > MAX_DISCARDED_BYTES:
+                self.transport.close()
+        self._num_head_bytes = 0 if self._has_progressed else self._num_head_bytes + num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Answers 431 and closes the connection, after too large headers or trailers."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if self._is_answered_early:
+            self.transport.close()
+            return
+        if self._is_running:
+            if cycle.response_started or not self._is_head_complete:
+                self.transport.abort()  # 431 would be taken for another request's response
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    # -- what the parser calls --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._is_in_message, self._is_head_complete = True, False
+        self._num_headers = self._num_discarded = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        if self._num_headers > MAX_HEADERS:
+            self._refuse()
+        elif not self._is_head_complete:  # a trailer is dropped
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        self._is_head_complete = self._has_progressed = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_progressed = True
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        was_answered = self._is_answered_early
+        self._is_in_message, self._has_progressed = False, True
+        if self.transport.is_closing():
+            return
+        super().on_message_complete()
+        if was_answered:  # the connection is idle now
+            self._stop_timer()
+            self._start_timer(self._idle_timeout_s)
+
+    # -- responses --------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self._parse()
+        self.flow.resume_reading()
+        if self._is_answered_early:
+            self._unset_keepalive_if_required()
+            self._stop_timer()
+            self._start_timer(DISCARD_TIMEOUT_S)
+
+    @property
+    def _is_running(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_answered_early(self) -> bool:
+        """Whether the response was sent before the request's body has arrived."""
+        return self._is_in_message and self._is_head_complete and not self._is_running
+
+    def _has_unread_input(self) -> bool:
+        return self._is_in_message or bool(self._unparsed)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
