@@ -72,13 +72,13 @@ def _serve(args: WorkerArgs) -> int:
     _send_status(ready=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
-        while not transport.owner_exited:
+        while not transport.should_stop:
             engine_loop.step(timeout_s=None)
     finally:
         engine_loop.compiler.close()
         log.flush()
         transport.close()
-        if transport.owner_exited:  # otherwise the owner removes it after it has read the log
+        if transport.should_stop:  # otherwise the owner removes it after it has read the log
             shutil.rmtree(args.directory, ignore_errors=True)
     return 0
 
