@@ -66,6 +66,7 @@ def _serve(args: WorkerArgs) -> int:
     )
     signal.signal(signal.SIGTERM, lambda number, frame: transport.stop())
     _send_status(ready=True)
+    engine_loop.compiler.start_workers()  # in the background, so that the first constraint does not wait for them
     try:
         while not transport.should_stop:
             engine_loop.step(timeout_s=None)
