@@ -83,7 +83,7 @@ class CompilePool:
         start_eagerly: bool = True,
     ) -> None:
         if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
-            raise ValueError("workers, deadline_s and memory_bytes must be positive, spares and cache_bytes not negative")
+            raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
         self.vocabulary = vocabulary
         self.deadline_s = deadline_s
         self.cache = SpecCache[Grammar](cache_bytes)

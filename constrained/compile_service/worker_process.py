@@ -94,7 +94,8 @@ class TemplateProcess:
                     stdin=theirs,
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, **_ONE_THREAD},
-                    process_group=0,  # not a new session: Linux shares CPU time between sessions whatever their niceness
+                    # Not a new session: Linux shares CPU time between sessions whatever their niceness.
+                    process_group=0,
                 )
             except OSError:
                 self.connection.close()

@@ -46,9 +46,7 @@ def serve(control: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> 
             os.waitpid(pid, 0)
 
 
-def _fork_worker(
-    control: socket.socket, connection: socket.socket, vocabulary: Vocabulary, memory_bytes: int
-) -> int:
+def _fork_worker(control: socket.socket, connection: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> int:
     """Returns the process id of a new worker, which never returns from here."""
     pid = os.fork()
     if pid == 0:
