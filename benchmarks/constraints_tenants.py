@@ -33,6 +33,7 @@ def main() -> None:
     first_call(options.idle_s)
     with Runtime() as runtime:
         start(runtime.client, "a", 1).result()
+        time.sleep(options.idle_s)
         other_tenant(runtime.client, options.slow)
         expensive(runtime.client, options.streams)
 
@@ -116,7 +117,7 @@ def expensive(client: Client, streams: int) -> None:
                 spec = make()
             except GrammarError:
                 continue  # refused in the client
-            busy = [call if call.done() else start(client, "c", 4000, ignore_eos=True) for call in busy]
+            busy = [start(client, "c", 4000, ignore_eos=True) if call.done() else call for call in busy]
             begun = time.perf_counter()
             outcome = answer(start(client, "a", 1, spec)) or "compiled"
             spent = time.perf_counter() - begun

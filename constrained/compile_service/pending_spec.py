@@ -37,6 +37,11 @@ class Lanes:
     def __contains__(self, pending: object) -> bool:
         return pending in self._small or pending in self._large
 
+    @property
+    def has_large(self) -> bool:
+        """Whether a large spec waits."""
+        return len(self._large) > 0
+
     def put(self, pending: PendingSpec, tenant: str, *, first: bool = False) -> None:
         """Queues a spec for one of its tenants."""
         lane = self._small if pending.is_small else self._large

@@ -33,7 +33,7 @@ from plait.constrained.vocabulary import Vocabulary
 MEMORY_BYTES = 2 << 30
 REFUSALS_BYTES = 4 << 20
 RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
-SMALL_LIMIT_S = 0.1  # a small spec that takes longer is compiled again as a large one
+SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
 MAX_WAIT_S = 30.0
 MAX_SPECS_OF_TENANT = 1024  # not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20
@@ -56,9 +56,10 @@ class CompilePool:
 
     At most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants are served in
     turn. With two workers or more, one is kept for small specs: those that `spec_cost` estimates to be small and that
-    compile within 0.1 s. A job that takes more than `deadline_s` fails, and its worker is killed. A spec that waits for
-    30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024 others, or 16 MiB, waiting. A
-    worker may use `memory_bytes` beyond what it needs itself, and is replaced when it keeps 128 MiB of them.
+    compile within 0.1 s of CPU time. A job that takes more than `deadline_s` by the clock fails, and its worker is
+    killed. A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024
+    others, or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
+    keeps 128 MiB of them.
 
     Refusals are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
     processes start with the first job, which then takes a second longer, or with `start_workers`.
@@ -262,15 +263,19 @@ class CompilePool:
             self._children.maintain()
         self._fail_starts()
         while len(self._queue) and self._children.num_idle:
-            running = self._children.jobs
-            max_large = max(1, self._num_workers - 1)
-            may_be_large = sum(not pending.is_small for pending in running) < max_large
-            pending = self._queue.pop(may_be_large=may_be_large) if len(running) < self._num_workers else None
+            if len(self._children.jobs) >= self._num_workers:
+                return
+            pending = self._queue.pop(may_be_large=self._may_run_large())
             if pending is None:
                 return
             limit_s = min(SMALL_LIMIT_S, self.deadline_s) if pending.is_small else self.deadline_s
             pending.answer_by = monotonic() + self.deadline_s
-            self._children.begin(pending, pending.spec, limit_s)
+            self._children.begin(pending, pending.spec, limit_s, self.deadline_s)
+
+    def _may_run_large(self) -> bool:
+        """Whether one more large job may run; if there are several workers, one is kept for small ones."""
+        num_large = sum(not pending.is_small for pending in self._children.jobs)
+        return num_large < max(1, self._num_workers - 1)
 
     def _fail_starts(self) -> None:
         """Fails one job for each failed start. No worker starts without a job, so failed starts come to an end."""
@@ -291,9 +296,10 @@ class CompilePool:
                 self._is_warm = True
 
     def _finish_job(self, pending: PendingSpec, outcome: CompileResult | JobFailure) -> None:
-        if outcome is JobFailure.LATE and pending.is_small:
+        if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
             self._move_to_large_lane(pending)
         elif outcome is JobFailure.LATE:
+            self._children.end(pending)
             self._cache_and_finish(pending, self._too_long(), RETRY_S)
         elif isinstance(outcome, JobFailure):
             reason = "the compiler process died; the constraint may need too much memory"
@@ -313,8 +319,20 @@ class CompilePool:
             self._finish(pending, self._too_long())
 
     def _move_to_large_lane(self, pending: PendingSpec) -> None:
-        """Queues a spec that was not as small as estimated, before the other large ones of its tenants."""
+        """Lets a spec that is not as small as estimated go on as a large one, or queues it before those of its tenants.
+
+        One that other processes kept from a CPU goes on as a small one.
+        """
+        cpu_s = self._children.cpu_seconds(pending)
+        if cpu_s < SMALL_LIMIT_S:
+            self._children.extend(pending, min(pending.answer_by, monotonic() + max(0.01, SMALL_LIMIT_S - cpu_s)))
+            return
+        may_go_on = self._may_run_large() and not self._queue.has_large
         pending.is_small = False
+        if may_go_on:
+            self._children.extend(pending, pending.answer_by)
+            return
+        self._children.end(pending)
         until = monotonic() + MAX_WAIT_S
         for ticket, tenant in pending.tickets.items():
             self._queue.put(pending, tenant, first=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -33,6 +34,7 @@ class WorkerProcess:
         self.connection = connection
         self.pid = 0
         self.ready_bytes = 0  # resident memory when it became ready
+        self._cpu_at_begin = 0.0
         self.deadline: float | None = monotonic() + START_LIMIT_S
 
     @property
@@ -46,14 +48,28 @@ class WorkerProcess:
         except (OSError, IndexError):
             return 0
 
+    def cpu_seconds(self) -> float:
+        """Returns the CPU seconds that the process has used; infinity if the system does not report them."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, IndexError):
+            return math.inf
+
+    def job_cpu_seconds(self) -> float:
+        """Returns the CPU seconds that the process has used since `begin`; infinity if that is not known."""
+        used = self.cpu_seconds()
+        return used - self._cpu_at_begin if math.isfinite(used) else math.inf
+
     def growth_bytes(self) -> int:
         """Returns by how much the resident memory has grown since the worker became ready."""
         return self.resident_bytes() - self.ready_bytes
 
-    def begin(self, spec: Spec, limit_s: float) -> None:
-        """Sends a job, which must be answered within `limit_s` seconds."""
+    def begin(self, spec: Spec, limit_s: float, max_limit_s: float) -> None:
+        """Sends a job, which must be answered within `limit_s` seconds; `deadline` may be moved up to `max_limit_s`."""
         self.deadline = monotonic() + limit_s
-        self.connection.send(CompileJob(spec, limit_s + _SELF_END_S))
+        self._cpu_at_begin = self.cpu_seconds()
+        self.connection.send(CompileJob(spec, max_limit_s + _SELF_END_S))
 
     def is_past_deadline(self) -> bool:
         return self.deadline is not None and monotonic() >= self.deadline
@@ -89,9 +105,9 @@ class TemplateProcess:
         self.connection = FrameConnection(ours)
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                self._process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, "-P", "-m", "plait.constrained.compile_service.worker_template"],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, **_ONE_THREAD},
                     # Not a new session: Linux shares CPU time between sessions whatever their niceness.

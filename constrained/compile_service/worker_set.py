@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Generic, TypeVar
@@ -27,7 +28,7 @@ class WorkerSet(Generic[Job]):
 
     >>> workers = WorkerSet[str](init, size=2)                            # doctest: +SKIP
     >>> workers.maintain()                                                # doctest: +SKIP
-    >>> workers.begin("first", Regex("[0-9]+"), limit_s=2.0)  # True once a worker is ready       # doctest: +SKIP
+    >>> workers.begin("first", Regex("[0-9]+"), 2.0, 2.0)  # True once a worker is ready       # doctest: +SKIP
     >>> workers.collect()                                                 # doctest: +SKIP
     [('first', CompileResult(...))]
     """
@@ -79,16 +80,29 @@ class WorkerSet(Generic[Job]):
         except OSError:
             self.num_failed_starts += 1
 
-    def begin(self, job: Job, spec: Spec, limit_s: float) -> None:
-        """Gives a job to an idle worker, which must answer within `limit_s` seconds. There must be one."""
+    def begin(self, job: Job, spec: Spec, limit_s: float, max_limit_s: float) -> None:
+        """Gives a job to an idle worker, which must answer within `limit_s` seconds. There must be one.
+
+        The deadline may be extended up to `max_limit_s`.
+        """
         worker = next(worker for worker, running in self._jobs.items() if worker.is_ready and running is None)
         self._jobs[worker] = job
-        worker.begin(spec, limit_s)
+        worker.begin(spec, limit_s, max_limit_s)
 
     @property
     def num_idle(self) -> int:
         """Workers that are ready for a job."""
         return sum(worker.is_ready and job is None for worker, job in self._jobs.items())
+
+    def cpu_seconds(self, job: Job) -> float:
+        """Returns the CPU seconds that a running job has used; infinity if that is not known."""
+        return next((worker.job_cpu_seconds() for worker, running in self._jobs.items() if running is job), math.inf)
+
+    def extend(self, job: Job, until: float) -> None:
+        """Moves the deadline of a running job to `until` (monotonic seconds)."""
+        for worker, running in self._jobs.items():
+            if running is job:
+                worker.deadline = until
 
     def end(self, job: Job) -> None:
         """Kills the worker that runs `job`, if one does."""
@@ -96,7 +110,10 @@ class WorkerSet(Generic[Job]):
             self._end_worker(worker)
 
     def collect(self) -> list[tuple[Job, CompileResult | JobFailure]]:
-        """Returns the jobs that have ended. Workers that are late, dead or grown are killed."""
+        """Returns the jobs that have ended, and those that are late, which the caller must `end` or `extend`.
+
+        Workers that have died or grown are replaced.
+        """
         ended: list[tuple[Job, CompileResult | JobFailure]] = []
         self._check_template()
         for worker in list(self._jobs):
@@ -108,12 +125,14 @@ class WorkerSet(Generic[Job]):
                     self._jobs[worker] = None
                     ended.append((job, message))
                     is_grown = worker.growth_bytes() > MAX_GROWTH_BYTES
-            if worker.connection.is_dead or worker.is_past_deadline():
-                job = self._jobs[worker]
+            job = self._jobs[worker]
+            if worker.connection.is_dead or (worker.is_past_deadline() and job is None):
                 if job is not None:
-                    ended.append((job, JobFailure.DIED if worker.connection.is_dead else JobFailure.LATE))
+                    ended.append((job, JobFailure.DIED))
                 self.num_failed_starts += not worker.is_ready
                 self._end_worker(worker)
+            elif job is not None and worker.is_past_deadline():
+                ended.append((job, JobFailure.LATE))
             elif is_grown:
                 self._end_worker(worker)
         return ended

@@ -353,7 +353,8 @@ os._exit(1)
 
 
 def test_children_end_with_their_parent() -> None:
-    with subprocess.Popen([sys.executable, "-P", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    command = [sys.executable, "-P", "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not has_ended(pid)
