@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import socket
+from time import monotonic
 
 import msgspec
 
@@ -16,6 +19,7 @@ from plait.constrained.compile_service.messages import (
 )
 
 _BUFFER_BYTES = 1 << 20
+_REST_OF_MESSAGE_S = 0.005
 _decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
@@ -37,6 +41,8 @@ class FrameConnection:
         self._outgoing = bytearray()
         self._incoming = bytearray()
         self.is_dead = False
+        self._readable = select.poll()
+        self._readable.register(end, select.POLLIN)
 
     def fileno(self) -> int:
         """Readable when there is something to `receive`."""
@@ -63,16 +69,20 @@ class FrameConnection:
             self.is_dead = True
 
     def receive(self) -> list[FromWorker]:
-        """Returns the messages that are complete."""
-        try:
-            while not self.is_dead:
+        """Returns the messages that are complete. Waits at most 5 ms, and only for the rest of a message."""
+        until = math.inf
+        while not self.is_dead:
+            try:
                 received = self.socket.recv(_BUFFER_BYTES)
                 self._incoming += received
                 self.is_dead = not received
-        except BlockingIOError:
-            pass  # no more data yet
-        except OSError:
-            self.is_dead = True
+            except BlockingIOError:
+                until = min(until, monotonic() + _REST_OF_MESSAGE_S)
+                if not self._is_within_message() or monotonic() >= until:
+                    break
+                self._readable.poll(1)
+            except OSError:
+                self.is_dead = True
         messages: list[FromWorker] = []
         try:
             while (body := pop_frame(self._incoming)) is not None:
@@ -80,6 +90,11 @@ class FrameConnection:
         except (ValueError, msgspec.DecodeError):
             self.is_dead = True
         return messages
+
+    def _is_within_message(self) -> bool:
+        """Whether a part of a message has arrived: a socket holds less than a large automaton."""
+        header = int.from_bytes(self._incoming[:4], "little") + 4
+        return 0 < len(self._incoming) < header
 
     def close(self) -> None:
         self.is_dead = True

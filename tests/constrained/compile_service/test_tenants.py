@@ -344,11 +344,14 @@ def collect_until(pool: CompilePool, tickets: set[int]) -> dict[int, Grammar | G
     return answers
 
 
-def test_no_process_is_left_after_deaths_and_cancellations(real: CompilePool, small: Vocabulary) -> None:
+def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) -> None:
+    others = psutil.Process().children(recursive=True)  # of other tests in this process
+    real = CompilePool(small, workers=2, spares=1, deadline_s=1.0)
+    real.start()
     rng, cancelled = random.Random(7), set[int]()
     tickets = {real.submit(Regex("a"), "a")}
     collect_until(real, tickets)
-    processes = psutil.Process().children(recursive=True)
+    processes = list[psutil.Process]()
     for number in range(12):
         spec = rng.choice((large(number), Regex(f"[ab]{{{number + 1}}}"), Choices((f"a{number}",))))
         ticket = real.submit(spec, rng.choice("abc"))
@@ -360,10 +363,11 @@ def test_no_process_is_left_after_deaths_and_cancellations(real: CompilePool, sm
         workers = [child for child in real._children if child.pid]
         if workers and rng.random() < 0.4:
             os.kill(rng.choice(workers).pid, signal.SIGKILL)
-        processes += [p for p in psutil.Process().children(recursive=True) if p not in processes]
+        processes += [p for p in psutil.Process().children(recursive=True) if p not in (*processes, *others)]
     answers = collect_until(real, tickets - {min(tickets)})
     assert not answers.keys() & cancelled
     real.close()
+    assert len(processes) >= 4
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive
 
