@@ -55,16 +55,20 @@ def answer(call: Call) -> str:
 
 
 def first_call(idle_s: float) -> None:
-    """The first constrained call of a runtime that has been idle, less a free one."""
+    """One token: free, under the first constraint of a runtime that has been idle, and under two more."""
     with Runtime() as runtime:
         time.sleep(idle_s)
         spent = list[float]()
-        for constraint in (None, None, None, Regex("[A-Za-z ]{5,30}"), Regex("[A-Za-z ]{5,31}")):
+        schema = JsonSchema({"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}})
+        for constraint in (None, None, None, Regex("[0-9]{4}"), schema, Regex("[A-Za-z ]{5,30}")):
             begun = time.perf_counter()
             start(runtime.client, "a", 1, constraint).result()
             spent.append(1e3 * (time.perf_counter() - begun))
         free = median(spent[1:3])
-        print(f"one token: free {free:.0f} ms, first constraint {spent[3]:.0f} ms, second one {spent[4]:.0f} ms")
+        print(
+            f"one token: free {free:.0f} ms, first constraint [0-9]{{4}} {spent[3]:.0f} ms, then a schema "
+            f"{spent[4]:.0f} ms, then [A-Za-z ]{{5,30}} {spent[5]:.0f} ms"
+        )
 
 
 def slow(number: int) -> JsonSchema:
