@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from plait.constrained.grammar import Grammar, Matcher, mask_words
     from plait.constrained.specs import (
         Choices,
+        CompileQueueFull,
         Ebnf,
         GrammarError,
         JsonObject,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Choices",
     "CompilePool",
+    "CompileQueueFull",
     "Ebnf",
     "Grammar",
     "GrammarError",

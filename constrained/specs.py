@@ -42,6 +42,10 @@ class GrammarError(ValueError):
         self.where = where
 
 
+class CompileQueueFull(GrammarError):
+    """Raised for a constraint that was not compiled because too many others wait; it may be valid."""
+
+
 class Regex(msgspec.Struct, frozen=True, tag="regex"):
     """The texts that `re.fullmatch(pattern, text)` matches, with Python's syntax and meaning.
 

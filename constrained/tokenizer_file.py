@@ -57,8 +57,15 @@ def _read(path: Path) -> Tokenizer:
     text = path.read_bytes()
     try:
         return Tokenizer.from_buffer(text)
-    except Exception as error:  # the package raises nothing narrower
+    except BaseException as error:  # the package raises nothing narrower than Exception, and it panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Returns whether `error` is a panic of a package written in Rust, which is no Exception and cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def _token_bytes(tokenizer: Tokenizer, size: int | None) -> tuple[bytes, ...]:

@@ -1,4 +1,4 @@
-"""The messages between a compile pool and its worker processes, and their encoding in frames.
+"""The messages between a compile pool, its template process and its workers, and their encoding in frames.
 
 A frame is a length (four bytes, little-endian) and that many bytes of msgpack. No message holds code or names any.
 """
@@ -19,7 +19,7 @@ _HEADER_BYTES = 4
 
 
 class WorkerInit(msgspec.Struct, frozen=True, tag="hello"):
-    """To the worker, once: the vocabulary, and how many bytes its address space may grow."""
+    """To the template, once: the vocabulary, and how many bytes the address space of a worker may grow."""
 
     token_bytes: list[bytes]
     eos_ids: list[int]
@@ -34,7 +34,9 @@ class CompileJob(msgspec.Struct, frozen=True, tag="job"):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """From the worker: the vocabulary is loaded."""
+    """From the template: the vocabulary is loaded. From a worker: it waits for jobs. `pid` is that of the sender."""
+
+    pid: int
 
 
 class TokenDfaArrays(msgspec.Struct, frozen=True, tag="arrays"):
@@ -61,15 +63,14 @@ class CompileResult(msgspec.Struct, frozen=True, tag="done"):
     spent_s: float
 
 
-ToWorker: TypeAlias = WorkerInit | CompileJob
 FromWorker: TypeAlias = WorkerReady | CompileResult
 
 
-def encode_frame(message: ToWorker | FromWorker) -> bytes:
+def encode_frame(message: WorkerInit | CompileJob | FromWorker) -> bytes:
     """Returns `message` as a frame.
 
-    >>> encode_frame(WorkerReady())
-    b'\\x0c\\x00\\x00\\x00\\x81\\xa4type\\xa5ready'
+    >>> encode_frame(WorkerReady(7))
+    b'\\x11\\x00\\x00\\x00\\x82\\xa4type\\xa5ready\\xa3pid\\x07'
     """
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_HEADER_BYTES, "little") + body

@@ -5,45 +5,41 @@ No method blocks: the caller polls `filenos()` until `next_deadline()`, then cal
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from threading import Thread
+from collections import Counter, deque
+from dataclasses import dataclass
+from threading import Lock, Thread
 from time import monotonic
+
+import msgspec
 
 from plait.constrained.compile_service.background_calls import BackgroundCalls
 from plait.constrained.compile_service.messages import (
-    CompileJob,
     CompileRefused,
     CompileResult,
-    FromWorker,
     TokenDfaArrays,
     WorkerInit,
     unpack_dfa,
 )
+from plait.constrained.compile_service.pending_spec import Lanes, PendingSpec
 from plait.constrained.compile_service.spec_cache import SpecCache
-from plait.constrained.compile_service.worker_process import WALL_TIME_FACTOR, WorkerProcess
+from plait.constrained.compile_service.spec_cost import is_small
+from plait.constrained.compile_service.worker_set import JobFailure, WorkerSet
 from plait.constrained.compiler import build_grammar
 from plait.constrained.grammar import Grammar
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, warm_up
-from plait.constrained.specs import GrammarError, Spec
+from plait.constrained.specs import CompileQueueFull, GrammarError, Spec
 from plait.constrained.vocabulary import Vocabulary
 
 MEMORY_BYTES = 2 << 30
-MAX_GROWTH_BYTES = 128 << 20  # a worker whose memory grew by more is replaced
 REFUSALS_BYTES = 4 << 20
 RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
+SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
+MAX_WAIT_S = 30.0
+MAX_SPECS_OF_TENANT = 1024  # not compiled yet
+MAX_BYTES_OF_TENANT = 16 << 20
 BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
 _FOREVER = float("inf")
 _WRITE_RETRY_S = 0.001
-_REAP_TIMEOUT_S = 5.0
-
-
-@dataclass(eq=False)
-class _PendingSpec:
-    """A spec that is not compiled yet, and the tickets that wait for it."""
-
-    spec: Spec
-    tickets: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -56,17 +52,21 @@ class _Refusal:
 
 
 class CompilePool:
-    """`workers` worker processes for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
+    """Workers for one vocabulary, and a cache of at most `cache_bytes`. Not thread-safe.
 
-    A job that uses more than `deadline_s` of CPU time, or four times that of wall time, fails with a GrammarError, and
-    its worker is killed and replaced; starting a worker does not count and may take 20 s. A worker may use
-    `memory_bytes` beyond what it needs itself, and is replaced when it keeps 128 MiB of them. Refusals are cached like
-    grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` workers start with the first
-    job, which then takes half a second longer; this saves 80 MB where no constraint is used.
+    At most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants are served in
+    turn. With two workers or more, one is kept for small specs: those that `spec_cost` estimates to be small and that
+    compile within 0.1 s of CPU time. A job that takes more than `deadline_s` by the clock fails, and its worker is
+    killed. A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024
+    others, or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
+    keeps 128 MiB of them.
+
+    Refusals are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
+    processes start with the first job, which then takes a second longer, or with `start_workers`.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
-    >>> ticket = pool.submit(Regex("[0-9]+"))                             # doctest: +SKIP
+    >>> ticket = pool.submit(Regex("[0-9]+"), tenant="a")                 # doctest: +SKIP
     >>> poll(pool.filenos(), until=pool.next_deadline())                  # doctest: +SKIP
     >>> pool.collect()                                                    # doctest: +SKIP
     [(1, <DfaGrammar>)]
@@ -77,29 +77,34 @@ class CompilePool:
         vocabulary: Vocabulary,
         *,
         workers: int = 1,
+        spares: int = 0,
         deadline_s: float = 2.0,
         cache_bytes: int = 64 << 20,
         memory_bytes: int = MEMORY_BYTES,
         start_eagerly: bool = True,
     ) -> None:
-        if workers < 1 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
-            raise ValueError("workers, deadline_s and memory_bytes must be positive, cache_bytes not negative")
+        if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
+            raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
         self.vocabulary = vocabulary
         self.deadline_s = deadline_s
         self.cache = SpecCache[Grammar](cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
         self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
-        self._worker_init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
-        self._workers = workers
+        init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
+        self._children = WorkerSet[PendingSpec](init, workers + spares)
+        self._num_workers = workers
         self._open = False
-        self._last_start_succeeded = True  # False after a worker that died before it was ready
+        self._last_start_succeeded = True  # False after a process that died before it was ready
         self._wants_children = start_eagerly  # whether workers run even if no job waits
-        self._children: dict[WorkerProcess, _PendingSpec | None] = {}
-        self._ended: list[WorkerProcess] = []  # killed, not yet reaped
-        self._queue: deque[_PendingSpec] = deque()
-        self._pending: dict[Spec, _PendingSpec] = {}
-        self._background: BackgroundCalls[_PendingSpec, Grammar | GrammarError] | None = None  # set while open
-        self._answers: list[tuple[int, Grammar | GrammarError]] = []
+        self._warm_up_lock, self._is_warm = Lock(), False
+        self._queue = Lanes()
+        self._pending: dict[Spec, PendingSpec] = {}
+        self._waiting: dict[int, PendingSpec] = {}  # by ticket
+        self._wait_limits: deque[tuple[float, int]] = deque()  # (monotonic seconds, ticket), in order of time
+        self._num_pending, self._num_pending_bytes = Counter[str](), Counter[str]()  # by owner
+        self._background: BackgroundCalls[PendingSpec, Grammar | GrammarError] | None = None  # set while open
+        self._building: set[PendingSpec] = set()  # in the background
+        self._answers: dict[int, Grammar | GrammarError] = {}
         self._last_ticket = 0
 
     def start(self) -> None:
@@ -113,131 +118,242 @@ class CompilePool:
             self._warm_up()  # now, while no text waits for it
         self._dispatch()
 
-    def submit(self, spec: Spec) -> int:
+    def start_workers(self) -> None:
+        """Starts the processes, and builds what the first grammar would otherwise wait for in a thread.
+
+        Does nothing if they are running. Raises RuntimeError if the pool is not started.
+        """
+        self._require_open()
+        if not self._wants_children:
+            self._wants_children = True
+            Thread(target=self._warm_up, daemon=True, name="plait-warm-up").start()
+            self._dispatch()
+
+    def submit(self, spec: Spec, tenant: str = "") -> int:
         """Requests a grammar. Returns a ticket that `collect` answers once. Raises RuntimeError if not started."""
-        if not self._open:
-            raise RuntimeError("the pool is not started")
+        self._require_open()
         self._last_ticket += 1
         ticket = self._last_ticket
         known = self.cache.get(spec) or self._cached_refusal(spec)
         if known is not None:
-            self._answers.append((ticket, known))
+            self._answers[ticket] = known
             return ticket
-        pending = self._pending.get(spec)
+        pending = self._pending.get(spec) or self._add_pending(spec, tenant)
         if pending is None:
-            pending = self._pending[spec] = _PendingSpec(spec)
-            self._queue.append(pending)
-            if not self._wants_children:
-                self._wants_children = True
-                Thread(target=self._warm_up, daemon=True, name="plait-warm-up").start()  # while the child starts
-        pending.tickets.add(ticket)
+            count = self._num_pending[tenant]
+            self._answers[ticket] = CompileQueueFull(
+                f"the queue of grammars is full: {count} of this tenant are in it; try again later"
+            )
+            return ticket
+        is_new = not pending.tickets
+        pending.tickets[ticket] = tenant
+        self._waiting[ticket] = pending
+        if is_new or pending in self._queue:
+            self._queue.put(pending, tenant)
+        self._wait_limits.append((monotonic() + MAX_WAIT_S, ticket))
+        self.start_workers()
         self._dispatch()
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """Drops a ticket: `collect` never returns it. A job without other tickets is not started."""
-        self._answers = [answer for answer in self._answers if answer[0] != ticket]
-        for pending in list(self._pending.values()):
-            pending.tickets.discard(ticket)
-            if not pending.tickets and pending in self._queue:
-                self._queue.remove(pending)
-                del self._pending[pending.spec]
+        """Drops a ticket: `collect` never returns it. A job without other tickets is ended."""
+        self._answers.pop(ticket, None)
+        pending = self._waiting.get(ticket)
+        if pending is not None:
+            self._drop_ticket(pending, ticket)
+            self._dispatch()
 
     def filenos(self) -> list[int]:
         """Returns the descriptors to poll for reading. Ask before each poll, since workers are replaced."""
-        return [child.fileno() for child in self._children] + ([self._background.fileno()] if self._background else [])
+        return self._children.filenos() + ([self._background.fileno()] if self._background else [])
 
     def next_deadline(self) -> float | None:
         """Returns the `time.monotonic()` by which to call `collect` even if nothing is readable; None: no limit."""
         if self._answers:
             return monotonic()
-        times = [child.deadline for child in self._children if child.deadline is not None]
-        if any(child.has_unsent for child in self._children):
+        while self._wait_limits and self._wait_limits[0][1] not in self._waiting:
+            self._wait_limits.popleft()
+        times = [self._children.next_deadline(), *(pending.answer_by for pending in self._building)]
+        if self._wait_limits:
+            times.append(self._wait_limits[0][0])
+        if self._children.has_unsent:
             times.append(monotonic() + _WRITE_RETRY_S)
-        return min(times, default=None)
+        return min((time for time in times if time is not None), default=None)
 
     def collect(self) -> list[tuple[int, Grammar | GrammarError]]:
         """Returns the finished tickets, each with its grammar or error. Never blocks."""
-        for child in list(self._children):
-            child.flush()
-            for message in child.receive():
-                self._receive(child, message)
-            if child not in self._children:
-                continue  # replaced because it kept too much memory
-            if child.is_dead:
-                self._fail_job(child, "the compiler process died; the constraint may need too much memory")
-            elif child.is_past_deadline():
-                self._fail_job(child, f"took longer than {self.deadline_s:g} s to compile")
+        for pending, outcome in self._children.collect():
+            self._finish_job(pending, outcome)
         for pending, answer in self._background.collect() if self._background else ():
+            self._building.discard(pending)
             self._cache_and_finish(pending, answer)
-        self._ended = [child for child in self._ended if not child.has_exited()]
+        self._fail_long_builds()
+        self._fail_long_waits()
         self._dispatch()
-        answers, self._answers = self._answers, []
-        return answers
+        answers, self._answers = self._answers, {}
+        return list(answers.items())
 
     def close(self) -> None:
-        """Ends the workers and fails all pending tickets; their answers can still be collected."""
+        """Ends the processes and fails all pending tickets; their answers can still be collected."""
         self._open = False
-        for child in list(self._children):
-            self._discard_child(child, "the compiler was closed")
-        while self._queue:
-            self._finish(self._queue.popleft(), GrammarError("the compiler was closed"))
         for pending in list(self._pending.values()):
+            self._queue.discard(pending)
             self._finish(pending, GrammarError("the compiler was closed"))
+        self._wait_limits.clear()
+        self._building.clear()
+        self._children.close()
         if self._background is not None:
             self._background.close()
             self._background = None
-        for child in self._ended:
-            child.has_exited(wait_s=_REAP_TIMEOUT_S)
-        self._ended.clear()
+
+    # -- the queue --------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise RuntimeError("the pool is not started")
+
+    def _add_pending(self, spec: Spec, tenant: str) -> PendingSpec | None:
+        """Returns a new pending spec that its tenant is charged for; None if the tenant has too many."""
+        num_bytes = len(msgspec.msgpack.encode(spec))
+        is_full = self._num_pending[tenant] >= MAX_SPECS_OF_TENANT
+        if is_full or self._num_pending_bytes[tenant] + num_bytes > MAX_BYTES_OF_TENANT:
+            return None
+        pending = PendingSpec(spec, tenant, num_bytes, is_small=self._num_workers > 1 and is_small(spec))
+        self._pending[spec] = pending
+        self._num_pending[tenant] += 1
+        self._num_pending_bytes[tenant] += num_bytes
+        return pending
+
+    def _forget(self, pending: PendingSpec) -> None:
+        """Removes a pending spec, which is no longer queued."""
+        del self._pending[pending.spec]
+        owner = pending.owner
+        self._num_pending[owner] -= 1
+        self._num_pending_bytes[owner] -= pending.num_bytes
+        if not self._num_pending[owner]:
+            del self._num_pending[owner], self._num_pending_bytes[owner]
+
+    def _drop_ticket(self, pending: PendingSpec, ticket: int) -> None:
+        """Removes a ticket without an answer, and with the last one its spec; a job that runs is killed."""
+        del self._waiting[ticket]
+        tenant = pending.tickets.pop(ticket)
+        if not pending.tickets:
+            self._queue.discard(pending)
+            self._children.end(pending)
+            self._forget(pending)
+        elif tenant not in pending.tickets.values():
+            self._queue.discard(pending, tenant)
+
+    def _fail_long_waits(self) -> None:
+        """Fails the tickets that have waited too long in the queue."""
+        now = monotonic()
+        while self._wait_limits and self._wait_limits[0][0] <= now:
+            _, ticket = self._wait_limits.popleft()
+            pending = self._waiting.get(ticket)
+            if pending is not None and pending in self._queue:
+                self._drop_ticket(pending, ticket)
+                self._answers[ticket] = CompileQueueFull(
+                    f"the queue of grammars is full: this one waited for {MAX_WAIT_S:g} s; try again later"
+                )
 
     def _dispatch(self) -> None:
-        """Replaces workers that have ended and gives jobs to idle ones."""
-        while self._wants_child():
-            try:
-                self._children[WorkerProcess(self._worker_init)] = None
-                self._last_start_succeeded = True
-            except OSError:
-                self._fail_to_start()
-        for child, pending in self._children.items():
-            if child.is_ready and pending is None and self._queue:
-                started = self._queue.popleft()
-                self._children[child] = started
-                child.begin(self.deadline_s)
-                child.send(CompileJob(started.spec, WALL_TIME_FACTOR * self.deadline_s + 1.0))
+        """Starts missing workers and gives jobs to idle ones."""
+        if self._open and self._wants_children and (self._last_start_succeeded or len(self._queue)):
+            self._last_start_succeeded = True
+            self._children.maintain()
+        self._fail_starts()
+        while len(self._queue) and self._children.num_idle:
+            if len(self._children.jobs) >= self._num_workers:
+                return
+            pending = self._queue.pop(may_be_large=self._may_run_large())
+            if pending is None:
+                return
+            limit_s = min(SMALL_LIMIT_S, self.deadline_s) if pending.is_small else self.deadline_s
+            pending.answer_by = monotonic() + self.deadline_s
+            self._children.begin(pending, pending.spec, limit_s, self.deadline_s)
 
-    def _wants_child(self) -> bool:
-        if not self._open or not self._wants_children or len(self._children) >= self._workers:
-            return False
-        return self._last_start_succeeded or bool(self._queue)
+    def _may_run_large(self) -> bool:
+        """Whether one more large job may run; if there are several workers, one is kept for small ones."""
+        num_large = sum(not pending.is_small for pending in self._children.jobs)
+        return num_large < max(1, self._num_workers - 1)
+
+    def _fail_starts(self) -> None:
+        """Fails one job for each failed start. No worker starts without a job, so failed starts come to an end."""
+        for _ in range(self._children.take_failed_starts()):
+            self._last_start_succeeded = False
+            pending = self._queue.pop(may_be_large=True)
+            if pending is not None:
+                self._finish(pending, GrammarError("the compiler process did not start"))
+
+    # -- results ----------------------------------------------------------------------------------
 
     def _warm_up(self) -> None:
-        """Builds what the first grammar would otherwise wait for."""
-        self.vocabulary.warm_up()
-        warm_up(self.vocabulary)
+        """Builds what the first grammar would otherwise wait for; waits if another thread is building it."""
+        with self._warm_up_lock:
+            if not self._is_warm:
+                self.vocabulary.warm_up()
+                warm_up(self.vocabulary)
+                self._is_warm = True
 
-    def _receive(self, child: WorkerProcess, message: FromWorker) -> None:
-        pending = self._children[child]
-        child.deadline = None
-        if not isinstance(message, CompileResult) or pending is None:
-            child.is_ready = True
-            child.ready_bytes = child.resident_bytes()
+    def _finish_job(self, pending: PendingSpec, outcome: CompileResult | JobFailure) -> None:
+        if outcome is JobFailure.LATE and pending.is_small and monotonic() < pending.answer_by:
+            self._move_to_large_lane(pending)
+        elif outcome is JobFailure.LATE:
+            self._children.end(pending)
+            self._cache_and_finish(pending, self._too_long(), RETRY_S)
+        elif isinstance(outcome, JobFailure):
+            reason = "the compiler process died; the constraint may need too much memory"
+            self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
+        else:
+            self.compile_s.append(outcome.spent_s)
+            self._take_result(pending, outcome)
+
+    def _too_long(self) -> GrammarError:
+        return GrammarError(f"the grammar took too long: more than {self.deadline_s:g} s to compile")
+
+    def _fail_long_builds(self) -> None:
+        """Fails what is still being built in a thread at its deadline. The grammar is cached once it is built."""
+        now = monotonic()
+        for pending in [pending for pending in self._building if pending.answer_by <= now]:
+            self._building.discard(pending)
+            self._finish(pending, self._too_long())
+
+    def _move_to_large_lane(self, pending: PendingSpec) -> None:
+        """Lets a spec that is not as small as estimated go on as a large one, or queues it before those of its tenants.
+
+        One that other processes kept from a CPU goes on as a small one.
+        """
+        cpu_s = self._children.cpu_seconds(pending)
+        if cpu_s < SMALL_LIMIT_S:
+            self._children.extend(pending, min(pending.answer_by, monotonic() + max(0.01, SMALL_LIMIT_S - cpu_s)))
             return
-        self._children[child] = None
-        self.compile_s.append(message.spent_s)
-        answer = message.answer
+        may_go_on = self._may_run_large() and not self._queue.has_large
+        pending.is_small = False
+        if may_go_on:
+            self._children.extend(pending, pending.answer_by)
+            return
+        self._children.end(pending)
+        until = monotonic() + MAX_WAIT_S
+        for ticket, tenant in pending.tickets.items():
+            self._queue.put(pending, tenant, first=True)
+            self._wait_limits.append((until, ticket))
+
+    def _take_result(self, pending: PendingSpec, result: CompileResult) -> None:
+        answer = result.answer
         if isinstance(answer, CompileRefused):
             self._cache_and_finish(pending, GrammarError(answer.reason, answer.where))
-        elif (
-            isinstance(answer, LlguidanceSource)
-            and message.spent_s > BACKGROUND_BUILD_S
-            and self._background is not None
+        elif self._background is not None and (
+            not self._is_warm or (isinstance(answer, LlguidanceSource) and result.spent_s > BACKGROUND_BUILD_S)
         ):
-            self._background.begin(pending, lambda: _grammar(answer, self.vocabulary))
+            self._building.add(pending)
+            self._background.begin(pending, lambda: self._build(answer))
         else:
             self._cache_and_finish(pending, _grammar(answer, self.vocabulary))
-        if child.resident_bytes() > child.ready_bytes + MAX_GROWTH_BYTES:
-            self._discard_child(child, "")
+
+    def _build(self, answer: TokenDfaArrays | LlguidanceSource) -> Grammar | GrammarError:
+        """Builds a grammar in a thread."""
+        self._warm_up()
+        return _grammar(answer, self.vocabulary)
 
     def _cached_refusal(self, spec: Spec) -> GrammarError | None:
         known = self._refusals.get(spec)
@@ -247,7 +363,7 @@ class CompilePool:
         return None if known is None else GrammarError(known.reason, known.where)
 
     def _cache_and_finish(
-        self, pending: _PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = _FOREVER
+        self, pending: PendingSpec, answer: Grammar | GrammarError, valid_for_s: float = _FOREVER
     ) -> None:
         """Caches the answer and passes it to all tickets of the spec."""
         if isinstance(answer, GrammarError):
@@ -257,34 +373,13 @@ class CompilePool:
             self.cache.put(pending.spec, answer, answer.nbytes)
         self._finish(pending, answer)
 
-    def _fail_job(self, child: WorkerProcess, reason: str) -> None:
-        """Ends a worker because of its job, which fails with `reason`."""
-        pending = self._children[child]
-        if pending is not None:
-            self._children[child] = None
-            self._cache_and_finish(pending, GrammarError(reason), RETRY_S)
-        self._discard_child(child, reason)
-
-    def _discard_child(self, child: WorkerProcess, reason: str) -> None:
-        """Ends a worker; its job, if any, fails with `reason`."""
-        pending = self._children.pop(child)
-        child.kill()
-        self._ended.append(child)
-        if not child.is_ready:
-            self._fail_to_start()
-        if pending is not None:
-            self._finish(pending, GrammarError(reason))
-
-    def _fail_to_start(self) -> None:
-        """Fails one job for each failed start. No worker starts without a job, so failed starts come to an end."""
-        self._last_start_succeeded = False
-        if self._queue and self._open:
-            self._finish(self._queue.popleft(), GrammarError("the compiler process did not start"))
-
-    def _finish(self, pending: _PendingSpec, answer: Grammar | GrammarError) -> None:
+    def _finish(self, pending: PendingSpec, answer: Grammar | GrammarError) -> None:
+        """Answers the tickets of a spec that is not queued; does nothing if all were cancelled."""
         if self._pending.get(pending.spec) is pending:
-            del self._pending[pending.spec]
-            self._answers += [(ticket, answer) for ticket in sorted(pending.tickets)]
+            self._forget(pending)
+            for ticket in pending.tickets:
+                del self._waiting[ticket]
+                self._answers[ticket] = answer
 
 
 def _grammar(form: TokenDfaArrays | LlguidanceSource, vocabulary: Vocabulary) -> Grammar | GrammarError:

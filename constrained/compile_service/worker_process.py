@@ -1,69 +1,45 @@
-"""One worker process as seen by its parent: bytes to write, frames received, a deadline. No method blocks."""
+"""The template process and its workers as the pool sees them. No method blocks, except `TemplateProcess.end`."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from time import monotonic
 
-import msgspec
-
-from plait.constrained.compile_service.messages import FromWorker, ToWorker, encode_frame, pop_frame
+from plait.constrained.compile_service.frame_connection import FrameConnection
+from plait.constrained.compile_service.messages import CompileJob, FromWorker, WorkerInit, WorkerReady
+from plait.constrained.compile_service.template_control import send_fork, send_reap
+from plait.constrained.specs import Spec
 
 START_LIMIT_S = 20.0
-WALL_TIME_FACTOR = 4  # wall-clock limit of a job as a multiple of its CPU limit
-_PIPE_BYTES = 1 << 20
-_SET_PIPE_SIZE = getattr(fcntl, "F_SETPIPE_SZ", None)
+_SELF_END_S = 1.0  # a worker ends itself so long after its deadline, if the pool has not ended it
+_END_TIMEOUT_S = 5.0
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_decoder = msgspec.msgpack.Decoder(FromWorker)
 
 
 class WorkerProcess:
-    """A started worker; `deadline` is when it must have answered (monotonic seconds), None while it is idle.
+    """A worker; `deadline` is when it must have answered (monotonic seconds), None while it is idle.
 
-    >>> worker = WorkerProcess(WorkerInit([b"", b"a"], [0], 2 << 30))      # doctest: +SKIP
-    >>> worker.receive()                                                  # doctest: +SKIP
-    [WorkerReady()]
+    `pid` is 0 until the worker has reported that it is ready.
     """
 
-    def __init__(self, init: ToWorker) -> None:
-        command = [sys.executable, "-P", "-m", "plait.constrained.compile_service.worker"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            bufsize=0,
-            env={**os.environ, **_ONE_THREAD},
-            process_group=0,  # not a new session: Linux shares CPU time between sessions whatever their niceness
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        for stream in (self._stdin, self._stdout):
-            os.set_blocking(stream.fileno(), False)
-            if _SET_PIPE_SIZE is not None:
-                with contextlib.suppress(OSError):  # the pipe keeps its default size and is only slower
-                    fcntl.fcntl(stream.fileno(), _SET_PIPE_SIZE, _PIPE_BYTES)
-        self._outgoing = bytearray()
-        self._incoming = bytearray()
-        self.is_ready = False
+    def __init__(self, connection: FrameConnection) -> None:
+        self.connection = connection
+        self.pid = 0
         self.ready_bytes = 0  # resident memory when it became ready
-        self.is_dead = False
+        self._cpu_at_begin = 0.0
         self.deadline: float | None = monotonic() + START_LIMIT_S
-        self._hard_deadline = self.deadline  # the deadline is never moved beyond this
-        self._cpu_limit_s = 0.0
-        self.send(init)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def is_ready(self) -> bool:
+        return bool(self.pid)
 
     def resident_bytes(self) -> int:
         """Returns the resident memory of the process in bytes; 0 if the system does not report it."""
@@ -80,75 +56,116 @@ class WorkerProcess:
         except (OSError, IndexError):
             return math.inf
 
-    def begin(self, limit_s: float) -> None:
-        """Starts the deadline of a job that may use `limit_s` CPU seconds."""
-        now = monotonic()
-        self.deadline, self._hard_deadline = now + limit_s, now + WALL_TIME_FACTOR * limit_s
+    def job_cpu_seconds(self) -> float:
+        """Returns the CPU seconds that the process has used since `begin`; infinity if that is not known."""
         used = self.cpu_seconds()
-        self._cpu_limit_s = used + limit_s if math.isfinite(used) else -math.inf
+        return used - self._cpu_at_begin if math.isfinite(used) else math.inf
+
+    def growth_bytes(self) -> int:
+        """Returns by how much the resident memory has grown since the worker became ready."""
+        return self.resident_bytes() - self.ready_bytes
+
+    def begin(self, spec: Spec, limit_s: float, max_limit_s: float) -> None:
+        """Sends a job, which must be answered within `limit_s` seconds; `deadline` may be moved up to `max_limit_s`."""
+        self.deadline = monotonic() + limit_s
+        self._cpu_at_begin = self.cpu_seconds()
+        self.connection.send(CompileJob(spec, max_limit_s + _SELF_END_S))
 
     def is_past_deadline(self) -> bool:
-        """Returns whether the deadline has passed. The deadline moves if other processes kept the job from a CPU."""
-        now = monotonic()
-        if self.deadline is None or now < self.deadline:
-            return False
-        self.deadline = min(self._hard_deadline, now + self._cpu_limit_s - self.cpu_seconds())
-        return now >= self.deadline
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes wait for space in the pipe; call `flush` again soon."""
-        return bool(self._outgoing) and not self.is_dead
-
-    def fileno(self) -> int:
-        """Readable when there is something to `receive`."""
-        return self._stdout.fileno()
-
-    def send(self, message: ToWorker) -> None:
-        """Queues a message and writes as much as the pipe takes."""
-        self._outgoing += encode_frame(message)
-        self.flush()
-
-    def flush(self) -> None:
-        """Writes as much as the pipe takes; a broken pipe sets `is_dead`."""
-        try:
-            while self._outgoing and not self.is_dead:
-                del self._outgoing[: os.write(self._stdin.fileno(), self._outgoing)]
-        except BlockingIOError:
-            return
-        except OSError:
-            self.is_dead = True
+        return self.deadline is not None and monotonic() >= self.deadline
 
     def receive(self) -> list[FromWorker]:
-        """Returns the messages that are complete. End of file or an invalid frame sets `is_dead`."""
-        messages: list[FromWorker] = []
-        try:
-            while not self.is_dead:
-                received = os.read(self._stdout.fileno(), _PIPE_BYTES)
-                self._incoming += received
-                self.is_dead = not received
-        except BlockingIOError:
-            pass  # no more data yet
-        except OSError:
-            self.is_dead = True
-        try:
-            while (body := pop_frame(self._incoming)) is not None:
-                messages.append(_decoder.decode(body))
-        except (ValueError, msgspec.DecodeError):
-            self.is_dead = True
+        """Returns the messages that are complete; the first one, WorkerReady, also sets `pid`."""
+        messages = self.connection.receive()
+        for message in messages:
+            self.deadline = None
+            if isinstance(message, WorkerReady):
+                self.pid = message.pid
+                self.ready_bytes = self.resident_bytes()
         return messages
 
     def kill(self) -> None:
-        """Kills the process and closes the pipes. `has_exited` then says when it is reaped."""
-        self.is_dead = True
-        self._process.kill()
-        self._stdin.close()
-        self._stdout.close()
+        """Kills the process with its children. A worker that is not ready ends when it finds its socket closed."""
+        self.connection.close()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
-    def has_exited(self, wait_s: float = 0.0) -> bool:
-        """Returns whether the process has ended and was reaped; waits up to `wait_s` seconds."""
+
+class TemplateProcess:
+    """The process that forks the workers. Raises OSError if it cannot be started.
+
+    >>> template = TemplateProcess(WorkerInit([b"", b"a"], [0], 2 << 30))  # doctest: +SKIP
+    >>> template.receive()  # after a while                               # doctest: +SKIP
+    >>> worker = template.fork()                                          # doctest: +SKIP
+    """
+
+    def __init__(self, init: WorkerInit) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection = FrameConnection(ours)
+        with theirs:
+            try:
+                self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "plait.constrained.compile_service.worker_template"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, **_ONE_THREAD},
+                    # Not a new session: Linux shares CPU time between sessions whatever their niceness.
+                    process_group=0,
+                )
+            except OSError:
+                self.connection.close()
+                raise
+        self.is_ready = False
+        self.deadline: float | None = monotonic() + START_LIMIT_S
+        self.connection.send(init)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the process has ended, or did not become ready in time."""
+        return self.connection.is_dead or (self.deadline is not None and monotonic() >= self.deadline)
+
+    def receive(self) -> None:
+        """Notes that the process is ready, or that it has ended."""
+        self.connection.flush()
+        if self.connection.receive():
+            self.is_ready, self.deadline = True, None
+
+    def fork(self) -> WorkerProcess:
+        """Requests a worker, which will report that it is ready. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                send_fork(self.connection.socket, theirs)
+            except OSError:
+                ours.close()
+                raise
+        return WorkerProcess(FrameConnection(ours))
+
+    def reap(self, worker: WorkerProcess) -> None:
+        """Lets the process id of a killed worker be used again."""
+        if worker.pid:
+            with contextlib.suppress(OSError):  # the template has ended, and its workers belong to init
+                send_reap(self.connection.socket, worker.pid)
+
+    def kill(self) -> None:
+        """Kills the process, but not its workers."""
+        self.connection.close()
+        self._process.kill()
+
+    def has_exited(self) -> bool:
+        """Returns whether the process has ended and was reaped."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Closes the socket, upon which the process ends its workers and itself; kills it after five seconds."""
+        self.connection.close()
         try:
-            self._process.wait(wait_s) if wait_s else self._process.poll()
+            self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return False
-        return self._process.returncode is not None
+            self._process.kill()
+            self._process.wait(_END_TIMEOUT_S)

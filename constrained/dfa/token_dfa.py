@@ -78,8 +78,8 @@ def _explore_edges(step: ByteTransition, start: int, num_states: int, trie: Byte
         num_edges += len(part[0])
         num_walked += len(batch)
         parts.append(part)
-        reached = np.unique(part[2])
-        new_states = reached[~seen[reached]]
+        new_states = _distinct(part[2], num_states)
+        new_states = new_states[~seen[new_states]]
         seen[new_states] = True
         todo = np.concatenate((todo, new_states))
         projected_edges = num_edges * (1 + len(todo) / num_walked) if num_edges > EDGES_BEFORE_PROJECTION else num_edges
@@ -110,7 +110,7 @@ def _expand_states(step: ByteTransition, sources: Int32Array, trie: ByteTrie) ->
 
 def _distances_to_accept(edges: TokenEdges, accepting: NDArray[np.bool_]) -> Int32Array:
     """Returns for each state the fewest tokens to an accepting state; UNREACHABLE if there is no path."""
-    links = np.unique(edges[2].astype(np.int64) * len(accepting) + edges[0])
+    links = _distinct(edges[2].astype(np.int64) * len(accepting) + edges[0], len(accepting) ** 2)
     row_offsets = np.searchsorted(links // len(accepting), np.arange(len(accepting) + 1)).astype(np.int32)
     before = (links % len(accepting)).astype(np.int32)
     distance = np.where(accepting, 0, UNREACHABLE).astype(np.int32)
@@ -123,19 +123,44 @@ def _distances_to_accept(edges: TokenEdges, accepting: NDArray[np.bool_]) -> Int
     return distance
 
 
+def _distinct(numbers: NDArray[np.signedinteger], end: int) -> NDArray[np.signedinteger]:
+    """Returns the distinct `numbers`, which lie in [0, end), in ascending order and in their own type."""
+    if end > 8 * len(numbers) + 4096:
+        return np.unique(numbers)
+    marked = np.zeros(end, np.bool_)  # faster than sorting or hashing
+    marked[numbers] = True
+    return np.flatnonzero(marked).astype(numbers.dtype)
+
+
 def _to_csr(edges: TokenEdges, distance: Int32Array, accepting: NDArray[np.bool_], start: int, width: int) -> TokenDfa:
     sources, tokens, targets = edges
     alive = distance != UNREACHABLE
     is_live_edge = alive[sources] & alive[targets]
-    sources, tokens, targets = sources[is_live_edge], tokens[is_live_edge], targets[is_live_edge]
-    states = np.unique(np.concatenate((np.array([start], np.int32), sources, targets)))
+    if not is_live_edge.all():
+        sources, tokens, targets = sources[is_live_edge], tokens[is_live_edge], targets[is_live_edge]
+    is_state = np.zeros(len(alive), np.bool_)
+    for column in (start, sources, targets):
+        is_state[column] = True
+    states = np.flatnonzero(is_state).astype(np.int32)
     states = np.concatenate((np.array([start], np.int32), states[states != start]))
     number = np.zeros(len(alive), np.int32)
     number[states] = np.arange(len(states), dtype=np.int32)
-    rows = number[sources]
-    order = np.argsort(rows.astype(np.int64) * width + tokens)
-    row_offsets = np.searchsorted(rows[order], np.arange(len(states) + 1)).astype(np.int32)
-    return TokenDfa(row_offsets, tokens[order], number[targets[order]], accepting[states], distance[states])
+    places = number[sources].astype(np.int64) * width + tokens
+    sorted_places, next_states = _sort_by_place(places, number[targets], len(states) * width)
+    row_offsets = np.searchsorted(sorted_places, np.arange(len(states) + 1) * width).astype(np.int32)
+    tokens = (sorted_places % width).astype(np.int32)
+    return TokenDfa(row_offsets, tokens, next_states, accepting[states], distance[states])
+
+
+def _sort_by_place(places: NDArray[np.int64], values: Int32Array, end: int) -> tuple[NDArray[np.int64], Int32Array]:
+    """Sorts distinct `places`, which lie in [0, end), and their `values`."""
+    if end > 8 * len(places) + 4096:
+        order = np.argsort(places)
+        return places[order], values[order]
+    dense = np.full(end, -1, np.int32)  # faster than sorting
+    dense[places] = values
+    sorted_places = np.flatnonzero(dense >= 0)
+    return sorted_places, dense[sorted_places]
 
 
 def shortest_completion(table: TokenDfa, state: int) -> list[int]:

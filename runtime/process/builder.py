@@ -27,7 +27,7 @@ def build_engine_loop(
     runner, sampler, launcher = make_runner(config, model_path, progress)
     progress(1.0, "ready")
     vocabulary = load_tokenizer(model_path, vocab_size=runner.config.vocab_size).vocabulary
-    compiler = CompilePool(vocabulary, deadline_s=config.compile_deadline_s, start_eagerly=False)
+    compiler = CompilePool(vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False)
     compiler.start()
     trim_heap()
     pooling, embeddings = read_pooling(model_path), None

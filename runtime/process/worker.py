@@ -70,6 +70,7 @@ def _serve(args: WorkerArgs) -> int:
     log = LogWriter(sys.stderr.fileno())
     engine_loop.error_log.write = log.put
     _send_status(ready=True)
+    engine_loop.compiler.start_workers()  # in the background, so that the first constraint does not wait for them
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe any more
     try:
         while not transport.should_stop:

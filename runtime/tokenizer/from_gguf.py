@@ -8,6 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
+from plait.constrained.tokenizer_file import is_panic
 from plait.runtime.errors import CorruptModel, UnsupportedModel
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import (
@@ -60,7 +61,9 @@ def definition_from_gguf(metadata: Mapping[str, Any], vocab_size: int | None = N
         )
     except (UnsupportedModel, CorruptModel):
         raise
-    except Exception as error:  # `tokenizers` raises plain Exception for inconsistent lists
+    except BaseException as error:  # `tokenizers` raises plain Exception, or panics, for inconsistent lists
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise CorruptModel("the tokenizer's lists contradict each other; download the file again") from error
     to_bytes = sentencepiece_token_bytes if sentencepiece else byte_level_token_bytes
     return TokenizerDefinition(

@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
+from plait.constrained.tokenizer_file import is_panic
 from plait.runtime.errors import CorruptModel, ModelError, UnsupportedModel
 from plait.runtime.model_files.json_file import read_json_object
 from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -44,7 +45,9 @@ def definition_from_folder(folder: Path, vocab_size: int | None = None) -> Token
         return _definition(source, configs, vocab_size, folder)
     except ModelError:
         raise
-    except Exception as error:  # `tokenizers` raises plain Exception, and a wrong field may fail anywhere
+    except BaseException as error:  # `tokenizers` raises plain Exception or panics; a wrong field may fail anywhere
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise CorruptModel(f"{folder / 'tokenizer.json'} is inconsistent; download it again") from error
 
 

@@ -1,8 +1,9 @@
 """A Jinja environment with limits on what a chat template can read, write and compute.
 
 Access to attributes is restricted by Jinja's sandbox. Size: every operation that makes a value larger than its parts
-(joining, repeating, padding, nesting) checks the size first. Time: a trace hook counts the executed lines of the
-template and checks the clock, and no single operation takes long. Only filters that keep these limits are available.
+(joining, repeating, padding, nesting) checks the size first. Time: a trace hook counts the executed lines and
+calls and checks the clock at each of them, and no single operation takes long. Only filters that keep these limits are
+available.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jinja2.visitor import NodeTransformer
 MAX_VALUE_SIZE = 4 * 2**20  # of one value: 1 per character, _ITEM_SIZE per item
 _ITEM_SIZE = 8
 MAX_EXECUTED_LINES = 2_000_000  # per rendering
-MAX_SECONDS = 2.0
+MAX_SECONDS = 1.0  # by the clock
 _MAX_INTEGER = 100_000  # as an argument of a call
 
 
@@ -78,7 +79,7 @@ def execution_limits(seconds: float = MAX_SECONDS, lines: int = MAX_EXECUTED_LIN
     def count(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal lines_left
         lines_left -= 1
-        if lines_left < 0 or (lines_left % 64 == 0 and time.monotonic() > end):
+        if lines_left < 0 or time.monotonic() > end:
             raise LimitReached("it runs too long")
         return count if frame.f_code.co_filename == "<template>" else None
 

@@ -5,6 +5,8 @@ The target of each `$ref` becomes a definition that is rewritten once, so recurs
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -79,7 +81,8 @@ def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = Fals
     >>> rewrite_schema('{"oneOf": [{"type": "null"}, {"const": 3}]}').schema
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
-    return _Rewriter(SchemaDocument(text), annotations, lenient).rewrite_document()
+    with _bounded_recursion():
+        return _Rewriter(SchemaDocument(text), annotations, lenient).rewrite_document()
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
@@ -88,7 +91,17 @@ def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Sche
     >>> rewrite_subschema(SchemaDocument("{}"), {"const": 3}, "")
     {'enum': [3]}
     """
-    return _Rewriter(document, annotations=True, lenient=True).rewrite_part(schema, at)
+    with _bounded_recursion():
+        return _Rewriter(document, annotations=True, lenient=True).rewrite_part(schema, at)
+
+
+@contextmanager
+def _bounded_recursion() -> Iterator[None]:
+    """Raises GrammarError instead of RecursionError."""
+    try:
+        yield
+    except RecursionError:
+        raise GrammarError("its references lead through too many schemas, one within another", "") from None
 
 
 class _Rewriter:

@@ -78,7 +78,7 @@ class CallTracker:
 
     def submit_grammar(self, request: GenerationRequest, constraint: Spec) -> None:
         """Starts to compile the grammar of a call; `collect_compiled` returns it."""
-        request.ticket = self.compiler.submit(constraint)
+        request.ticket = self.compiler.submit(constraint, request.owner.tenant)
         self._compiling[request.ticket] = request
 
     def collect_compiled(self) -> Iterator[tuple[GenerationRequest, Grammar | GrammarError]]:

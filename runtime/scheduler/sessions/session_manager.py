@@ -6,7 +6,7 @@ import secrets
 import time
 from collections import Counter
 
-from plait.constrained import CompilePool, Grammar, GrammarError, Structural, Vocabulary
+from plait.constrained import CompilePool, CompileQueueFull, Grammar, GrammarError, Structural, Vocabulary
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ProgramId
@@ -274,7 +274,8 @@ class SessionManager:
         if not self.calls.is_active(request):
             return
         if isinstance(outcome, GrammarError):
-            self.calls.fail(request, "constraint", str(outcome))
+            kind = "overloaded" if isinstance(outcome, CompileQueueFull) else "constraint"
+            self.calls.fail(request, kind, str(outcome))
             return
         request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
         request.matcher = outcome.matcher()

@@ -28,7 +28,8 @@ from plait.constrained import (
     Vocabulary,
     compile_grammar,
 )
-from plait.constrained.compile_service.pool import MAX_GROWTH_BYTES, _grammar
+from plait.constrained.compile_service.pool import _grammar
+from plait.constrained.compile_service.worker_set import MAX_GROWTH_BYTES
 from plait.constrained.guidance.llguidance_grammar import LlguidanceGrammar
 
 LONG_AUTOMATA = [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25, 26)]
@@ -109,7 +110,7 @@ def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocab
         assert all(isinstance(answers[ticket], Grammar) for ticket in others)
         answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
         assert isinstance(answer, GrammarError)
-        assert answer.reason == "took longer than 3 s to compile"
+        assert answer.reason == "the grammar took too long: more than 3 s to compile"
         (killed,) = set(before) - set(pids(pool))
         give_up = monotonic() + PATIENCE_S
         while not has_ended(killed) and monotonic() < give_up:
@@ -133,26 +134,6 @@ def test_a_stopped_worker_is_killed_after_the_deadline(small: Vocabulary) -> Non
         while not has_ended(pid) and monotonic() < give_up:
             sleep(0.01)
         assert has_ended(pid)
-    finally:
-        pool.close()
-
-
-def test_a_child_that_is_kept_from_the_processor_has_more_time(small: Vocabulary, monkeypatch) -> None:
-    monkeypatch.setattr("plait.constrained.compile_service.worker_process.WALL_TIME_FACTOR", 1000)
-    pool = CompilePool(small, deadline_s=0.1)
-    pool.start()
-    try:
-        wait_for(pool, [pool.submit(Regex("a"))])
-        (pid,) = pids(pool)
-        os.kill(pid, signal.SIGSTOP)
-        ticket = pool.submit(Regex("b"))
-        until = monotonic() + 0.5
-        while monotonic() < until:
-            assert pool.collect() == []
-            sleep(0.02)
-        os.kill(pid, signal.SIGCONT)
-        assert isinstance(wait_for(pool, [ticket])[ticket], Grammar)
-        assert pids(pool) == [pid]
     finally:
         pool.close()
 
@@ -228,17 +209,18 @@ def test_errors_are_cached(small: Vocabulary) -> None:
 
 def test_patterns_without_an_automaton_are_matched_lazily(pool: CompilePool) -> None:
     specs = (Regex(".*a.{25}"), Regex(".{1,100}"), Ebnf("root ::= [^b]* [a] [^b]{25}"))
+    wait_for(pool, [pool.submit(Regex("warm"))])
     before = pids(pool)
     for spec in specs:
         grammar = wait_for(pool, [ticket := pool.submit(spec)])[ticket]
         assert isinstance(grammar, Grammar)
     assert pids(pool) == before
-    assert len(pool.compile_s) == 3
+    assert len(pool.compile_s) == 4
     assert max(pool.compile_s) < pool.deadline_s
 
 
 def test_a_child_that_keeps_much_memory_is_replaced(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.constrained.compile_service.pool.MAX_GROWTH_BYTES", 24 << 20)
+    monkeypatch.setattr("plait.constrained.compile_service.worker_set.MAX_GROWTH_BYTES", 24 << 20)
     pool = CompilePool(small)
     pool.start()
     try:
@@ -310,11 +292,12 @@ def test_close_ends_workers_and_fails_waiting_tickets(small: Vocabulary) -> None
     with pytest.raises(RuntimeError):
         pool.submit(Regex("a"))
     pool.start()
+    wait_for(pool, [pool.submit(Regex("b"))])
     (pid,) = pids(pool)
     ticket = pool.submit(Regex("a"))
     pool.close()
     assert has_ended(pid)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).ppid() != os.getpid(), "it is reaped"
+    assert not psutil.pid_exists(pid), "it is reaped"
     assert pool.filenos() == []
     ((answered, error),) = pool.collect()
     assert answered == ticket
@@ -354,9 +337,13 @@ def test_without_start_eagerly_the_first_job_starts_a_worker(small: Vocabulary) 
 
 PARENT = """
 import os, sys
-from plait.constrained import CompilePool, Vocabulary
+from plait.constrained import CompilePool, Regex, Vocabulary
 pool = CompilePool(Vocabulary((b"", b"a"), (0,), lambda text: []))
 pool.start()
+pool.submit(Regex("a"))
+while not (answers := pool.collect()):
+    pass
+assert pool.cache.get(Regex('a')), answers
 print(next(iter(pool._children)).pid, flush=True)
 sys.stdin.read()
 os._exit(1)
@@ -364,7 +351,8 @@ os._exit(1)
 
 
 def test_children_end_with_their_parent() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    command = [sys.executable, "-P", "-c", PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not has_ended(pid)
@@ -382,7 +370,7 @@ def test_compile_grammar_returns_the_grammar_or_raises(smollm: Vocabulary) -> No
     with pytest.raises(GrammarError) as caught:
         compile_grammar(Regex("a["), smollm)
     assert caught.value.where == 1
-    with pytest.raises(GrammarError, match="took longer than 2 s"):
+    with pytest.raises(GrammarError, match="more than 2 s"):
         compile_grammar(BOMB, smollm)
 
 

@@ -157,7 +157,7 @@ class ReadyCompiler:
     def __init__(self, grammars=None) -> None:
         self.grammars, self.tickets, self.done = grammars or {}, itertools.count(), []
 
-    def submit(self, spec):
+    def submit(self, spec, tenant=""):
         ticket = next(self.tickets)
         self.done.append((ticket, self.grammars[spec]))
         return ticket

@@ -1,0 +1,172 @@
+"""Keeps a number of workers running: forks them ahead, ends those that are late, dead or grown, and replaces them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from plait.constrained.compile_service.messages import CompileResult, WorkerInit
+from plait.constrained.compile_service.worker_process import TemplateProcess, WorkerProcess
+from plait.constrained.specs import Spec
+
+MAX_GROWTH_BYTES = 128 << 20  # a worker whose memory grew by more is replaced
+
+Job = TypeVar("Job")
+
+
+class JobFailure(Enum):
+    """Why a job has no result."""
+
+    LATE = auto()
+    DIED = auto()
+
+
+class WorkerSet(Generic[Job]):
+    """At most `size` workers for one vocabulary, and the job that each one runs. No method blocks except `close`.
+
+    >>> workers = WorkerSet[str](init, size=2)                            # doctest: +SKIP
+    >>> workers.maintain()                                                # doctest: +SKIP
+    >>> workers.begin("first", Regex("[0-9]+"), 2.0, 2.0)  # True once a worker is ready       # doctest: +SKIP
+    >>> workers.collect()                                                 # doctest: +SKIP
+    [('first', CompileResult(...))]
+    """
+
+    def __init__(self, init: WorkerInit, size: int) -> None:
+        self.size = size
+        self.num_failed_starts = 0  # since `take_failed_starts`
+        self._init = init
+        self._template: TemplateProcess | None = None
+        self._ended_templates: list[TemplateProcess] = []  # not reaped yet
+        self._jobs: dict[WorkerProcess, Job | None] = {}
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        return iter(self._jobs)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that run now."""
+        return [job for job in self._jobs.values() if job is not None]
+
+    def filenos(self) -> list[int]:
+        """Returns the descriptors that are readable when there is something to `collect`."""
+        template = [self._template.connection.fileno()] if self._template is not None else []
+        return template + [worker.connection.fileno() for worker in self._jobs]
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for space in a socket; call `collect` again soon."""
+        is_unsent = self._template is not None and self._template.connection.has_unsent
+        return is_unsent or any(worker.connection.has_unsent for worker in self._jobs)
+
+    def next_deadline(self) -> float | None:
+        """Returns the earliest deadline of a job or a start, in monotonic seconds."""
+        deadlines = [worker.deadline for worker in self._jobs]
+        if self._template is not None:
+            deadlines.append(self._template.deadline)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def maintain(self) -> None:
+        """Starts what is missing: the template, then workers. A start that fails is counted."""
+        try:
+            if self._template is None:
+                self._template = TemplateProcess(self._init)
+            while self._template.is_ready and len(self._jobs) < self.size:
+                self._jobs[self._template.fork()] = None
+        except OSError:
+            self.num_failed_starts += 1
+
+    def begin(self, job: Job, spec: Spec, limit_s: float, max_limit_s: float) -> None:
+        """Gives a job to an idle worker, which must answer within `limit_s` seconds. There must be one.
+
+        The deadline may be extended up to `max_limit_s`.
+        """
+        worker = next(worker for worker, running in self._jobs.items() if worker.is_ready and running is None)
+        self._jobs[worker] = job
+        worker.begin(spec, limit_s, max_limit_s)
+
+    @property
+    def num_idle(self) -> int:
+        """Workers that are ready for a job."""
+        return sum(worker.is_ready and job is None for worker, job in self._jobs.items())
+
+    def cpu_seconds(self, job: Job) -> float:
+        """Returns the CPU seconds that a running job has used; infinity if that is not known."""
+        return next((worker.job_cpu_seconds() for worker, running in self._jobs.items() if running is job), math.inf)
+
+    def extend(self, job: Job, until: float) -> None:
+        """Moves the deadline of a running job to `until` (monotonic seconds)."""
+        for worker, running in self._jobs.items():
+            if running is job:
+                worker.deadline = until
+
+    def end(self, job: Job) -> None:
+        """Kills the worker that runs `job`, if one does."""
+        for worker in [worker for worker, running in self._jobs.items() if running is job]:
+            self._end_worker(worker)
+
+    def collect(self) -> list[tuple[Job, CompileResult | JobFailure]]:
+        """Returns the jobs that have ended, and those that are late, which the caller must `end` or `extend`.
+
+        Workers that have died or grown are replaced.
+        """
+        ended: list[tuple[Job, CompileResult | JobFailure]] = []
+        self._check_template()
+        for worker in list(self._jobs):
+            worker.connection.flush()
+            is_grown = False
+            for message in worker.receive():
+                job = self._jobs[worker]
+                if isinstance(message, CompileResult) and job is not None:
+                    self._jobs[worker] = None
+                    ended.append((job, message))
+                    is_grown = worker.growth_bytes() > MAX_GROWTH_BYTES
+            job = self._jobs[worker]
+            if worker.connection.is_dead or (worker.is_past_deadline() and job is None):
+                if job is not None:
+                    ended.append((job, JobFailure.DIED))
+                self.num_failed_starts += not worker.is_ready
+                self._end_worker(worker)
+            elif job is not None and worker.is_past_deadline():
+                ended.append((job, JobFailure.LATE))
+            elif is_grown:
+                self._end_worker(worker)
+        return ended
+
+    def take_failed_starts(self) -> int:
+        """Returns how many starts have failed since the last call."""
+        count, self.num_failed_starts = self.num_failed_starts, 0
+        return count
+
+    def close(self) -> None:
+        """Ends all processes and waits for them, at most some seconds."""
+        for worker in list(self._jobs):
+            self._end_worker(worker)
+        if self._template is not None:
+            self._ended_templates.append(self._template)
+            self._template = None
+        for template in self._ended_templates:
+            template.end()
+        self._ended_templates.clear()
+
+    def _check_template(self) -> None:
+        """Reads from the template; one that has failed is dropped, and its idle workers with it."""
+        self._ended_templates = [template for template in self._ended_templates if not template.has_exited()]
+        if self._template is None:
+            return
+        self._template.receive()
+        if self._template.is_failed:
+            self.num_failed_starts += not self._template.is_ready
+            self._template.kill()
+            self._ended_templates.append(self._template)
+            self._template = None
+
+    def _end_worker(self, worker: WorkerProcess) -> None:
+        del self._jobs[worker]
+        worker.kill()
+        if self._template is not None:
+            self._template.reap(worker)

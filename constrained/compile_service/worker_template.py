@@ -1,0 +1,125 @@
+"""The template process: loads a vocabulary and the libraries once, then forks a worker for each request of the pool.
+
+`python -m plait.constrained.compile_service.worker_template`, with a socket as standard input. A fork takes
+milliseconds and shares the template's memory; a new process takes half a second. The template must keep to one thread,
+since a fork copies no other thread. When its socket is closed, it kills its workers, waits for them and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from plait.constrained.compile_service.messages import WorkerInit, WorkerReady, encode_frame
+from plait.constrained.compile_service.template_control import REAP, receive_control
+from plait.constrained.compile_service.worker import run_worker
+from plait.constrained.guidance.llguidance_grammar import warm_up
+from plait.constrained.regex.compiler import build_byte_dfa
+from plait.constrained.regex.python_syntax import to_plain_pattern
+from plait.constrained.vocabulary import Vocabulary
+
+NICENESS = 10
+
+
+def serve(control: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> None:
+    """Forks and reaps workers as requested until the socket is closed, then ends those that are left."""
+    workers = set[int]()
+    try:
+        while (request := receive_control(control)) is not None:
+            if request.kind == REAP and request.pid in workers:
+                os.waitpid(request.pid, 0)  # the pool has killed it
+                workers.discard(request.pid)
+            if request.connection is not None:
+                pid = _fork_worker(control, request.connection, vocabulary, memory_bytes)
+                request.connection.close()
+                workers.add(pid)
+    finally:
+        for pid in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _fork_worker(control: socket.socket, connection: socket.socket, vocabulary: Vocabulary, memory_bytes: int) -> int:
+    """Returns the process id of a new worker, which never returns from here."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            control.close()
+            run_worker(connection, vocabulary, memory_bytes)
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _load(init: WorkerInit) -> Vocabulary:
+    """Builds the vocabulary, its trie and llguidance's tokenizer, and loads the libraries."""
+    token_bytes = tuple(init.token_bytes)
+    vocabulary = Vocabulary(token_bytes, tuple(init.eos_ids), _greedy_encoder(token_bytes))
+    len(vocabulary.trie)
+    build_byte_dfa(to_plain_pattern(r"\w|\d|\s").pattern)
+    if vocabulary.eos_ids:
+        warm_up(vocabulary)
+    return vocabulary
+
+
+def _greedy_encoder(token_bytes: tuple[bytes, ...]) -> Callable[[str], Sequence[int]]:
+    """Returns an encoder that takes the longest token first; it only serves to check that a grammar compiles."""
+    ids = {token: number for number, token in enumerate(token_bytes) if token}
+    longest = max(map(len, ids), default=0)
+
+    def encode(text: str) -> Sequence[int]:
+        rest, tokens = text.encode(), list[int]()
+        while rest:
+            length = next((n for n in range(longest, 0, -1) if rest[:n] in ids), 0)
+            if length:
+                tokens.append(ids[rest[:length]])
+            rest = rest[length or 1 :]
+        return tokens
+
+    return encode
+
+
+def _read_init(control: socket.socket) -> WorkerInit | None:
+    """Reads the first frame; None if the socket is closed before its end."""
+    header = _read_exactly(control, 4)
+    body = _read_exactly(control, int.from_bytes(header, "little"))
+    return msgspec.msgpack.decode(body, type=WorkerInit) if body else None
+
+
+def _read_exactly(control: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        chunk = control.recv(count - len(received))
+        if not chunk:
+            return b""
+        received += chunk
+    return bytes(received)
+
+
+def main() -> None:
+    """Serves on standard input, after redirecting the standard streams so that no library can print."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    os.nice(NICENESS)
+    with socket.socket(fileno=os.dup(0)) as control:
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
+        init = _read_init(control)
+        if init is None:
+            return
+        vocabulary = _load(init)
+        os.dup2(devnull, 2)  # hides what a library prints when it aborts
+        control.sendall(encode_frame(WorkerReady(os.getpid())))
+        serve(control, vocabulary, init.memory_bytes)
+
+
+if __name__ == "__main__":
+    main()

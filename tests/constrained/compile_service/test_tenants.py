@@ -1,0 +1,421 @@
+"""The pool under several tenants: turns, lanes, bounds, cancellation, and exactly one answer for every ticket.
+
+Most tests replace the worker processes by a list, so that they decide when a job ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+from collections.abc import Iterator
+from itertools import count
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+from plait.constrained import (
+    Choices,
+    CompilePool,
+    CompileQueueFull,
+    Grammar,
+    GrammarError,
+    JsonSchema,
+    Regex,
+    Vocabulary,
+)
+from plait.constrained.compile_service import pool as pool_module
+from plait.constrained.compile_service.messages import CompileRefused, CompileResult
+from plait.constrained.compile_service.pending_spec import PendingSpec
+from plait.constrained.compile_service.worker_set import JobFailure
+
+PATIENCE_S = 60.0
+
+
+class ListedWorkers:
+    """The interface of a WorkerSet. `running` are the jobs that run; the test puts the ended ones into `ended`."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.running = size, list[PendingSpec]()
+        self.ended: list[tuple[PendingSpec, CompileResult | JobFailure]] = []
+        self.order: list[tuple[bool, set[str]]] = []  # of all jobs that were begun: whether small, and its tenants
+        self.late: list[PendingSpec] = []
+        self.killed: list[PendingSpec] = []
+        self.failed_starts = 0
+        self.has_unsent = False
+        self.used_cpu_s = 1.0  # by any job
+
+    @property
+    def jobs(self) -> list[PendingSpec]:
+        return list(self.running)
+
+    @property
+    def num_idle(self) -> int:
+        return self.size - len(self.running)
+
+    def begin(self, job: PendingSpec, spec: object, limit_s: float, max_limit_s: float) -> None:
+        assert job not in self.running
+        assert job.tickets, "nobody waits for it"
+        self.running.append(job)
+        self.order.append((job.is_small, set(job.tickets.values())))
+
+    def extend(self, job: PendingSpec, until: float) -> None:
+        assert job in self.running
+
+    def cpu_seconds(self, job: PendingSpec) -> float:
+        return self.used_cpu_s
+
+    def end(self, job: PendingSpec) -> None:
+        if job in self.running:
+            self.running.remove(job)
+            self.killed.append(job)
+
+    def refuse(self, job: PendingSpec) -> None:
+        """Ends a job as a worker does that does not support its spec."""
+        self.running.remove(job)
+        self.ended.append((job, CompileResult(CompileRefused("no", None), 0.001)))
+
+    def fail(self, job: PendingSpec) -> None:
+        """Ends a job as the death of its worker does."""
+        self.running.remove(job)
+        self.ended.append((job, JobFailure.DIED))
+
+    def collect(self) -> list[tuple[PendingSpec, CompileResult | JobFailure]]:
+        late, self.late = [job for job in self.late if job in self.running], []
+        ended, self.ended = [*self.ended, *((job, JobFailure.LATE) for job in late)], []
+        return ended
+
+    def maintain(self) -> None:
+        pass
+
+    def take_failed_starts(self) -> int:
+        failed, self.failed_starts = self.failed_starts, 0
+        return failed
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def filenos(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self.running.clear()
+
+
+def make_pool(
+    vocabulary: Vocabulary, workers: int = 2, cache_bytes: int = 1 << 20
+) -> tuple[CompilePool, ListedWorkers]:
+    pool = CompilePool(vocabulary, workers=workers, spares=1, cache_bytes=cache_bytes, start_eagerly=False)
+    listed = ListedWorkers(workers + 1)
+    pool._children = listed  # type: ignore[assignment]
+    pool._is_warm = True
+    pool.start()
+    return pool, listed
+
+
+def large(number: int) -> JsonSchema:
+    return JsonSchema({"enum": [f"member {number} {i}" for i in range(2000)]})
+
+
+def test_tenants_take_turns(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    first = [pool.submit(large(n), "a") for n in range(5)]
+    second = [pool.submit(large(10 + n), "b") for n in range(2)]
+    order = list[str]()
+    while len(workers.running):
+        (job,) = workers.running
+        order.append(job.owner)
+        workers.refuse(job)
+        answered = dict(pool.collect())
+        assert answered.keys() < {*first, *second}
+    assert "".join(order) == "aababaa", "the first two had their places in the round before b came"
+    pool.close()
+
+
+def test_small_specs_do_not_wait_for_large_ones(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    for n in range(20):
+        pool.submit(large(n), "a")
+    assert len(workers.running) == 1, "one worker is kept for small specs"
+    tiny = pool.submit(JsonSchema({"type": "integer"}), "b")
+    assert [job.owner for job in workers.running] == ["a", "b"]
+    workers.refuse(workers.running[1])
+    assert [ticket for ticket, _ in pool.collect()] == [tiny]
+    pool.close()
+
+
+def test_a_spec_that_is_not_as_small_as_estimated_moves_to_the_large_lane(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    ticket = pool.submit(Regex("a{3}"), "b")
+    job = workers.running[1]
+    workers.late.append(job)
+    assert pool.collect() == []
+    assert workers.killed == [job], "another large one runs, so it has to wait"
+    workers.refuse(workers.running[0])
+    pool.collect()
+    assert workers.running == [job]
+    workers.late.append(job)
+    ((answered, error),) = pool.collect()
+    assert answered == ticket
+    assert str(error) == "the grammar took too long: more than 2 s to compile"
+    pool.close()
+
+
+def test_a_small_spec_that_is_kept_from_the_processor_stays_small(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    ticket = pool.submit(Regex("a{3}"), "b")
+    job = workers.running[1]
+    workers.used_cpu_s = 0.02
+    workers.late.append(job)
+    assert pool.collect() == []
+    assert job in workers.running
+    assert job.is_small
+    job.answer_by = monotonic()
+    workers.late.append(job)
+    ((answered, error),) = pool.collect()
+    assert answered == ticket
+    assert "took too long" in str(error), "but for no longer than any other"
+    pool.close()
+
+
+def test_a_late_small_spec_goes_on_if_no_large_one_runs(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    ticket = pool.submit(Regex("a{3}"), "b")
+    (job,) = workers.running
+    workers.late.append(job)
+    assert pool.collect() == []
+    assert (workers.killed, workers.running) == ([], [job])
+    pool.submit(large(0), "a")
+    assert workers.running == [job], "it counts as a large one now"
+    workers.refuse(job)
+    assert [answered for answered, _ in pool.collect()] == [ticket]
+    pool.close()
+
+
+def test_a_compile_that_nobody_waits_for_is_ended(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    first, second = pool.submit(large(0), "a"), pool.submit(large(0), "b")
+    queued = pool.submit(large(1), "a")
+    (job,) = workers.running
+    pool.cancel(first)
+    assert workers.running == [job], "the other tenant waits for the same spec"
+    pool.cancel(second)
+    assert workers.killed == [job]
+    assert [running.tickets for running in workers.running] == [{queued: "a"}], "the next one starts at once"
+    pool.cancel(queued)
+    assert workers.running == []
+    assert pool.collect() == []
+    assert pool.next_deadline() is None
+    assert not pool._pending
+    assert not pool._num_pending
+    pool.close()
+
+
+def test_a_spec_of_two_tenants_has_the_turn_of_either(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    for n in (1, 2, 3):
+        pool.submit(large(n), "a")
+    pool.submit(large(3), "b")
+    workers.refuse(workers.running[0])
+    pool.collect()  # a's turn
+    workers.refuse(workers.running[0])
+    pool.collect()  # b's turn
+    assert workers.running[0].spec == large(3)
+    pool.close()
+
+
+def test_the_queue_of_a_tenant_is_bounded(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_SPECS_OF_TENANT", 3)
+    monkeypatch.setattr(pool_module, "MAX_BYTES_OF_TENANT", 1000)
+    pool, workers = make_pool(small)
+    accepted = [pool.submit(Regex(f"a{{{n}}}"), "a") for n in (1, 2, 3)]
+    refused = pool.submit(Regex("b"), "a")
+    too_many_bytes = pool.submit(Regex("c" * 2000), "b")
+    joined = pool.submit(Regex("a{3}"), "a")
+    answers = dict(pool.collect())
+    assert answers.keys() == {refused, too_many_bytes}
+    assert all(isinstance(answer, CompileQueueFull) for answer in answers.values())
+    assert str(answers[refused]).startswith("the queue of grammars is full: 3 of this tenant are in it")
+    other = pool.submit(Regex("b"), "b")
+    while workers.running:
+        workers.refuse(workers.running[0])
+        answers |= pool.collect()
+    assert answers.keys() == {*accepted, refused, too_many_bytes, joined, other}
+    again = pool.submit(Regex("d"), "a")
+    workers.refuse(workers.running[0])
+    assert not isinstance(dict(pool.collect())[again], CompileQueueFull), "there is room again, and nothing is cached"
+    pool.close()
+
+
+def test_a_wait_in_the_queue_ends(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = monotonic()
+    monkeypatch.setattr(pool_module, "monotonic", lambda: now)
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    early = pool.submit(large(1), "a")
+    now += 20.0
+    late = pool.submit(large(1), "b")
+    assert pool.next_deadline() == now + 10.0
+    now += 10.0
+    ((ticket, error),) = pool.collect()
+    assert ticket == early
+    assert isinstance(error, CompileQueueFull)
+    assert str(error) == "the queue of grammars is full: this one waited for 30 s; try again later"
+    workers.refuse(workers.running[0])
+    pool.collect()
+    workers.refuse(workers.running[0])
+    assert [answered for answered, _ in pool.collect()] == [late], "who came later still waits for the same spec"
+    pool.close()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_ticket_is_answered_once_whatever_happens(small: Vocabulary, seed: int) -> None:
+    """Random submissions, cancellations, endings and deaths; the reference is the set of open tickets."""
+    rng = random.Random(seed)
+    pool, workers = make_pool(small, workers=rng.choice((1, 2, 3)), cache_bytes=rng.choice((0, 1 << 20)))
+    open_tickets, num_tenants, numbers = set[int](), rng.randint(1, 4), count()
+    wait: dict[str, int] = {}  # by tenant with a queued large spec: turns that others had meanwhile
+    for _ in range(120):
+        action, seen = rng.random(), len(workers.order)
+        if action < 0.4:
+            number = rng.choice((next(numbers), rng.randint(0, 5)))
+            spec = large(number) if rng.random() < 0.5 else Regex(f"a{{{number}}}")
+            open_tickets.add(pool.submit(spec, f"tenant {rng.randrange(num_tenants)}"))
+        elif action < 0.55 and open_tickets:
+            ticket = rng.choice(sorted(open_tickets))
+            open_tickets.remove(ticket)
+            pool.cancel(ticket)
+        elif action < 0.9 and workers.running:
+            job = rng.choice(workers.running)
+            end = rng.choice((workers.refuse, workers.refuse, workers.fail))
+            end(job) if rng.random() < 0.8 else workers.late.append(job)
+        elif action >= 0.97:
+            workers.failed_starts += 1
+            for ticket, _ in pool.collect():
+                open_tickets.remove(ticket)
+        if rng.random() < 0.7:
+            for ticket, _ in pool.collect():
+                open_tickets.remove(ticket)  # KeyError: answered twice, or after it was cancelled
+        assert sum(not job.is_small for job in workers.running) <= max(1, pool._num_workers - 1)
+        assert len(workers.running) <= pool._num_workers
+        for was_small, tenants in workers.order[seen:]:
+            wait = {name: 0 if name in tenants else turns + (not was_small) for name, turns in wait.items()}
+        if action >= 0.9:
+            wait = {}  # a failed start answers the next spec in the queue, which is a turn too
+        wait = {name: wait.get(name, 0) for name in pool._queue._large._rounds}
+        assert all(turns < num_tenants for turns in wait.values())
+    pool.close()
+    for ticket, answer in pool.collect():
+        open_tickets.remove(ticket)
+        assert isinstance(answer, GrammarError)
+    assert not open_tickets
+    assert not pool._pending
+    assert not pool._waiting
+
+
+# -- with real processes ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(small: Vocabulary) -> Iterator[CompilePool]:
+    pool = CompilePool(small, workers=2, spares=1, deadline_s=1.0)
+    pool.start()
+    yield pool
+    pool.close()
+
+
+def collect_until(pool: CompilePool, tickets: set[int]) -> dict[int, Grammar | GrammarError]:
+    answers, give_up = dict[int, Grammar | GrammarError](), monotonic() + PATIENCE_S
+    while not answers.keys() >= tickets:
+        assert monotonic() < give_up
+        poller = select.poll()
+        for fileno in pool.filenos():
+            poller.register(fileno, select.POLLIN)
+        until = pool.next_deadline()
+        poller.poll(100 if until is None else max(0.0, min(100, (until - monotonic()) * 1000 + 1)))
+        for ticket, answer in pool.collect():
+            assert ticket not in answers
+            answers[ticket] = answer
+    return answers
+
+
+def test_no_process_is_left_after_deaths_and_cancellations(small: Vocabulary) -> None:
+    others = psutil.Process().children(recursive=True)  # of other tests in this process
+    real = CompilePool(small, workers=2, spares=1, deadline_s=1.0)
+    real.start()
+    rng, cancelled = random.Random(7), set[int]()
+    tickets = {real.submit(Regex("a"), "a")}
+    collect_until(real, tickets)
+    processes = list[psutil.Process]()
+    for number in range(12):
+        spec = rng.choice((large(number), Regex(f"[ab]{{{number + 1}}}"), Choices((f"a{number}",))))
+        ticket = real.submit(spec, rng.choice("abc"))
+        if rng.random() < 0.3:
+            real.cancel(ticket)
+            cancelled.add(ticket)
+        else:
+            tickets.add(ticket)
+        workers = [child for child in real._children if child.pid]
+        if workers and rng.random() < 0.4:
+            os.kill(rng.choice(workers).pid, signal.SIGKILL)
+        processes += [p for p in psutil.Process().children(recursive=True) if p not in (*processes, *others)]
+    answers = collect_until(real, tickets - {min(tickets)})
+    assert not answers.keys() & cancelled
+    real.close()
+    assert len(processes) >= 4
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert not alive
+
+
+def test_the_spare_replaces_a_killed_worker(real: CompilePool) -> None:
+    collect_until(real, {real.submit(Regex("a"), "a")})
+    give_up = monotonic() + PATIENCE_S
+    while sum(child.is_ready for child in real._children) < 3:
+        assert monotonic() < give_up
+        real.collect()
+        sleep(0.005)
+    before = [child.pid for child in real._children]
+    bomb = real.submit(JsonSchema({"oneOf": [{"type": "string", "pattern": f"^.*a.{{{n}}}$"} for n in (24, 25)]}), "a")
+    (running,) = [child.pid for child, job in real._children._jobs.items() if job is not None]
+    real.cancel(bomb)
+    after = [child.pid for child in real._children if child.is_ready]
+    assert sorted([*after, running]) == sorted(before), "two that were forked ahead are ready"
+    assert not isinstance(collect_until(real, {ticket := real.submit(Regex("b"), "b")})[ticket], GrammarError)
+
+
+def test_a_template_that_dies_is_replaced(real: CompilePool) -> None:
+    collect_until(real, {real.submit(Regex("a"), "a")})
+    template = real._children._template
+    assert template is not None
+    os.kill(template.pid, signal.SIGKILL)
+    for child in list(real._children):
+        if child.pid:
+            os.kill(child.pid, signal.SIGKILL)
+    give_up, number, answer = monotonic() + PATIENCE_S, count(1), None
+    while not isinstance(answer, Grammar):  # the first ones may meet the dying workers
+        assert monotonic() < give_up
+        ticket = real.submit(Regex(f"b{{{next(number)}}}"), "a")
+        answer = collect_until(real, {ticket})[ticket]
+
+
+@pytest.mark.parametrize("length", [400, 2000])
+@pytest.mark.parametrize("keyword", ["$ref", "items", "contains"])
+def test_a_long_chain_of_references_is_refused_and_the_worker_lives(
+    real: CompilePool, length: int, keyword: str
+) -> None:
+    collect_until(real, {real.submit(Regex("a"), "a")})
+
+    def link(number: int) -> dict[str, object]:
+        reference: dict[str, object] = {"$ref": f"#/$defs/d{number}"}
+        return reference if keyword == "$ref" else {"type": "array", "maxItems": 2, keyword: reference}
+
+    chain = {f"d{n}": link(n + 1) for n in range(length)} | {f"d{length}": {"type": "integer"}}
+    ticket = real.submit(JsonSchema({"$ref": "#/$defs/d0", "$defs": chain}), "a")
+    answer = collect_until(real, {ticket})[ticket]
+    assert isinstance(answer, GrammarError)
+    assert answer.reason == "its references lead through too many schemas, one within another"
