@@ -35,7 +35,6 @@ class Engine:
             self.engine_loop.welcome, self._server_transport, self.engine_loop.step
         )
         self.client = Client(self._client_transport)
-        self.engine_loop.compiler.start_workers()
 
     def embed(
         self, texts: Sequence[str], dimensions: int | None = None, *, timeout_s: float | None = None
