@@ -50,7 +50,9 @@ class Client:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         content = b"" if body is None else json.dumps(body).encode()
         reader, writer = await asyncio.open_connection(self.host, self.port)
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self.key}\r\nconnection: close\r\n"
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.key}\r\nconnection: close\r\n"
+        )
         writer.write(
             f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
         )

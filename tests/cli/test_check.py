@@ -37,7 +37,7 @@ def test_check_describes_the_embeddings_of_a_model(capsys, tmp_path):
     assert "the state of the last token, scaled to the length 1" in capsys.readouterr().out
     (tmp_path / "modules.json").unlink()
     assert main(["check", "--model", str(tmp_path)]) == 0
-    assert "none: its files do not say" in capsys.readouterr().out
+    assert "none: its files do not define" in capsys.readouterr().out
 
 
 def weights_line(capsys, *options):

@@ -24,7 +24,11 @@ EXPECTED_OUTPUT = {
         r"Ada, the baker, goes to the (bakery|library|park|market) and is there ",
         r"\d\.\d+ sold all her bread today, \d\.\d+ wants to learn about rye flour",
     ],
-    "tree_of_thought": ["And so the old boat sailed again", r"behind each: \(-\d\.\d+, -\d\.\d+\)", "24 calls"],
+    "tree_of_thought": [
+        "And so the old boat sailed again",
+        r"mean logprob of the end: \(-\d\.\d+, -\d\.\d+\)",
+        "24 calls",
+    ],
     "skeleton_of_thought": [r"3\. [A-Z][a-z ]*: ", "on 3 branches side by side"],
     "conversation": ["> What is a volcano\\?", "7 messages", r"\(\d+ prompt tokens computed, [1-9]\d* from the cache"],
     "rag": [r" \[[a-z-]+\.md:\d+\]", r"\d+ of \d+ prompt tokens came from the cache"],

@@ -26,7 +26,7 @@ def test_accepted_texts() -> None:
         ('start[max_tokens=3]: "a"', 5, "max_tokens"),
         ("start: nothing", 7, "unknown name"),
         ('rule: "a"', None, "start"),
-        ("start: s\ns: s", None, "spell|infinite|rule|start"),
+        ("start: s\ns: s", None, "can be written|infinite|rule|start"),
     ],
 )
 def test_errors_have_a_position(grammar: str, where: int | None, reason: str) -> None:

@@ -75,7 +75,7 @@ def test_pooling_of_a_sentence_transformers_folder(folder):
         (lambda folder: pool(folder, pooling_mode_mean_tokens=False), "0 ways"),
         (lambda folder: modules(folder, "Transformer", "Pooling", "Dense", "Normalize"), "Dense"),
         (lambda folder: modules(folder, "Transformer"), "modules are Transformer"),
-        (lambda folder: (folder / "modules.json").unlink(), "do not say"),
+        (lambda folder: (folder / "modules.json").unlink(), "do not define"),
         (lambda folder: (folder / "config.json").write_text('{"auto_map": {"AutoModel": "x.Y"}}'), "code of their own"),
     ],
 )
@@ -105,7 +105,15 @@ def test_corrupt_folders_raise_a_model_error(folder, change):
 
 @pytest.mark.parametrize(
     ("pooling_type", "expected"),
-    [(None, "do not say"), (0, "do not say"), (1, "mean"), (2, "cls"), (3, "last"), (4, "rank"), (5, CorruptModel)],
+    [
+        (None, "do not define"),
+        (0, "do not define"),
+        (1, "mean"),
+        (2, "cls"),
+        (3, "last"),
+        (4, "rank"),
+        (5, CorruptModel),
+    ],
 )
 def test_pooling_type_of_a_gguf_file(tmp_path, pooling_type, expected):
     import gguf

@@ -71,8 +71,8 @@ class HeldCompiler(ReadyCompiler):
         super().__init__({**grammars, REFUSED: GrammarError("refused")})
         self.held = []
 
-    def submit(self, spec):
-        ticket = super().submit(spec)
+    def submit(self, spec, tenant=""):
+        ticket = super().submit(spec, tenant)
         self.held.append(self.done.pop())
         return ticket
 

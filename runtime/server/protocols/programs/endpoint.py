@@ -146,7 +146,7 @@ class _Execution:
             yield named_sse_event("error", {"type": "error", **as_api_error(error).body()})
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.gather(task, return_exceptions=True)  # nobody else takes its error
 
     def _event(self, update: TextDelta | FinishedCall) -> bytes:
         source: dict[str, Any] = {"name": update.step.name, "path": update.step.path, "sample": update.sample}

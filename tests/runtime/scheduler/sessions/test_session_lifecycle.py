@@ -181,7 +181,7 @@ def test_deadlines_of_ended_calls_are_dropped():
         generate(999, 999, 900, timeout_s=0.05, ignore_eos=True),
     )
     assert len(engine_loop.calls.deadlines) <= 64
-    assert outcomes(transport)[999].end.kind == "deadline"
+    assert outcomes(transport)[999].end.kind in ("deadline", "queue_timeout")
 
 
 def test_closed_sessions_leave_no_accounts_behind():

@@ -44,7 +44,8 @@ def test_a_disconnect_ends_all_branches(serve, engine, stream) -> None:
     address, state = serve()
     host, port = address.removeprefix("http://").split(":")
     body = json.dumps({"program": FORKED, "stream": stream}).encode()
-    head = f"POST /v1/programs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head = "POST /v1/programs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n"
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head.encode() + b"\r\n" + body)
         assert wait_until(lambda: running_calls(engine) == NUM_CALLS, PATIENCE_S)
