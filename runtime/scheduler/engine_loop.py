@@ -40,6 +40,7 @@ from plait.runtime.scheduler.token_mask import check_constraint_cost
 from plait.runtime.transport.base import ClientId, ServerTransport
 
 LOGITS_NOT_FINITE = "the model's logits are not finite here"
+COMPILER_INTERVAL = 16  # steps after which the compile processes are looked after while no grammar is awaited
 
 
 class EngineLoop:
@@ -195,7 +196,8 @@ class EngineLoop:
             except Exception as error:  # an internal error in one request must not end the others
                 self.error_log.record(error)
                 self._drop_after_error(client, message)
-        self.sessions.start_compiled_calls()
+        if not self.has_work or self.calls.num_compiling or self.num_steps % COMPILER_INTERVAL == 0:
+            self.sessions.start_compiled_calls()
         for client in self.transport.take_disconnected():
             try:
                 self.sessions.drop_client(client)
