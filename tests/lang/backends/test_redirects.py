@@ -51,7 +51,10 @@ REQUESTS: dict[str, Callable[[JsonHttp], object]] = {
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
 def test_a_redirect_is_not_followed(status: int, request_: Callable[[JsonHttp], object]) -> None:
-    with answering(200) as (elsewhere, received), answering(status, f"{elsewhere}/x") as (address, first):
-        with pytest.raises(CallFailed, match="redirect"):
-            request_(JsonHttp(address, {"authorization": "Bearer a-key"}))
+    with (
+        answering(200) as (elsewhere, received),
+        answering(status, f"{elsewhere}/x") as (address, first),
+        pytest.raises(CallFailed, match="redirect"),
+    ):
+        request_(JsonHttp(address, {"authorization": "Bearer a-key"}))
     assert (first, received) == (["Bearer a-key"], [])
