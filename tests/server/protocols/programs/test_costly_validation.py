@@ -7,11 +7,14 @@ import threading
 
 import httpx
 
-LEVELS = 60
-DOUBLING = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(LEVELS)} | {f"d{LEVELS}": {}}
-SCHEMA = {"enum": ["a", "b"], "not": {"not": {"$ref": "#/$defs/d0"}}, "$defs": DOUBLING}
+# No text matches, which the validator finds after a million steps back, for each of them.
+PATTERNS = [{"not": {"pattern": f"^((?=.).+)+\u0001{number}$"}} for number in range(2000)]
+TEXT = {"type": "string", "minLength": 30, "maxLength": 30}
+SCHEMA = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 1, "contains": {"allOf": PATTERNS}}
 LENIENT = {"type": "json_schema", "schema": json.dumps(SCHEMA), "lenient": True}
-PROGRAM = {"program": [{"text": "One: "}, {"gen": {"name": "v", "constraint": LENIENT, "max_tokens": 20}}]}
+PROGRAM = {
+    "program": [{"text": "One: "}, {"gen": {"name": "v", "constraint": LENIENT, "max_tokens": 200, "complete": True}}]
+}
 
 
 def test_a_costly_validation_ends_and_stops_nothing(address) -> None:
