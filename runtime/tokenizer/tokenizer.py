@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 from plait.runtime.tokenizer.definition import AddedToken, TokenizerDefinition
 from plait.runtime.tokenizer.from_gguf import definition_from_gguf
 from plait.runtime.tokenizer.from_hf import definition_from_folder
+from plait.runtime.tokenizer.literal_pattern import literal_pattern
 
 
 def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokenizer:
@@ -48,8 +48,7 @@ class Tokenizer:
         self.control_ids: frozenset[int] = definition.control_ids
         self.chat_template: ChatTemplate | None = definition.chat_template
         self._template_text_ids: dict[tuple[str, bool], list[int]] = {}
-        longest_first = sorted(definition.added_tokens, key=lambda text: (-len(text), text))
-        self._added_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._added_pattern = literal_pattern(definition.added_tokens)
 
     @property
     def vocab_size(self) -> int:

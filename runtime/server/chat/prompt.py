@@ -19,6 +19,7 @@ from plait.runtime.errors import InputError
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.chat.formats import ToolFormat, tool_as_json, tool_instructions
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+from plait.runtime.tokenizer.literal_pattern import literal_pattern
 
 PromptParts = list[tuple[str, bool]]  # (text, whether it is the template's own text and may hold control tokens)
 
@@ -93,9 +94,9 @@ class _ControlTokenPattern(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _control_token_pattern(added_texts: frozenset[str]) -> _ControlTokenPattern | None:
-    if not added_texts:
+    pattern = literal_pattern(added_texts)
+    if pattern is None:
         return None
-    pattern = re.compile("|".join(map(re.escape, sorted(added_texts, key=len, reverse=True))))
     prefixes = frozenset(text[:size] for text in added_texts for size in range(1, len(text)))
     suffixes = frozenset(text[size:] for text in added_texts for size in range(1, len(text)))
     edge_chars = frozenset(text[0] for text in added_texts), frozenset(text[-1] for text in added_texts)

@@ -4,7 +4,8 @@
   addresses, loopback names, the name given to --host and those given to --allowed-host are allowed. A request with a
   valid key may have any Host, since such a page has no key; so may /health and /ready, for probes use any name.
 - Origin: where there is one, it must be this server's own or allowed by --cors-origin.
-- Sec-Fetch-Site without an Origin: another site may only link here, not load anything.
+- Sec-Fetch-Site without an Origin: another site may only link here, not load or embed anything. Browsers send these
+  headers to HTTPS and to loopback addresses only; over plain HTTP to another machine such a GET passes, unread.
 - A GET that changes or computes something must not come from a browser at all.
 """
 
@@ -60,11 +61,13 @@ class BrowserChecks:
         return "*" in self._origins or origin in self._origins or _is_own_origin(origin, hosts)
 
     def _check_fetch_metadata(self, scope: Scope) -> None:
-        """Checks Sec-Fetch-Site of a request without an Origin: other sites may only open a page here."""
+        """Checks Sec-Fetch-Site of a request without an Origin: other sites may only open a page here, not embed it."""
         site = _values(scope, b"sec-fetch-site")
         if set(site) <= {"same-origin", "none"} or "*" in self._origins:
             return
-        if scope["method"] != "GET" or _values(scope, b"sec-fetch-mode") != ["navigate"]:
+        opens_page = _values(scope, b"sec-fetch-mode") == ["navigate"]  # so does a frame, an object or an embed
+        opens_page &= set(_values(scope, b"sec-fetch-dest")) <= {"document"}
+        if scope["method"] != "GET" or not opens_page:
             raise _cross_origin()
 
 

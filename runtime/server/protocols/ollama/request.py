@@ -37,6 +37,8 @@ from plait.runtime.server.protocols.shared import (
 
 # Ollama's defaults
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
+# A unit ends every number but a lone one, so that a text is matched in one way only and backtracking is linear.
+_DURATION = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+)")
 
 
 async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: Client) -> PreparedChat:
@@ -103,7 +105,7 @@ def shows_thinking(body: OllamaRequestFields, client: Client) -> bool:
 
 def check_keep_alive(duration: float | str | None) -> None:
     """Raises ApiError 400 for what is no duration, and for 0, which would unload the model."""
-    if isinstance(duration, str) and not re.fullmatch(r"-?([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h)?)+", duration):
+    if isinstance(duration, str) and not _DURATION.fullmatch(duration):
         raise invalid("'keep_alive' is a number of seconds, or a duration such as 5m", "keep_alive")
     if duration is not None and re.fullmatch(r"-?[0.]+[a-zµ]*", str(duration)):
         raise unsupported("keep_alive", "cannot be 0: this server does not unload its model")

@@ -15,6 +15,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
+from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
@@ -72,7 +73,7 @@ class _Execution:
             return await self._answer(run, program_branch)
 
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
-        calls = [self._call_answer(done) for done in run.done]
+        calls = [self._call_answer(done, await find_violation(done.result)) for done in run.done]
         usages = [call.usage for call in calls]
         prompt, completion = (
             sum(usage.prompt_tokens for usage in usages),
@@ -92,7 +93,7 @@ class _Execution:
             usage=ProgramUsage(prompt, cached, completion, prompt + completion),
         )
 
-    def _call_answer(self, done: FinishedCall) -> CallAnswer:
+    def _call_answer(self, done: FinishedCall, violation: str | None) -> CallAnswer:
         result = done.result
         usage = CallUsage(
             result.usage.prompt_tokens,
@@ -120,7 +121,7 @@ class _Execution:
             done.value,
             result.finish_reason,
             result.matched,
-            result.violation,
+            violation,
             scores,
             logprobs,
             usage,

@@ -1,0 +1,61 @@
+"""Validates a text against a client's lenient constraint in a process that is killed after a time limit.
+
+A schema of some kilobytes can make full validation take hours (references that double, patterns that backtrack), and
+the validator holds the interpreter's lock. `python -m plait.constrained.validation_process` reads one request from
+standard input and writes its result to standard output, both in MessagePack.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import msgspec
+
+from plait.constrained.full_validation import validation_error
+from plait.constrained.specs import Spec
+
+TIMEOUT_S = 5.0  # by the clock; most of it is for the start of the process on a busy machine
+MEMORY_BYTES = 2 << 30
+NICENESS = 10
+
+
+class ValidationRequest(msgspec.Struct, frozen=True):
+    """To the process: the constraint, and the finished text."""
+
+    spec: Spec
+    text: str
+
+
+def validation_error_within(spec: Spec, text: str, timeout_s: float = TIMEOUT_S) -> str | None:
+    """`validation_error(spec, text)`; a reason why there is none if it takes longer. Blocks, so call it in a thread."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "plait.constrained.validation_process"],
+            input=msgspec.msgpack.encode(ValidationRequest(spec, text)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=timeout_s,
+            check=True,
+        )
+        result: str | None = msgspec.msgpack.decode(done.stdout, type=str | None)
+    except subprocess.TimeoutExpired:
+        return f"it could not be checked within {timeout_s:g} s"
+    except (OSError, subprocess.CalledProcessError, msgspec.DecodeError):
+        return "it could not be checked: the validator failed"
+    return result
+
+
+def main() -> None:
+    """Answers the request on standard input."""
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ValidationRequest)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(validation_error(request.spec, request.text)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Regular expressions of the source: none can take exponential time, whatever text it is matched against.
+
+Python's `re` backtracks. A repetition within an unlimited repetition may match one text in exponentially many ways.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("plait", "lang", "runtime", "constrained", "kernels")
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+MAX_REPEATS = 20  # a repetition with a higher limit counts as unlimited
+LINEAR = {
+    # its numbers end with a unit, which no number contains
+    r"-?(?:[0-9]+(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+)",
+    # nothing follows them, so they match at the first attempt
+    r"(?:[ \t]|#[^\n]*)*",
+    r"(?:\s|#[^\n]*)*",
+}
+
+
+def literal_patterns(source: str) -> Iterator[str]:
+    """The patterns that a source passes to functions of `re`, without those that it computes."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re.") and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str | bytes):
+                yield first.value if isinstance(first.value, str) else first.value.decode("latin-1")
+
+
+def has_nested_repetition(pattern: str) -> bool:
+    """Whether a repetition of varying length occurs within an unlimited one."""
+
+    def search(tree: Any, is_inside: bool) -> bool:
+        for _, argument in tree:
+            inside = is_inside
+            values = list(argument) if isinstance(argument, tuple | list) else [argument]
+            if len(values) == 3 and hasattr(values[2], "data"):  # minimum, maximum, what is repeated
+                minimum, maximum = int(values[0]), int(values[1])
+                if is_inside and maximum > 1 and maximum != minimum:
+                    return True
+                inside = is_inside or maximum > MAX_REPEATS
+            for value in values:
+                branches = value if isinstance(value, list) else [value]
+                if any(search(branch, inside) for branch in branches if hasattr(branch, "data")):
+                    return True
+        return False
+
+    return search(re._parser.parse(pattern), False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_pattern_repeats_a_repetition(path: Path) -> None:
+    patterns = set(literal_patterns(path.read_text("utf-8")))
+    assert {pattern for pattern in patterns - LINEAR if has_nested_repetition(pattern)} == set()
+
+
+def test_the_exceptions_are_in_use() -> None:
+    patterns = {pattern for path in FILES for pattern in literal_patterns(path.read_text("utf-8"))}
+    assert patterns >= LINEAR
+    assert len(patterns) > 40
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_nested"),
+    [
+        *(
+            (text, True)
+            for text in ("(a+)+", "(?:a*b?)*c", "((a|b+)x?)*", "(?=(a+)*)", "(a{2,9}b)+", "([0-9]+(m|s)?)+")
+        ),
+        *((text, False) for text in ("a+b+", "(ab?)+", "(a{3}b)*", "(a+){3}", "[a-z]+(?:x|y*)", "(?:a|b)*")),
+    ],
+)
+def test_nested_repetitions_are_found(pattern: str, is_nested: bool) -> None:
+    assert has_nested_repetition(pattern) == is_nested
