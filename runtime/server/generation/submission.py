@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import msgspec
 
 from plait.constrained.specs import Spec
 from plait.constrained.vocabulary import Vocabulary
@@ -109,6 +111,10 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         record.handles.append(handle)
     try:
         for submission in submissions:
+            timeout_s = submission.sampling.timeout_s
+            if record is not None and (left_s := record.limit_timeout(timeout_s)) != timeout_s:
+                sampling = msgspec.structs.replace(submission.sampling, timeout_s=left_s)
+                submission = replace(submission, sampling=sampling)
             _start(client, submission, handle)
         yield handle
     finally:
