@@ -106,6 +106,13 @@ class Client:
         """Receives replies in a thread again."""
         self._transport.detach_from_loop()
 
+    def set_liveness_check(self, interval_s: float, unresponsive_after_s: float) -> None:
+        """Checks after each `interval_s` seconds of silence that the runtime answers.
+
+        The client gives up after `unresponsive_after_s` seconds without an answer: waiting calls raise RuntimeGone.
+        """
+        self._transport.set_liveness_check(interval_s, unresponsive_after_s)
+
     def close(self) -> None:
         """Disconnects; the scheduler drops the sessions of this client, and waiting calls raise RuntimeGone.
 
@@ -118,6 +125,16 @@ class Client:
     def is_closed(self) -> bool:
         """Whether the runtime has ended or this client was closed."""
         return self._disconnect_reason is not None
+
+    @property
+    def disconnect_reason(self) -> str | None:
+        """Why nothing more can be sent or received; None while the client is connected."""
+        return self._disconnect_reason
+
+    @property
+    def unanswered_s(self) -> float:
+        """For how long the runtime has not answered a liveness check, in seconds. 0 if none is open."""
+        return self._transport.unanswered_s
 
     # -- used by sessions -------------------------------------------------------------------------
 

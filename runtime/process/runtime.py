@@ -131,12 +131,15 @@ class Runtime:
 
         return embed_texts(self.client, texts, dimensions, timeout_s=timeout_s)
 
-    def shutdown(self) -> None:
-        """Disconnects, and ends the runtime process if this object started it. Idempotent."""
+    def shutdown(self, grace_s: float = STOP_TIMEOUT_S) -> None:
+        """Disconnects, and ends the runtime process if this object started it. Idempotent.
+
+        grace_s: how long the process may take to end before it is killed, in seconds.
+        """
         client = getattr(self, "client", None)
         if client is not None:
             client.close()
-        self._stop_process()
+        self._stop_process(grace_s)
 
     def __enter__(self) -> Runtime:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from functools import lru_cache
@@ -15,9 +16,11 @@ from plait.runtime.errors import RuntimeGone
 from plait.runtime.server.errors import NOT_FOUND, ApiError
 from plait.runtime.server.http.admission import AdmissionControl
 from plait.runtime.server.in_flight import InFlightRequests
-from plait.runtime.server.ops.liveness import LivenessProbe
 from plait.runtime.server.ops.metrics import Metrics
+from plait.runtime.server.ops.status_query import StatusQuery
 from plait.runtime.server.settings import ServerSettings
+
+REPLACEMENT_POLL_S = 0.02
 
 
 class Backend(Protocol):
@@ -25,7 +28,7 @@ class Backend(Protocol):
 
     @property
     def client(self) -> Client:
-        """The connection to the runtime. Raises RuntimeGone while there is none."""
+        """The connection to the runtime. Raises RuntimeGone, or is closed, while there is none."""
         ...
 
 
@@ -38,15 +41,34 @@ class AppState:
         self.in_flight = InFlightRequests()
         self.admission = AdmissionControl(settings, self.in_flight)
         self.metrics = Metrics()
-        self.liveness = LivenessProbe(lambda: self.client, settings.stuck_after_s)
+        self.status_query = StatusQuery(lambda: self.client)
+        self._replacement: asyncio.Task[None] | None = None  # waits for the next runtime, for all requests
         self.last_model_name = ""  # for metrics and status while the runtime restarts
         with contextlib.suppress(RuntimeGone):
             self.last_model_name = self.model_name
 
     @property
     def client(self) -> Client:
-        """The connection to the runtime. Raises RuntimeGone while there is none."""
+        """The connection to the runtime. Raises RuntimeGone, or is closed, while there is none."""
         return self.backend.client
+
+    @property
+    def replaces_runtime(self) -> bool:
+        """Whether the backend starts another runtime when one ends."""
+        return not getattr(self.backend, "has_given_up", True)
+
+    async def wait_for_replacement(self, timeout_s: float) -> bool:
+        """Waits until the runtime that ended is replaced. Returns False after `timeout_s`, and if it will not be."""
+        if self._replacement is None or self._replacement.done():
+            self._replacement = asyncio.create_task(self._poll_backend())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._replacement), timeout_s)
+            return self.replaces_runtime
+        return False
+
+    async def _poll_backend(self) -> None:
+        while self.replaces_runtime and self.client.is_closed:
+            await asyncio.sleep(REPLACEMENT_POLL_S)
 
     @property
     def num_restarts(self) -> int:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from plait.runtime.client.call import Call
 from plait.runtime.client.session import Session
-from plait.runtime.errors import CallFailed
+from plait.runtime.errors import CallFailed, DeadlineExceeded
 from plait.runtime.messages import Usage
 
 _current_request: ContextVar[RequestRecord | None] = ContextVar("plait_request", default=None)
@@ -42,7 +43,7 @@ class RequestRecord:
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
     `num_key_requests` requests against the limit of its key. reserve_calls(n): counts it as n calls, or raises ApiError
     if they exceed the capacity. reserve_program(n): the same for a program, whose calls also count against the limit of
-    its key.
+    its key. num_runs: one more for each time that it was run again because its runtime ended.
     """
 
     method: str
@@ -66,6 +67,30 @@ class RequestRecord:
     body_preview: bytes = b""
     task: asyncio.Task[object] | None = None
     handles: list[CallGroup] = field(default_factory=list)
+    num_runs: int = 1
+    deadline: float = math.inf  # the earliest of its calls, over all runs
+
+    def begin_next_run(self) -> None:
+        """Forgets the calls of the last run, whose runtime ended. What they reserved is kept for the next one."""
+        self.num_runs += 1
+        if self.handles:
+            self.handles.clear()
+            self.reserve_calls = self.reserve_program = lambda num_calls: None
+
+    def limit_timeout(self, timeout_s: float | None) -> float | None:
+        """Returns the timeout of a call that begins now; in a further run what is left of it.
+
+        Raises DeadlineExceeded if nothing is left.
+        """
+        if timeout_s is None:
+            return None
+        now = time.monotonic()
+        if self.num_runs == 1:
+            self.deadline = min(self.deadline, now + timeout_s)
+            return timeout_s
+        if self.deadline <= now:
+            raise DeadlineExceeded(f"the request took longer than its timeout of {timeout_s:g} s")
+        return min(timeout_s, self.deadline - now)
 
     @property
     def sessions(self) -> list[Session]:

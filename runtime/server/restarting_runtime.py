@@ -1,4 +1,4 @@
-"""Restarts the runtime process when it dies, so that the server in front of it keeps running.
+"""Restarts the runtime process when it dies or does not answer, so that the server in front of it keeps running.
 
 A runtime that dies within `STABLE_AFTER_S` of its start counts as a failed start, and the pause before the next attempt
 doubles. After `MAX_FAILURES` failed starts in a row no further attempt is made.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.runtime.errors import PlaitError, RuntimeGone
 from plait.runtime.process.runtime import Runtime
+from plait.runtime.server.settings import STUCK_AFTER_S
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -24,21 +25,27 @@ POLL_INTERVAL_S = 0.1
 INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STABLE_AFTER_S = 60.0  # a runtime that lived this long had started successfully
 MAX_FAILURES = 8
+LIVENESS_INTERVAL_S = 0.5  # a check follows each interval without replies
+NOT_READY_AFTER_S = 3.5  # without an answer to a check
 
 log = logging.getLogger("plait.server")
 
 
 class RestartingRuntime:
-    """A `Runtime` that is replaced when it dies, by a background thread.
+    """A `Runtime` that is replaced when it dies, or has not answered for `stuck_after_s`, by a background thread.
 
     The first one starts in the constructor, which raises what `Runtime` raises; `meanwhile` is called while it loads.
     `settings` are those of `Runtime`. `num_restarts` counts replacements; `has_given_up`: there will be no more.
     """
 
     def __init__(
-        self, model_path: str | None = None, meanwhile: Callable[[], object] | None = None, **settings: Any
+        self,
+        model_path: str | None = None,
+        meanwhile: Callable[[], object] | None = None,
+        stuck_after_s: float = STUCK_AFTER_S,
+        **settings: Any,
     ) -> None:
-        self._model_path, self._settings = model_path, settings
+        self._model_path, self._settings, self._stuck_after_s = model_path, settings, stuck_after_s
         self._runtime = self._start(meanwhile)
         self._started_at = time.monotonic()
         self._num_failures = 0
@@ -51,11 +58,13 @@ class RestartingRuntime:
 
     @property
     def client(self) -> Client:
-        """The client of the current runtime. Raises RuntimeGone while there is none."""
-        client = self._runtime.client
-        if client.is_closed:
-            raise RuntimeGone("the runtime process has ended and is being restarted")
-        return client
+        """The client of the current runtime. While that is replaced, it is closed, but still has model and tokenizer.
+
+        Raises RuntimeGone once no further runtime will be started.
+        """
+        if self.has_given_up:
+            raise RuntimeGone("the runtime process has ended and cannot be restarted")
+        return self._runtime.client
 
     def attach_to_loop(self) -> None:
         """Lets the running event loop do the I/O of this runtime and its replacements. Call it in that loop."""
@@ -78,19 +87,27 @@ class RestartingRuntime:
             runtime.client.attach_to_loop()
 
     def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
-        return Runtime(self._model_path, meanwhile=meanwhile, **self._settings)
+        runtime = Runtime(self._model_path, meanwhile=meanwhile, **self._settings)
+        runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
+        return runtime
 
     def _watch(self) -> None:
+        was_answering = True
         while not self._closing.wait(POLL_INTERVAL_S):
-            if self._runtime.client.is_closed:
+            client = self._runtime.client
+            if client.is_closed:
                 self._replace()
+            elif was_answering != (client.unanswered_s < NOT_READY_AFTER_S):
+                was_answering = not was_answering
+                state = "answers again" if was_answering else f"has not answered for {NOT_READY_AFTER_S:g} s"
+                log.warning("the runtime %s; /ready is %d", state, 200 if was_answering else 503)
             if self.has_given_up:
                 return
 
     def _replace(self) -> None:
         """Makes one attempt to start a runtime, after the backoff."""
         died_at = time.monotonic()
-        self._runtime.shutdown()
+        self._runtime.shutdown(grace_s=0.0)  # it has ended, or does not answer
         if self._closing.is_set():
             return
         self._num_failures = 0 if died_at - self._started_at > STABLE_AFTER_S else self._num_failures + 1
@@ -101,7 +118,7 @@ class RestartingRuntime:
         pause_s = (
             0.0 if self._num_failures < 2 else min(INITIAL_BACKOFF_S * 2 ** (self._num_failures - 2), MAX_BACKOFF_S)
         )
-        log.error("the runtime process ended; it is restarted in %g s", pause_s)
+        log.error("%s; the runtime is restarted in %g s", self._runtime.client.disconnect_reason, pause_s)
         if self._closing.wait(pause_s):
             return
         self._started_at = time.monotonic()

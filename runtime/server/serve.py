@@ -38,7 +38,7 @@ def serve(model: str | None, settings: ServerSettings, log_format: LogFormat = "
         log.warning("the server has no API key: anyone who can reach its address can use it")
     settings = msgspec.structs.replace(settings, max_running=engine.get("max_batch_rows", settings.max_running))
     with listener:
-        runtime = RestartingRuntime(model, meanwhile=_import_server, **engine)
+        runtime = RestartingRuntime(model, _import_server, settings.stuck_after_s, **engine)
         try:
             from plait.runtime.server.uvicorn_server import run
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 from plait.runtime.errors import InputError
 
 BACKLOG = 2048  # connections that the kernel queues until they are accepted
+STUCK_AFTER_S = 600.0  # far above the longest step, see docs/deploy.md
 
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Origin = Annotated[
@@ -32,7 +33,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_requests_per_key: admitted requests of one key (0: no limit); a program counts as its calls in flight.
     Times, in seconds. body_timeout_s: until a whole body has arrived. idle_timeout_s: until a connection's next request
     line and headers have arrived. write_timeout_s: until a client has read what was sent. drain_timeout_s: for running
-    requests to end at shutdown. stuck_after_s: without an answer from the runtime until /health fails.
+    requests to end at shutdown. stuck_after_s: without an answer from the runtime until it is replaced.
     retry_after_s: the Retry-After of a refusal for lack of capacity.
     """
 
@@ -54,7 +55,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     idle_timeout_s: Seconds = 75.0
     write_timeout_s: Seconds = 30.0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
-    stuck_after_s: Seconds = 10.0
+    stuck_after_s: Seconds = STUCK_AFTER_S
     log_prompts: bool = False
 
 

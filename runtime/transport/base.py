@@ -25,15 +25,25 @@ ClientId = bytes  # names one connection; chosen by the transport
 
 
 class ClientTransport(Protocol):
-    """The client's end: sends to one scheduler and receives its replies."""
+    """The client's end: sends to one scheduler and receives its replies.
+
+    unanswered_s: for how long the scheduler has not answered a liveness check, in seconds; 0 if none is open.
+    """
 
     welcome: Welcome
+
+    @property
+    def unanswered_s(self) -> float: ...
 
     def start(self, on_reply: Callable[[ServerMessage], None], on_disconnect: Callable[[str], None]) -> None:
         """Starts delivery: every reply goes to `on_reply`, the reason for the end goes to `on_disconnect`."""
 
     def send(self, request: ClientMessage) -> None:
         """Queues a message; any thread may call it. Raises RuntimeGone after the end, InputError if it is too large."""
+
+    def set_liveness_check(self, interval_s: float, unresponsive_after_s: float) -> None:
+        """Sends a liveness check after each `interval_s` seconds without replies, and disconnects after
+        `unresponsive_after_s` seconds without an answer."""
 
     def attach_to_loop(self) -> None:
         """Delivers in the running event loop from now on. For a process whose loop is never blocked; call it there."""

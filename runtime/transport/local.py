@@ -90,6 +90,14 @@ class LocalClientTransport:
             raise RuntimeGone(self._stop_reason)
         self._server.enqueue(request)
 
+    @property
+    def unanswered_s(self) -> float:
+        """Always 0: the steps run in this process."""
+        return 0.0
+
+    def set_liveness_check(self, interval_s: float, unresponsive_after_s: float) -> None:
+        """Does nothing: there is no other process."""
+
     def attach_to_loop(self) -> None:
         """Does nothing: replies are delivered by the thread that runs the steps."""
 

@@ -77,6 +77,15 @@ class ZmqClientTransport:
         else:
             self._driver.wake()
 
+    @property
+    def unanswered_s(self) -> float:
+        return max(0, self._unanswered_checks - 1) * self.silence_check_s  # the first silent interval sends the check
+
+    def set_liveness_check(self, interval_s: float, unresponsive_after_s: float) -> None:
+        self.silence_check_s, self._unresponsive_after_s = interval_s, unresponsive_after_s
+        if self._driver is not None:
+            self._driver.wake()  # a thread that waits for the old interval
+
     def attach_to_loop(self) -> None:
         self._change_driver(EventLoopIoDriver)
 
@@ -147,7 +156,7 @@ class ZmqClientTransport:
         """
         self._unanswered_checks += 1
         self._queue.append(encode(Inspect(LIVENESS_CALL_ID)))
-        if self._unanswered_checks * self.silence_check_s >= self._unresponsive_after_s:
+        if self.unanswered_s >= self._unresponsive_after_s:
             silence = f"the runtime has not answered for {self._unresponsive_after_s:g} s"
             self._disconnect_reason = f"{silence}; its process may be stuck or stopped"
 

@@ -135,10 +135,11 @@ async def embed_prompts(
     """Returns one result per prompt, in order. Raises the first failure, and ApiError 503 for lack of capacity."""
     if options.timeout_s is not None:
         sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
-    handle, start_time = EmbeddingHandle(), time.monotonic()
+    handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
         record.reserve_calls(min(MAX_CONCURRENT_INPUTS, len(prompts)))
         record.handles.append(handle)
+        request_timeout_s = record.limit_timeout(request_timeout_s)
     results: list[CallResult] = []
     pending_calls: deque[tuple[Session, Call]] = deque()
     try:
@@ -150,7 +151,7 @@ async def embed_prompts(
             )
             handle.sessions.append(session)
             session.append_tokens(prompt)
-            timeout_s = _remaining_timeout(options.timeout_s, start_time)
+            timeout_s = _remaining_timeout(request_timeout_s, start_time)
             call = session.embed(options.dimensions, normalize=options.normalize, timeout_s=timeout_s)
             handle.calls.append(call)
             pending_calls.append((session, call))

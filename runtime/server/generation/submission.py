@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import msgspec
 
 from plait.constrained.specs import Spec
 from plait.constrained.vocabulary import Vocabulary
@@ -22,7 +24,7 @@ from plait.runtime.errors import ContextOverflow
 from plait.runtime.messages import ChoiceScores, TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
-from plait.runtime.server.in_flight import current_request
+from plait.runtime.server.in_flight import RequestRecord, current_request
 
 MAX_UNREAD_BYTES = 3 << 18  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
@@ -109,12 +111,20 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
         record.handles.append(handle)
     try:
         for submission in submissions:
-            _start(client, submission, handle)
+            _start(client, submission if record is None else _with_time_left(submission, record), handle)
         yield handle
     finally:
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
         for session in handle.sessions:
             session.close() if finished else session.abort()
+
+
+def _with_time_left(submission: Submission, record: RequestRecord) -> Submission:
+    """Returns the submission with what is left of its timeout if the request is run again."""
+    timeout_s = record.limit_timeout(submission.sampling.timeout_s)
+    if timeout_s == submission.sampling.timeout_s:
+        return submission
+    return replace(submission, sampling=msgspec.structs.replace(submission.sampling, timeout_s=timeout_s))
 
 
 def _start(client: Client, submission: Submission, handle: RequestHandle) -> None:

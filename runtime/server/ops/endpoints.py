@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,6 +15,7 @@ from plait.runtime.server.errors import OVERLOADED, ApiError
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import json_response
 from plait.runtime.server.ops import prometheus
+from plait.runtime.server.restarting_runtime import NOT_READY_AFTER_S
 
 router = APIRouter()
 
@@ -20,7 +23,7 @@ MAX_LISTED = 50  # requests in /status
 
 
 class Health(msgspec.Struct):
-    """The server and its runtime are alive."""
+    """The server is alive."""
 
     status: str = "ok"
 
@@ -71,15 +74,16 @@ class ServerStatus(msgspec.Struct):
 
 @router.get("/health", **documented(answer=Health, errors=(500, 503)))
 async def health(request: Request) -> Response:
-    """Whether the scheduler's loop is running. Generates no tokens."""
-    if not await state_of(request).liveness.is_alive():
-        raise _unavailable(state_of(request), "the model's runtime does not answer", "runtime_unhealthy")
+    """Whether this process lives, and replaces a runtime that ends. Does not ask the runtime."""
+    state = state_of(request)
+    if state.client.is_closed and not state.replaces_runtime:
+        raise _unavailable(state, "the model's runtime process has ended", "runtime_gone")
     return json_response(Health())
 
 
 @router.get("/ready", **documented(answer=Ready, errors=(500, 503)))
 async def ready(request: Request) -> Response:
-    """Whether a request would be admitted now."""
+    """Whether a request would be admitted now, and the runtime answers."""
     state = state_of(request)
     if reason := _not_ready_reason(state):
         raise _unavailable(state, *reason)
@@ -91,6 +95,8 @@ async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     state = state_of(request)
     status = await _scheduler_status(state)
+    with contextlib.suppress(PlaitError):
+        state.metrics.unanswered.set(state.client.unanswered_s)
     text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts)
     return Response(text, media_type=prometheus.CONTENT_TYPE)
 
@@ -116,7 +122,7 @@ async def status(request: Request) -> Response:
 
 async def _scheduler_status(state: AppState) -> Status | None:
     try:
-        return await state.liveness.query_status()
+        return await state.status_query.status()
     except PlaitError:
         return None
 
@@ -126,9 +132,13 @@ def _not_ready_reason(state: AppState) -> tuple[str, str] | None:
     if state.admission.is_draining:
         return "the server is shutting down", "draining"
     try:
-        state.client  # noqa: B018 - raises while there is no runtime
+        client = state.client
     except PlaitError as error:
         return str(error), "runtime_gone"
+    if client.is_closed:
+        return "the runtime process has ended", "runtime_gone"
+    if client.unanswered_s >= NOT_READY_AFTER_S:
+        return "the model's runtime does not answer", "runtime_unhealthy"
     return ("the queue is full", "queue_full") if state.admission.is_full else None
 
 

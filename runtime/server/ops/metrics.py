@@ -55,6 +55,14 @@ class Metrics:
             "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
         )
         self.restarts = Metric("counter", "plait_runtime_restarts_total", "Restarts of the runtime process.")
+        self.unanswered = Metric(
+            "gauge", "plait_runtime_unanswered_seconds", "For how long the runtime has not answered a liveness check."
+        )
+        self.reruns = Metric(
+            "counter",
+            "plait_reruns_total",
+            "Requests run again: the runtime ended before they had sent anything.",
+        )
         self.pages = Metric("gauge", "plait_kv_pages", "Pages of the KV pool, one token each.", ("state",))
         self.tokens = [
             (Metric("counter", f"plait_{name}_tokens_total", text), field) for name, text, field in _TOKEN_COUNTS
@@ -98,7 +106,8 @@ class Metrics:
             self._set_scheduler_metrics(status, model_name)
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
-        own = [self.in_flight, self.up, self.restarts, self.dropped_log_lines, self.rejections, self.aborts, self.pages]
+        own = [self.in_flight, self.up, self.unanswered, self.restarts, self.reruns, self.dropped_log_lines]
+        own += [self.rejections, self.aborts, self.pages]
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
     def _set_scheduler_metrics(self, status: Status, model_name: str) -> None:

@@ -19,6 +19,7 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
 from plait.runtime.server.http.response import FinalEvent, cancel_on_disconnect, json_response, stream_response
+from plait.runtime.server.rerun import run_again_if_lost
 
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's and SGLang's streams
 
@@ -57,12 +58,17 @@ async def respond(
 ) -> Response:
     """Streams `events()` or returns the object of `complete()`; either is cancelled when the client disconnects.
 
-    Raises ApiError for a failure before the first event; `constraint_param` is where a failed constraint came from.
+    Both use the current client: they are called again if the runtime ends before the first event. Raises ApiError for
+    another failure before it; `constraint_param` is where a failed constraint came from.
     """
-    try:
+
+    async def run() -> Response:
         if stream:
             return await stream_response(request, events(), media_type)
         return json_response(await cancel_on_disconnect(request, complete()))
+
+    try:
+        return await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error, constraint_param=constraint_param) from error
 

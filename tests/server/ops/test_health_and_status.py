@@ -12,7 +12,7 @@ from prometheus_scrape import scrape
 
 from plait.runtime.errors import RuntimeGone
 from plait.runtime.server.app import create_app
-from plait.runtime.server.ops.liveness import LivenessProbe
+from plait.runtime.server.ops.status_query import StatusQuery
 from plait.runtime.server.settings import server_settings
 
 BODY = {"model": "default", "prompt": "One, two, three,", "max_tokens": 4, "temperature": 0}
@@ -41,23 +41,14 @@ class StuckClient:
         return "status"
 
 
-def test_stuck_loop_is_not_alive_and_concurrent_probes_share_a_query() -> None:
+def test_concurrent_status_queries_are_one() -> None:
     async def run():
         client = StuckClient()
-        liveness = LivenessProbe(lambda: client, 0.4)
-        other_probe = LivenessProbe(lambda: client, 0.2)
-        assert not await other_probe.is_alive()
-        statuses = await asyncio.gather(*(liveness.query_status(0.05) for _ in range(20)))
-        assert statuses == [None] * 20 and client.num_queries == 2
-        assert not await liveness.is_alive()
+        query = StatusQuery(lambda: client)
+        statuses = await asyncio.gather(*(query.status(0.05) for _ in range(20)))
+        assert statuses == [None] * 20 and client.num_queries == 1
         client.resumed.set()
-        await asyncio.sleep(0.05)
-        assert await liveness.is_alive() and await liveness.query_status() == "status"
-
-        def gone():
-            raise RuntimeGone("gone")
-
-        assert not await LivenessProbe(gone, 10).is_alive()
+        assert await query.status() == "status"
 
     asyncio.run(run())
 

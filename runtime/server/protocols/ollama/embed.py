@@ -29,6 +29,7 @@ from plait.runtime.server.protocols.ollama.models import check_model_name
 from plait.runtime.server.protocols.ollama.request import check_keep_alive, check_options
 from plait.runtime.server.protocols.ollama.types import SAMPLING_OF_REQUEST, UNSUPPORTED_OPTIONS, OllamaOptions
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
+from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 
@@ -118,7 +119,11 @@ async def _results(
         return []
     prompts = await tokenize_inputs(client, inputs, param, truncate=truncate, limit=options.num_ctx)
     embedding_options = EmbeddingOptions(dimensions=dimensions, normalize=normalize, tenant=tenant_of(request))
+
+    async def run() -> list[CallResult]:
+        return await cancel_on_disconnect(request, embed_prompts(state.client, prompts, embedding_options))
+
     try:
-        return await cancel_on_disconnect(request, embed_prompts(client, prompts, embedding_options))
+        return await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error

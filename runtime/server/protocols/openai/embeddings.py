@@ -29,6 +29,7 @@ from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import cancel_on_disconnect, json_response
 from plait.runtime.server.protocols.shared import StrictStruct
+from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 
@@ -92,8 +93,12 @@ async def create_embedding(request: Request) -> Response:
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
     )
+
+    async def run() -> list[CallResult]:
+        return await cancel_on_disconnect(request, embed_prompts(state.client, prompts, embedding_options))
+
     try:
-        results = await cancel_on_disconnect(request, embed_prompts(client, prompts, embedding_options))
+        results = await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
     return json_response(_response(results, state.model_name, body.encoding_format or "float"))

@@ -31,6 +31,7 @@ from plait.runtime.server.protocols.programs.types import (
     TokenLogprobBody,
     TurnAnswer,
 )
+from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
 
@@ -43,11 +44,15 @@ async def run_program(request: Request) -> Response:
     state.check_model(body.model)
     steps = compile_program(body, state.settings.max_choices)
     envelope = {"id": f"prog_{request_id(request).removeprefix('req-')}", "model": state.model_name}
-    execution = _Execution(state.client, body, steps, envelope, tenant_of(request))
-    try:
+
+    async def run() -> Response:
+        execution = _Execution(state.client, body, steps, envelope, tenant_of(request))
         if body.stream:
             return await stream_response(request, execution.events())
         return json_response(await cancel_on_disconnect(request, execution.run()))
+
+    try:
+        return await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
 

@@ -1,0 +1,57 @@
+"""Runs a request again whose runtime ended before anything of its response was sent.
+
+A request that was in a runtime when it ended is run `MAX_RUNS` times at most, since it may be the cause. What is kept
+for the next run is what the request holds anyway, its tokenized prompts and parameters.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from plait.runtime.errors import DeadlineExceeded, PlaitError, RuntimeGone
+from plait.runtime.server.app_state import state_of
+from plait.runtime.server.errors import ApiError
+from plait.runtime.server.http.response import cancel_on_disconnect
+from plait.runtime.server.in_flight import current_request
+
+T = TypeVar("T")
+
+MAX_RUNS = 2
+MAX_WAIT_S = 30.0  # for a runtime
+
+log = logging.getLogger("plait.server")
+
+
+async def run_again_if_lost(request: Request, run: Callable[[], Awaitable[T]]) -> T:
+    """Returns the value of `run()`, which uses the current client and sends nothing before it returns.
+
+    If the runtime ends meanwhile, waits for the next one, up to 30 s and the request's own timeout, and calls `run`
+    again. Raises what the last run raised, and DeadlineExceeded.
+    """
+    state, record, num_lost_runs = state_of(request), current_request(), 0
+    while True:
+        had_runtime = not state.client.is_closed
+        try:
+            return await run()
+        except (PlaitError, ApiError) as error:
+            num_lost_runs += had_runtime
+            if not _is_runtime_gone(error) or record is None or num_lost_runs == MAX_RUNS:
+                raise
+            record.begin_next_run()
+            timeout_s = min(MAX_WAIT_S, record.deadline - time.monotonic())
+            if not await cancel_on_disconnect(request, state.wait_for_replacement(timeout_s)):
+                if timeout_s < MAX_WAIT_S and state.replaces_runtime:
+                    raise DeadlineExceeded("the request's timeout passed while the runtime was restarted") from error
+                raise
+            if had_runtime:
+                state.metrics.reruns.add(1)
+                log.warning("%s is run again: its runtime ended", record.request_id)
+
+
+def _is_runtime_gone(error: Exception) -> bool:
+    return isinstance(error, RuntimeGone) or (isinstance(error, ApiError) and error.code == RuntimeGone.kind)

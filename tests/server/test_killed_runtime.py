@@ -1,0 +1,209 @@
+"""The runtime process is killed at every moment of a request: what had sent nothing is answered all the same.
+
+The server runs in this process, so that a test sees how far a request is; the runtime is a real process with the
+embedded model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+import uvicorn
+from asgi_server import wait_until
+
+from plait.runtime.server import restarting_runtime
+from plait.runtime.server.app import create_app
+from plait.runtime.server.restarting_runtime import RestartingRuntime
+from plait.runtime.server.settings import server_settings
+
+TURNS = [{"role": "user", "content": "Tell a tale"}]
+SEEDED = {"temperature": 1.0, "seed": 7, "ignore_eos": True, "max_tokens": 24}
+LONG_PROMPT = "The cat sat on the mat. " * 300
+COMPLETION = ("/v1/completions", {"model": "default", "prompt": "Once upon a time", "n": 2, **SEEDED})
+PREFILL = ("/v1/completions", {"model": "default", "prompt": LONG_PROMPT, **SEEDED, "max_tokens": 4})
+CHAT = (
+    "/v1/chat/completions",
+    {"model": "default", "messages": TURNS, **SEEDED},
+)
+GEN = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "ignore_eos": True}
+PROGRAM = (
+    "/v1/programs",
+    {
+        "program": [
+            {"text": "A list of animals: "},
+            {"gen": {"name": "first", **GEN}},
+            {"fork": {"branches": [[{"text": " and"}, {"gen": {"name": "more", **GEN}}]] * 2, "join": "append"}},
+            {"gen": {"name": "last", **GEN}},
+        ]
+    },
+)
+REQUESTS = {"completion": COMPLETION, "chat": CHAT, "program": PROGRAM, "prefill": PREFILL}
+
+
+@pytest.fixture(scope="module")
+def served():
+    """(address, RestartingRuntime, AppState). Restarts have no backoff."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
+        runtime = RestartingRuntime(progress=False, deterministic=True, max_pages=12_000)
+        app = create_app(runtime, server_settings())
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
+
+        async def serve() -> None:
+            runtime.attach_to_loop()
+            await server.serve()
+            runtime.detach_from_loop()
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        thread.start()
+        assert wait_until(lambda: server.started, 30)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", runtime, app.state.plait
+        server.should_exit = True
+        thread.join()
+        runtime.shutdown()
+
+
+@pytest.fixture
+def kill(served):
+    """Kills the runtime process, by its id, and waits until this process knows."""
+    _, runtime, _ = served
+    assert wait_until(lambda: not runtime.client.is_closed, 60)
+
+    def kill() -> None:
+        client = runtime.client
+        os.kill(client.model.server_pid, signal.SIGKILL)
+        assert wait_until(lambda: client.is_closed, 30)
+
+    return kill
+
+
+@pytest.fixture(scope="module")
+def expected(served):
+    """The content of the answer to each request when nothing happens."""
+    address, _, _ = served
+    return {
+        name: content(httpx.post(address + path, json=body, timeout=120)) for name, (path, body) in REQUESTS.items()
+    }
+
+
+def content(answer: httpx.Response):
+    """The generated part of an answer, without ids and times."""
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    return body["choices"] if "choices" in body else (body["variables"], body["text"])
+
+
+class Asked:
+    """A request in a thread, with its record in the server. `answer()` waits for the response."""
+
+    def __init__(self, served, path, body) -> None:
+        address, _, state = served
+        before = set(state.in_flight.records)
+        self._answers: list[httpx.Response] = []
+        self._thread = threading.Thread(
+            target=lambda: self._answers.append(httpx.post(address + path, json=body, timeout=120))
+        )
+        self._thread.start()
+        assert wait_until(lambda: set(state.in_flight.records) - before, 30)
+        (self.record,) = set(state.in_flight.records) - before
+
+    def wait_for(self, condition) -> None:
+        """Waits until `condition(record)` holds, or the request has ended."""
+        assert wait_until(lambda: condition(self.record) or self.record.end_time, 60)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(120)
+        return self._answers[0]
+
+
+@pytest.mark.parametrize("name", ["completion", "chat", "program"])
+def test_killed_before_the_request(served, kill, expected, name) -> None:
+    kill()
+    path, body = REQUESTS[name]
+    assert content(Asked(served, path, body).answer()) == expected[name]
+
+
+@pytest.mark.parametrize("name", ["completion", "program"])
+def test_killed_while_queued(served, kill, expected, name) -> None:
+    path, body = REQUESTS[name]
+    os.kill(served[1].client.model.server_pid, signal.SIGSTOP)  # so that it does not begin
+    asked = Asked(served, path, body)
+    asked.wait_for(lambda record: record.calls)
+    kill()
+    assert content(asked.answer()) == expected[name]
+    assert asked.record.num_runs == 2 and asked.record.code is None and asked.record.failure() is None
+
+
+def test_killed_while_prefilling(served, kill, expected) -> None:
+    asked = Asked(served, *PREFILL)
+    asked.wait_for(lambda record: record.calls and served[1].client.status().computed_tokens > 256)
+    kill()
+    assert content(asked.answer()) == expected["prefill"] and asked.record.num_runs == 2
+
+
+@pytest.mark.parametrize("name", ["completion", "chat", "program"])
+@pytest.mark.parametrize("num_tokens", [1, 8, 23])
+def test_killed_while_decoding(served, kill, expected, name, num_tokens) -> None:
+    """23 is the last token but one of an answer. A fast answer may be complete before the kill."""
+    path, body = REQUESTS[name]
+    asked = Asked(served, path, body)
+    asked.wait_for(lambda record: record.num_tokens >= num_tokens)
+    kill()
+    assert content(asked.answer()) == expected[name]
+
+
+def test_stream_that_sent_nothing_is_run_again(served, kill, expected) -> None:
+    path, body = CHAT
+    os.kill(served[1].client.model.server_pid, signal.SIGSTOP)
+    asked = Asked(served, path, body | {"stream": True})
+    asked.wait_for(lambda record: record.calls)
+    kill()
+    events = [line.removeprefix("data: ") for line in asked.answer().text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected["chat"][0]["message"]["content"]
+    assert sum("role" in delta for delta in deltas) == 1
+
+
+@pytest.mark.parametrize(("path", "body"), [COMPLETION, PROGRAM])
+def test_stream_that_began_ends_with_its_error_and_is_not_run_again(served, kill, path, body) -> None:
+    address, runtime, _ = served
+    with httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=120) as answer:
+        lines = answer.iter_lines()
+        assert next(line for line in lines if line)
+        kill()
+        events = [line for line in lines if line.startswith("data: ")]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "runtime_gone"
+    assert wait_until(lambda: not runtime.client.is_closed, 60)
+    assert runtime.client.status().prompt_tokens == 0
+
+
+def test_request_that_ends_two_runtimes_is_not_run_a_third_time(served, kill) -> None:
+    path, body = COMPLETION
+    _, runtime, _ = served
+    asked = Asked(served, path, body | {"max_tokens": 2000})
+    for num_runs in (1, 2):
+        asked.wait_for(lambda record, num_runs=num_runs: record.num_runs == num_runs and record.num_tokens > 2)
+        kill()
+    answer = asked.answer()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "runtime_gone"
+    assert wait_until(lambda: not runtime.client.is_closed, 60)
+    assert runtime.client.status().prompt_tokens == 0
+
+
+def test_timeout_counts_from_the_first_run(served, kill) -> None:
+    path, body = COMPLETION
+    start = time.monotonic()
+    asked = Asked(served, path, body | {"max_tokens": 8000, "timeout": 3.0, "n": 1})
+    asked.wait_for(lambda record: record.num_tokens > 2)
+    kill()
+    answer = asked.answer()
+    assert answer.status_code == 504 and time.monotonic() - start < 60
+    assert asked.record.wall_s < 2 * 3.0 + 1.0
