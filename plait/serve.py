@@ -57,6 +57,10 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "N",
         "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
     )
+    number("--max-queue-time", float, "S", "predicted seconds that a request may wait; default: 0.5; 0: no limit")
+    group.add_argument(
+        "--key-weight", action="append", metavar="NAME=W", help="the weight of a key's share; default: 1; repeatable"
+    )
     number(
         "--max-requests-per-key",
         int,
@@ -70,6 +74,15 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number("--stuck-after", float, "S", "/health fails after S seconds without an answer of the runtime; default: 10")
     number("--compile-deadline", float, "S", "seconds for a constraint to compile, or it is refused; default: 2")
     number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
+
+
+def _key_weights(options: list[str]) -> dict[str, str]:
+    """Returns name -> weight of options NAME=W; `server_settings` checks the weights."""
+    weights = {}
+    for option in options:
+        name, _, weight = option.rpartition("=")
+        weights[name] = weight
+    return weights
 
 
 def serve_command(options: argparse.Namespace) -> int:
@@ -91,6 +104,8 @@ def serve_command(options: argparse.Namespace) -> int:
         log_prompts=options.log_prompts,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
+        max_queue_time_s=options.max_queue_time,
+        key_weights=_key_weights(options.key_weight or []),
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,
