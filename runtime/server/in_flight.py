@@ -41,8 +41,8 @@ class RequestRecord:
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
     `num_key_requests` requests against the limit of its key. reserve_calls(n, t): counts it as n calls with
-    prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a program, whose calls also count against the limit of
-    its key.
+    prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a
+    program, whose calls also count against the limit of its key.
     """
 
     method: str

@@ -1,7 +1,7 @@
 """Predicts how long a new request would wait for its first token, and decides from that whether it is admitted.
 
-`QueueControl` knows the admitted calls of all API keys and the rates at which the runtime works. It does no I/O and reads
-no clock: every method gets the time, so it can be simulated.
+`QueueControl` knows the admitted calls of all API keys and the rates at which the runtime works. It does no I/O and
+reads no clock: every method gets the time, so it can be simulated.
 
 The queue is shared by weighted fair queueing: while the runtime does the waiting work own(k) of key k, it does for
 another key j at most own(k) * weight(j) / weight(k). So before a new request of key k begins, this work is done:
@@ -219,9 +219,7 @@ class QueueControl:
         """The part of `amounts` that is served until the key's own amount, with `amount` added, is served."""
         own = amounts.get(key, 0) + amount
         per_weight = own / self._weight(key)
-        return own + sum(
-            min(other, per_weight * self._weight(name)) for name, other in amounts.items() if name != key
-        )
+        return own + sum(min(other, per_weight * self._weight(name)) for name, other in amounts.items() if name != key)
 
     def _weight(self, key: str) -> float:
         return self.weights.get(key, 1.0)

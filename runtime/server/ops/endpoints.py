@@ -91,7 +91,8 @@ async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
     state = state_of(request)
     status = await _scheduler_status(state)
-    text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts)
+    queue_time_s = state.admission.queue.queue_time_s()
+    text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts, queue_time_s)
     return Response(text, media_type=prometheus.CONTENT_TYPE)
 
 
