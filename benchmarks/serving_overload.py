@@ -17,104 +17,34 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 
 from server_comparison.signals import unwind_on_signal
 
-WORDS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-]
-NUM_CLIENTS = 48  # at the peak
-
-
-@dataclass
-class Answer:
-    sent: float
-    status: int
-    first: float  # of a refusal: when its headers came
-    end: float
-    num_tokens: int = 0
-    retry_after_s: int = 0
-
-
-class Load:
-    """Sends requests with random prompts, one connection each."""
-
-    def __init__(self, port: int, seed: int) -> None:
-        self.port, self.draw = port, random.Random(seed)
-        self.answers: list[Answer] = []
-
-    async def ask(self, key: str = "first-key") -> Answer:
-        prompt = " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(20, 60)))
-        body = json.dumps(
-            {
-                "model": "default",
-                "prompt": prompt,
-                "max_tokens": self.draw.randint(8, 24),
-                "ignore_eos": True,
-                "stream": True,
-            }
-        )
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
-        )
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        sent = time.perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            writer.write(head.encode() + body.encode())
-            headers = await reader.readuntil(b"\r\n\r\n")
-            status, first, num_tokens = int(headers.split()[1]), time.perf_counter(), 0
-            while data := await reader.read(65536):
-                if not num_tokens and status == 200:
-                    first = time.perf_counter()
-                num_tokens += data.count(b"data: {")
-        finally:
-            writer.close()
-        retry_after = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"retry-after: ")]
+WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
         retry_after_s = int(retry_after[0].split()[1]) if retry_after else 0
-        answer = Answer(sent, status, first, time.perf_counter(), num_tokens, retry_after_s)
-        self.answers.append(answer)
-        return answer
+        return Answer(sent, status, first, time.perf_counter(), num_tokens, retry_after_s)
 
     async def closed(self, seconds: float, num_clients: int) -> list[Answer]:
-        """`num_clients` clients send one request after the other."""
-        self.answers, end = [], time.perf_counter() + seconds
+        """`num_clients` clients send one request after the other, and do as Retry-After says."""
+        answers, end = [], time.perf_counter() + seconds
 
         async def client() -> None:
             while time.perf_counter() < end:
-                await self.ask()
+                answers.append(await self.ask())
+                await asyncio.sleep(answers[-1].retry_after_s)
 
         await asyncio.gather(*(client() for _ in range(num_clients)))
-        return self.answers
+        return answers
 
-    async def open(self, seconds: float, rate: float, key: str = "first-key") -> list[Answer]:
-        """`rate` requests per second at random times."""
-        self.answers, due, end = [], time.perf_counter(), time.perf_counter() + seconds
-        tasks = []
+    async def open(self, seconds: float, rate: float) -> list[asyncio.Task[Answer]]:
+        """`rate` requests per second at random times. Returns them; the last ones still run."""
+        due, end, tasks = time.perf_counter(), time.perf_counter() + seconds, []
         while (due := due + self.draw.expovariate(rate)) < end:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(self.ask(key)))
-        self.pending = tasks
-        return self.answers
+            tasks.append(asyncio.create_task(self.ask()))
+        return tasks
 
 
 def percentile(values: list[float], part: float) -> float:
@@ -130,8 +60,8 @@ def report(name: str, answers: list[Answer], start: float, seconds: float) -> tu
     rate = sum(start <= answer.end < start + seconds for answer in served) / seconds
     print(
         f"{name}: {rate:.1f} answers/s; {len(served)} served, {len(refused)} refused; time to first token "
-        f"p50 {percentile(ttft, 0.5):.3f} s, p99 {percentile(ttft, 0.99):.3f} s; refusal "
-        f"p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; statuses "
+        f"p50 {percentile(ttft, 0.5):.3f} s, p90 {percentile(ttft, 0.9):.3f} s, p99 {percentile(ttft, 0.99):.3f} s; "
+        f"refusal p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; statuses "
         f"{dict(collections.Counter(answer.status for answer in answers))}; Retry-After "
         f"{dict(sorted(collections.Counter(answer.retry_after_s for answer in refused).items()))}",
         flush=True,
@@ -146,15 +76,16 @@ async def measure(port: int, seconds: float, factor: float, seed: int) -> None:
     answers = await load.closed(seconds, NUM_CLIENTS)
     peak, _ = report("peak, closed", answers, start, seconds)
     start = time.perf_counter()
-    answers = await load.open(seconds, 0.9 * peak)
-    await asyncio.gather(*load.pending)
+    answers = await asyncio.gather(*await load.open(seconds, 0.9 * peak))
     _, peak_p99 = report("0.9 of the peak, open", answers, start, seconds)
     start = time.perf_counter()
-    overload = await load.open(seconds, factor * peak)
-    tasks, end = load.pending, time.perf_counter()
-    after = await load.open(10, 0.5 * peak)
-    await asyncio.gather(*tasks, *load.pending)
+    tasks = await load.open(seconds, factor * peak)
+    end = time.perf_counter()
+    after = await asyncio.gather(*await load.open(10, 0.5 * peak))
+    overload = await asyncio.gather(*tasks)
     rate, p99 = report(f"{factor:g} times the peak", overload, start, seconds)
+    settled = [answer for answer in overload if answer.sent > start + 3]
+    report("  from its third second on", settled, start + 3, seconds - 3)
     report("0.5 of the peak, afterwards", after, end, 10)
     late = [a.sent - end for a in after if a.status != 200 or a.first - a.sent > peak_p99]
     print(
@@ -173,20 +104,16 @@ def main() -> None:
     unwind_on_signal()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:-1] or cores)  # inherited by the server and its runtime
-    with tempfile.NamedTemporaryFile("w", suffix=".keys") as keys:
-        keys.write("first first-key\nsecond second-key\n")
-        keys.flush()
-        command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0"]
-        command += [f"--api-key-file={keys.name}", *options.serve]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        os.sched_setaffinity(0, cores[-1:])
-        try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().rpartition(":")[2])
-            asyncio.run(measure(port, options.seconds, options.factor, options.seed))
-        finally:
-            server.terminate()
-            server.wait()
+    command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0", *options.serve]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    os.sched_setaffinity(0, cores[-1:])
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().rpartition(":")[2])
+        asyncio.run(measure(port, options.seconds, options.factor, options.seed))
+    finally:
+        server.terminate()
+        server.wait()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.runtime.server.http.queue_control import MIN_WAITING_CALLS, QueueControl
+from plait.runtime.server.http.queue_control import MIN_WAITING_CALLS, BusyRate, QueueControl
 
 TOKENS_PER_S, ROWS, LIMIT_S = 2000, 64, 0.5
 
@@ -113,6 +113,17 @@ def test_a_stalled_runtime_is_measured_again() -> None:
     assert len([arrival for arrival, *_ in runtime.ttft if arrival > 40]) >= 0.9 * 20 * 15
 
 
+def test_idle_time_does_not_lower_the_rate() -> None:
+    rate, now = BusyRate(64), 0.0
+    for _ in range(10):
+        rate.set_busy(True, now)
+        rate.add(50, now + 0.5)
+        rate.set_busy(False, now + 0.5)
+        rate.add(1000, now + 0.6)
+        now += 60
+    assert rate.per_second(now) == pytest.approx(100)
+
+
 def test_before_a_rate_is_measured_the_rows_are_filled() -> None:
     control = QueueControl(ROWS, 512, LIMIT_S)
     admitted = 0
@@ -145,14 +156,16 @@ def reference_wait(waiting: dict[str, float], weights: dict[str, float], key: st
 
 
 KEYS = st.sampled_from("abcde")
-EVENTS = st.lists(st.tuples(st.sampled_from(["arrive", "begin", "end"]), KEYS, st.integers(1, 400)), max_size=120)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "begin", "end"]), KEYS, st.integers(1, 400)), max_size=120
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(EVENTS, st.dictionaries(KEYS, st.integers(1, 8)), st.floats(0.01, 3))
+@given(EVENTS, st.dictionaries(KEYS, st.integers(1, 8)), st.floats(0.01, 3) | st.just(0.0))
 def test_random_requests_against_a_fluid_model(events, weights, limit_s) -> None:
     """No key within its share is refused, the work in the queue is bounded, and the wait is the fluid model's."""
-    control = QueueControl(4, 12, limit_s, weights)
+    control = QueueControl(2, 6, limit_s, weights)
     rate, now, alive = 100.0, 0.0, []
     control.tokens_per_s = lambda now: rate
     for kind, key, amount in events:
@@ -179,7 +192,7 @@ def check_decision(control, weights, key, now, rate) -> None:
     """Compares the decision about a new request with the reference."""
     tokens, calls = dict(control.waiting_tokens), dict(control.waiting_calls)
     token_s = reference_wait(tokens, weights, key, tokens.get(key, 0)) / rate
-    free = max(0, 4 - (control.num_calls - control.num_waiting))
+    free = max(0, 2 - (control.num_calls - control.num_waiting))
     before = reference_wait(calls, weights, key, calls.get(key, 0) + 1)
     expected_s = max(token_s, max(0.0, before - free) / control.calls_per_s(now))
     assert control.predict(key, now) == pytest.approx(expected_s)
@@ -188,13 +201,15 @@ def check_decision(control, weights, key, now, rate) -> None:
     own = in_flight.get(key, 0)
     fits = reference_wait(in_flight, weights, key, own + 1) <= control.capacity + 1e-6
     is_short = expected_s <= control.max_queue_time_s + 1e-9 or before <= MIN_WAITING_CALLS + 1e-9
+    is_short = is_short or not control.max_queue_time_s
     if abs(expected_s - control.max_queue_time_s) > 1e-6:
         assert (refusal is None) == (fits and is_short)
     total = sum(weights.get(name, 1.0) for name in {*in_flight, key})
     share = weights.get(key, 1.0) / total
     within_calls = own + 1 <= share * control.capacity
-    within_rows = calls.get(key, 0) + 1 <= share * control.calls_per_s(now) * control.max_queue_time_s
-    within_tokens = tokens.get(key, 0) <= share * rate * control.max_queue_time_s
+    limit_s = control.max_queue_time_s or float("inf")
+    within_rows = calls.get(key, 0) + 1 <= share * control.calls_per_s(now) * limit_s
+    within_tokens = tokens.get(key, 0) <= share * rate * limit_s
     if within_calls and within_rows and within_tokens:
         assert refusal is None, "a key within its share was refused"
     if refusal is not None:

@@ -7,9 +7,11 @@ import asyncio
 import httpx
 import pytest
 
+from plait.runtime.errors import InputError
 from plait.runtime.server.app import create_app
 from plait.runtime.server.http.api_keys import digest
 from plait.runtime.server.settings import server_settings
+from plait.serve import _key_weights
 
 KEYS = {"flood": digest(b"f-key"), "victim": digest(b"v-key")}
 BODY = {"model": "default", "prompt": "One, two,", "max_tokens": 2}
@@ -124,3 +126,27 @@ def test_a_flush_drops_the_cache_of_its_own_key(served) -> None:
     before, after = run(served(), work)
     assert before[:2] == [0, 0] and min(before[2:]) > 10
     assert after[0] == 0 and after[1] > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(["eve=2"], "names no API key"), (["flood"], "names no API key"), (["flood=x"], "has no number")],
+)
+def test_wrong_weights_are_refused(options, text) -> None:
+    with pytest.raises(InputError, match=text):
+        _key_weights(options, KEYS)
+
+
+def test_weights_of_keys_divide_the_capacity(served) -> None:
+    assert _key_weights(["flood=3", "victim=0.5"], KEYS) == {"flood": 3.0, "victim": 0.5}
+    app = served(key_weights={"flood": 3.0}, max_running=4, max_queue=4, max_queue_time_s=0)
+    control = app.state.plait.admission.queue.control
+    requests = []
+    for key, most in (("flood", 8), ("victim", 2), ("flood", 0)):
+        num_admitted = 0
+        while control.refusal(key, 0.0) is None:
+            requests.append(control.admit(key, 0.0))
+            num_admitted += 1
+        assert num_admitted == most
+    for request in requests:
+        control.end(request, 0.0)
