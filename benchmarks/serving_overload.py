@@ -23,8 +23,46 @@ from dataclasses import dataclass
 from server_comparison.signals import unwind_on_signal
 
 WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
+NUM_CLIENTS = 48  # at the peak
+
+
+@dataclass
+class Answer:
+    """The answer to one request; times of time.perf_counter(). first: of the first token, or of a refusal's headers."""
+
+    sent: float
+    status: int
+    first: float
+    end: float
+    retry_after_s: int
+
+
+class Load:
+    """Sends requests with random prompts, one connection each."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self.port, self.draw = port, random.Random(seed)
+
+    async def ask(self) -> Answer:
+        prompt = " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(20, 60)))
+        num_tokens = self.draw.randint(8, 24)
+        fields = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        body = json.dumps(fields)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        sent = time.perf_counter()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(head.encode() + body.encode())
+            headers = await reader.readuntil(b"\r\n\r\n")
+            status, first = int(headers.split()[1]), 0.0
+            while await reader.read(65536):
+                first = first or time.perf_counter()
+        finally:
+            writer.close()
+        retry_after = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"retry-after: ")]
         retry_after_s = int(retry_after[0].split()[1]) if retry_after else 0
-        return Answer(sent, status, first, time.perf_counter(), num_tokens, retry_after_s)
+        return Answer(sent, status, first, time.perf_counter(), retry_after_s)
 
     async def closed(self, seconds: float, num_clients: int) -> list[Answer]:
         """`num_clients` clients send one request after the other, and do as Retry-After says."""

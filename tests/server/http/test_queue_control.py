@@ -157,7 +157,9 @@ def reference_wait(waiting: dict[str, float], weights: dict[str, float], key: st
 
 KEYS = st.sampled_from("abcde")
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "begin", "end"]), KEYS, st.integers(1, 400)), max_size=120
+    st.tuples(st.sampled_from(["arrive", "arrive", "arrive", "begin", "end"]), KEYS, st.integers(1, 400)),
+    min_size=40,
+    max_size=120,
 )
 
 
