@@ -99,8 +99,8 @@ def report(name: str, answers: list[Answer], start: float, seconds: float) -> tu
     print(
         f"{name}: {rate:.1f} answers/s; {len(served)} served, {len(refused)} refused; time to first token "
         f"p50 {percentile(ttft, 0.5):.3f} s, p90 {percentile(ttft, 0.9):.3f} s, p99 {percentile(ttft, 0.99):.3f} s; "
-        f"refusal p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; statuses "
-        f"{dict(collections.Counter(answer.status for answer in answers))}; Retry-After "
+        f"refusal p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; "
+        f"statuses {dict(collections.Counter(answer.status for answer in answers))}; Retry-After "
         f"{dict(sorted(collections.Counter(answer.retry_after_s for answer in refused).items()))}",
         flush=True,
     )
