@@ -21,6 +21,8 @@ from dataclasses import dataclass
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
 MIN_EVENTS = 4  # before a rate counts as measured
 TOKEN_WINDOW = 64  # begun calls that the token rate is measured over
+OLD_EVENT_S = 5.0  # older events are dropped, except for the last KEPT_EVENTS
+KEPT_EVENTS = 16
 DEFAULT_CALLS_PER_S = 8.0  # ended calls per second, until it is measured
 
 
@@ -58,7 +60,7 @@ class BusyRate:
     """The amount per second of the last events, over the time in which there was enough work."""
 
     def __init__(self, window: int) -> None:
-        self._events: deque[tuple[float, float]] = deque(maxlen=window + 1)  # (amount, busy seconds until then)
+        self._events: deque[tuple[float, float, float]] = deque(maxlen=window + 1)  # (amount, busy seconds, time)
         self._busy_s = self._updated = 0.0
         self._is_busy = False
 
@@ -67,13 +69,13 @@ class BusyRate:
         self._update(now)
         self._is_busy = is_busy
         if is_busy and not self._events:
-            self._events.append((0.0, self._busy_s))
+            self._events.append((0.0, self._busy_s, now))
 
     def add(self, amount: float, now: float) -> None:
         """Counts an event, if there is enough work."""
         self._update(now)
         if self._is_busy:
-            self._events.append((amount, self._busy_s))
+            self._events.append((amount, self._busy_s, now))
 
     def per_second(self, now: float) -> float | None:
         """The rate. None until it is measured."""
@@ -81,13 +83,15 @@ class BusyRate:
         if len(self._events) <= MIN_EVENTS:
             return None
         seconds = self._busy_s - self._events[0][1]
-        amount = sum(amount for amount, _ in self._events) - self._events[0][0]
+        amount = sum(amount for amount, *_ in self._events) - self._events[0][0]
         return amount / seconds if seconds > 0 and amount > 0 else None
 
     def _update(self, now: float) -> None:
         if self._is_busy:
             self._busy_s += max(0.0, now - self._updated)
         self._updated = max(self._updated, now)
+        while len(self._events) > KEPT_EVENTS and self._events[0][2] < now - OLD_EVENT_S:
+            self._events.popleft()
 
 
 class QueueControl:
@@ -152,8 +156,13 @@ class QueueControl:
             counts[request.key] += sign * amount
             if not counts[request.key]:
                 del counts[request.key]
-        self._token_rate.set_busy(self.num_waiting >= MIN_WAITING_CALLS, now)
-        self._end_rate.set_busy(self.num_calls >= self.max_running, now)
+        if self.num_waiting >= MIN_WAITING_CALLS:
+            self._token_rate.set_busy(True, now)
+        if self.num_calls >= self.max_running:
+            self._end_rate.set_busy(True, now)
+        if not self.num_waiting:  # not before: all calls that one step begins must count
+            self._token_rate.set_busy(False, now)
+            self._end_rate.set_busy(self.num_calls >= self.max_running, now)
 
     # -- decisions --------------------------------------------------------------------------------
 

@@ -113,6 +113,36 @@ def test_a_stalled_runtime_is_measured_again() -> None:
     assert len([arrival for arrival, *_ in runtime.ttft if arrival > 40]) >= 0.9 * 20 * 15
 
 
+@pytest.mark.parametrize("num_at_once", [4, 6, 32])
+def test_calls_that_one_step_begins_count_all(num_at_once) -> None:
+    """A rate that missed some of them would admit ever fewer."""
+    control = QueueControl(ROWS, 512, LIMIT_S)
+    for second in range(20):
+        requests = [control.admit("", second) for _ in range(num_at_once)]
+        for request in requests:
+            control.set_size(request, 1, 1, 100, second)
+        for request in requests:
+            control.begin(request, 1, second + 0.1)
+        for request in requests:
+            control.end(request, second + 0.5)
+    assert control.tokens_per_s(20.0) == pytest.approx(num_at_once * 100 / 0.1, rel=0.3)
+
+
+def test_clients_that_return_together_find_the_runtime_fast_again() -> None:
+    """All refused requests come again after a second. A stall at the start must not keep the admitted ones few."""
+    runtime, waiting_clients = SimulatedRuntime(0.5), 48
+    for _ in range(8):
+        runtime.arrive("", 100)
+    runtime.now += 10
+    for _ in range(30):
+        num_idle = waiting_clients - len(runtime.waiting) - len(runtime.running)
+        for _ in range(num_idle):
+            runtime.arrive("", 100)
+        for _ in range(100):
+            runtime.step()
+    assert len([arrival for arrival, *_ in runtime.ttft if arrival > 30]) >= 8 * 10
+
+
 def test_idle_time_does_not_lower_the_rate() -> None:
     rate, now = BusyRate(64), 0.0
     for _ in range(10):
