@@ -143,6 +143,19 @@ def test_clients_that_return_together_find_the_runtime_fast_again() -> None:
     assert len([arrival for arrival, *_ in runtime.ttft if arrival > 30]) >= 8 * 10
 
 
+def test_old_events_are_dropped() -> None:
+    """A slow start counts no more once 16 calls began at the new rate."""
+    rate = BusyRate(64)
+    rate.set_busy(True, 0.0)
+    for second in range(40):
+        rate.add(1, second)
+    rate.set_busy(False, 40.0)
+    rate.set_busy(True, 100.0)
+    for number in range(1, 17):
+        rate.add(10, 100 + number / 10)
+    assert rate.per_second(101.6) == pytest.approx(100)
+
+
 def test_idle_time_does_not_lower_the_rate() -> None:
     rate, now = BusyRate(64), 0.0
     for _ in range(10):
