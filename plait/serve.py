@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 from plait.runtime.config import EngineConfig, WeightFormat
+from plait.runtime.errors import InputError
 
 KEY_VARIABLE = "PLAIT_API_KEY"
 
@@ -57,6 +59,10 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "N",
         "calls that may wait beside the running ones; a request with n counts n calls; default: 512",
     )
+    number("--max-queue-time", float, "S", "predicted seconds that a request may wait; default: 0.5; 0: no limit")
+    group.add_argument(
+        "--key-weight", action="append", metavar="NAME=W", help="the weight of a key's share; default: 1; repeatable"
+    )
     number(
         "--max-requests-per-key",
         int,
@@ -72,6 +78,20 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     number("--retry-after", int, "S", "seconds in the Retry-After of a refusal; default: 1")
 
 
+def _key_weights(options: list[str], keys: Mapping[str, str]) -> dict[str, float]:
+    """Returns name -> weight of options NAME=W. Raises InputError unless each names a key and a number."""
+    weights = {}
+    for option in options:
+        name, _, weight = option.rpartition("=")
+        if name not in keys:
+            raise InputError(f"--key-weight {option!r:.100} names no API key; write NAME=W")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            raise InputError(f"--key-weight {option!r:.100} has no number; write NAME=W") from None
+    return weights
+
+
 def serve_command(options: argparse.Namespace) -> int:
     """Runs the server and returns its exit code."""
     from plait.runtime.server.http.api_keys import read_keys
@@ -79,11 +99,13 @@ def serve_command(options: argparse.Namespace) -> int:
     from plait.runtime.server.settings import server_settings
 
     key = options.api_key if options.api_key is not None else os.environ.get(KEY_VARIABLE)
+    keys = read_keys(key, options.api_key_file)
+    weights = _key_weights(options.key_weight or [], keys)
     settings = server_settings(
         host=options.host,
         port=options.port,
         model_name=options.model_name,
-        api_keys=read_keys(key, options.api_key_file),
+        api_keys=keys,
         open_metrics=options.open_metrics,
         cors_origins=options.cors_origin,
         allowed_hosts=options.allowed_host,
@@ -91,6 +113,8 @@ def serve_command(options: argparse.Namespace) -> int:
         log_prompts=options.log_prompts,
         max_body_bytes=options.max_body_bytes,
         max_queue=options.max_queue,
+        max_queue_time_s=options.max_queue_time,
+        key_weights=weights,
         max_requests_per_key=options.max_requests_per_key,
         body_timeout_s=options.body_timeout,
         idle_timeout_s=options.idle_timeout,
@@ -100,6 +124,7 @@ def serve_command(options: argparse.Namespace) -> int:
         retry_after_s=options.retry_after,
     )
     engine = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
+    engine["tenant_weights"] = weights or None
     engine = {name: value for name, value in engine.items() if value is not None}
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     return serve(options.model, settings, log_format, deterministic=options.deterministic, **engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -35,6 +35,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         preemption.
     compile_deadline_s: time limit for compiling a grammar, in seconds.
     order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
+    tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
     check_integrity: verify the page accounting after every step (slow).
@@ -57,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deterministic: bool = False
     compile_deadline_s: float = 2.0
     order: SchedulingOrder = "fair"
+    tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
     prompt_lookup: bool = True
     check_integrity: bool = False
 

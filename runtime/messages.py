@@ -23,7 +23,7 @@ from plait.constrained.specs import Spec
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 5  # incremented when the layout of any message changes
+PROTOCOL = 6  # incremented when the layout of any message changes
 MAX_FRAME_BYTES = 128 << 10
 MAX_LARGE_MESSAGE_BYTES = {b"Generate": 8 << 20, b"Select": 256 << 10}  # kinds that may exceed MAX_FRAME_BYTES alone
 MAX_MESSAGES_PER_FRAME = 256
@@ -137,9 +137,10 @@ class Inspect(Message, frozen=True):
 
 
 class FlushCache(Message, frozen=True):
-    """Evicts every cached prefix that no running call uses. Answered by a `Status`."""
+    """Evicts every cached prefix of `tenant` (None: of all) that no running call uses. Answered by a `Status`."""
 
     call: int
+    tenant: str | None = None
 
 
 ClientMessage = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache

@@ -220,6 +220,11 @@ class Call:
         return len(self._token_ids)
 
     @property
+    def first_token_time(self) -> float | None:
+        """The time.monotonic() at which the first token arrived; None before, and for calls without tokens."""
+        return self._arrivals[0][0] if self._arrivals else None
+
+    @property
     def usage(self) -> Usage | None:
         """The cost of the finished call; None while it runs and if it has failed."""
         return None if self._result is None else self._result.usage

@@ -90,9 +90,9 @@ class Client:
         await changed.wait()
         return status_request.value()
 
-    def flush_cache(self) -> Status:
-        """Evicts every cached prefix that no running call uses."""
-        return self._request_status(FlushCache)
+    def flush_cache(self, tenant: str | None = None) -> Status:
+        """Evicts every cached prefix of `tenant` (None: of all tenants) that no running call uses."""
+        return self._request_status(lambda call_id: FlushCache(call_id, tenant))
 
     def attach_to_loop(self) -> None:
         """Receives replies in the running event loop from now on, instead of in a thread.

@@ -259,9 +259,12 @@ class PrefixCache:
 
     # -- the whole cache --------------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Evicts all cache that no running sequence uses."""
-        self.pool.release(self.tree.evict(self.tree.num_cached))
+    def flush(self, tenant: str | None = None) -> None:
+        """Evicts all cache of `tenant`, or of all tenants, that no running sequence uses."""
+        if tenant is None:
+            self.pool.release(self.tree.evict(self.tree.num_cached))
+        else:
+            self.pool.release(self.tree.evict_tenant(tenant))
 
     def counts(self) -> tuple[int, int, int]:
         """Returns the numbers of (free, cached, held) pages."""

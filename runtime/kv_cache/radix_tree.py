@@ -168,6 +168,17 @@ class RadixTree:
             count -= len(leaf.pages)
         return np.concatenate(freed)
 
+    def evict_tenant(self, tenant: str) -> IntArray:
+        """Evicts all unlocked nodes of a tenant, whatever the cache salt; returns the freed pages."""
+        nodes, freed = [root for (owner, _), root in self._roots.items() if owner == tenant], [EMPTY]
+        for parent in nodes:  # parents before children
+            nodes.extend(parent.children.values())
+        for node in reversed(nodes):
+            if node.is_evictable:
+                self._remove_leaf(node)
+                freed.append(node.pages)
+        return np.concatenate(freed)
+
     def remove_subtree(self, node: RadixNode) -> IntArray:
         """Removes an unlocked node and its descendants, whose KV was never written; returns their pages."""
         subtree, freed = [node], [EMPTY]

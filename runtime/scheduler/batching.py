@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections.abc import Mapping
 
 from plait.runtime.batch.batch import Batch
 from plait.runtime.batch.request import Request
@@ -42,6 +43,7 @@ class BatchScheduler:
         max_length: int,
         draft: bool = True,
         order: SchedulingOrder = "fair",
+        tenant_weights: Mapping[str, float] | None = None,
     ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
@@ -50,7 +52,7 @@ class BatchScheduler:
         self.max_length, self.draft = max_length, draft
         self.waiting: dict[Request, None] = {}  # in order of arrival
         self.running: dict[Request, None] = {}  # in order of admission
-        self.fairness = Fairness(order)
+        self.fairness = Fairness(order, tenant_weights)
         self.num_retractions = self.num_pauses = 0
         # Nodes that `publish_early` made in this step, with their lengths: removed again if the step fails.
         self.provisional_nodes: list[tuple[RadixNode, int]] = []

@@ -73,6 +73,7 @@ class EngineLoop:
             welcome.context_length,
             draft=config.prompt_lookup and async_launcher is None,
             order=config.order,
+            tenant_weights=config.tenant_weights,
         )
         self.output_processor = OutputProcessor(vocabulary, self.cache, welcome.context_length)
         self.sessions = SessionManager(
@@ -225,7 +226,7 @@ class EngineLoop:
             self.sessions.abort(client, message)
         elif isinstance(message, (Inspect, FlushCache)):
             if isinstance(message, FlushCache):
-                self.cache.flush()
+                self.cache.flush(message.tenant)
             self.transport.send(client, self.status(message.call))
         else:
             self.sessions.enqueue(client, message)

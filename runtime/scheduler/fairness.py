@@ -16,6 +16,7 @@ each call after the answer to the one before would otherwise lose up to a level 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.runtime.batch.request import ProgramId, Request
@@ -31,9 +32,13 @@ Rank = tuple[int, bool, int, int]
 
 @dataclass(slots=True)
 class TenantAccount:
-    """The counter of a tenant that has requests: the service it received, or the minimum it was raised to."""
+    """The counter of a tenant that has requests: the service it received, or the minimum it was raised to.
 
-    served: int
+    A tenant of weight w is charged 1/w for a token, so that it gets w times as many as one of weight 1.
+    """
+
+    served: float
+    weight: float = 1.0
     num_requests: int = 0
 
 
@@ -59,13 +64,14 @@ class ProgramAccount:
 class Fairness:
     """The accounts of all tenants and programs that have requests or sessions. All times are monotonic seconds."""
 
-    def __init__(self, order: SchedulingOrder = "fair") -> None:
+    def __init__(self, order: SchedulingOrder = "fair", weights: Mapping[str, float] | None = None) -> None:
         self.order = order
+        self._weights = weights or {}  # of tenants; 1 for others
         self._accounts: dict[Request, tuple[TenantAccount, ProgramAccount]] = {}  # from `add` to `remove`
         self._tenants: dict[str, TenantAccount] = {}  # those that have requests
-        self._inactive_tenants: dict[str, int] = {}  # counters of the others, the longest inactive first
-        self._last_inactive_counter = 0  # of the tenant that left last
-        self._counter_floor = 0  # what arriving tenants are raised to; never sinks, so kept levels do not add up
+        self._inactive_tenants: dict[str, float] = {}  # counters of the others, the longest inactive first
+        self._last_inactive_counter = 0.0  # of the tenant that left last
+        self._counter_floor = 0.0  # what arriving tenants are raised to; never sinks, so kept levels do not add up
         self._programs: dict[ProgramId, ProgramAccount] = {}
         self._num_arrivals = 0
 
@@ -82,7 +88,7 @@ class Fairness:
             self._counter_floor = max(self._counter_floor, minimum)
             counter = self._inactive_tenants.pop(owner.tenant, None)
             served = self._counter_floor if counter is None else max(counter, self._counter_floor - LEVEL_TOKENS)
-            tenant = self._tenants[owner.tenant] = TenantAccount(served)
+            tenant = self._tenants[owner.tenant] = TenantAccount(served, self._weights.get(owner.tenant, 1.0))
         tenant.num_requests += 1
         self._accounts[request] = tenant, self._programs.setdefault(owner.program_id, ProgramAccount())
 
@@ -104,7 +110,7 @@ class Fairness:
     def charge(self, request: Request, num_tokens: int, now: float) -> None:
         """Charges tokens of the request that go through the model at time `now`."""
         tenant, program = self._accounts[request]
-        tenant.served += num_tokens
+        tenant.served += num_tokens / tenant.weight
         if now - program.last_served > STARVATION_S and program.is_starving(now, request.metrics.arrival_time):
             program.protected_until = now + STARVATION_S
         program.served += num_tokens
@@ -117,7 +123,7 @@ class Fairness:
         if self.order == "first-come":
             return (0, False, request.arrival_index, 0)
         tenant, program = self._accounts[request]
-        tenant_level = tenant.served // LEVEL_TOKENS
+        tenant_level = int(tenant.served // LEVEL_TOKENS)
         if self.is_starving(request, now):
             return (tenant_level, False, request.arrival_index, 0)
         return (tenant_level, True, -request.owner.priority, program.level)

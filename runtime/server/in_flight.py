@@ -41,9 +41,10 @@ class RequestRecord:
 
     tenant: the name of its API key. route: the path's template; "other" for a path without a route. code: the code of
     its error response. is_admitted: it counts against the limits: as `num_calls` calls against the capacity, and as
-    `num_key_requests` requests against the limit of its key. reserve_calls(n): counts it as n calls, or raises ApiError
-    if they exceed the capacity. reserve_program(n): the same for a program, whose calls also count against the limit of
-    its key. num_runs: one more for each time that it was run again because its runtime ended.
+    `num_key_requests` requests against the limit of its key. reserve_calls(n, t): counts it as n calls with
+    prompts of t tokens in all, or raises ApiError if they exceed the capacity. reserve_program(n): the same for a
+    program, whose calls also count against the limit of its key. num_runs: one more for each time that it was run again
+    because its runtime ended.
     """
 
     method: str
@@ -62,7 +63,7 @@ class RequestRecord:
     is_admitted: bool = False
     num_calls: int = 0
     num_key_requests: int = 0
-    reserve_calls: Callable[[int], None] = lambda num_calls: None
+    reserve_calls: Callable[[int, int], None] = lambda num_calls, num_tokens: None
     reserve_program: Callable[[int], None] = lambda num_calls: None
     body_preview: bytes = b""
     task: asyncio.Task[object] | None = None

@@ -137,7 +137,7 @@ async def embed_prompts(
         sampling_params(timeout_s=options.timeout_s)  # raises InputError for a wrong timeout
     handle, start_time, request_timeout_s = EmbeddingHandle(), time.monotonic(), options.timeout_s
     if (record := current_request()) is not None:
-        record.reserve_calls(min(MAX_CONCURRENT_INPUTS, len(prompts)))
+        record.reserve_calls(min(MAX_CONCURRENT_INPUTS, len(prompts)), sum(map(len, prompts)))
         record.handles.append(handle)
         request_timeout_s = record.limit_timeout(request_timeout_s)
     results: list[CallResult] = []

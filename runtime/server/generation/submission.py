@@ -107,7 +107,8 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     """Starts all submissions. On exit closes their sessions, or aborts them if a call is still running."""
     handle = RequestHandle()
     if (record := current_request()) is not None:
-        record.reserve_calls(sum(submission.n for submission in submissions))
+        num_tokens = sum(len(submission.prompt_ids) for submission in submissions)
+        record.reserve_calls(sum(submission.n for submission in submissions), num_tokens)
         record.handles.append(handle)
     try:
         for submission in submissions:

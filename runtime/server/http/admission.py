@@ -8,6 +8,7 @@ Both are plain ASGI, so that nothing stands between a route and its client's dis
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 
 import msgspec
@@ -17,6 +18,8 @@ from plait.runtime.server.errors import OVERLOADED, TIMEOUT, ApiError, as_api_er
 from plait.runtime.server.http.api_keys import find_key_name
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.hosts_and_origins import BrowserChecks
+from plait.runtime.server.http.queue_control import Refusal
+from plait.runtime.server.http.request_queue import RequestQueue
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import DRAINED, InFlightRequests, RequestRecord, current_request
 from plait.runtime.server.settings import ServerSettings
@@ -25,6 +28,7 @@ PUBLIC_PATHS = frozenset({"/health", "/ready"})  # need no API key
 ADMITTED_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})  # count against the capacity
 CLOSE = {"Connection": "close"}  # in the response to a body whose rest is not read
 RATE_LIMIT_ERROR = "rate_limit_error"
+MAX_RETRY_AFTER_S = 60
 
 
 class AdmissionControl:
@@ -32,6 +36,7 @@ class AdmissionControl:
 
     def __init__(self, settings: ServerSettings, in_flight: InFlightRequests) -> None:
         self.settings, self.in_flight = settings, in_flight
+        self.queue = RequestQueue(settings)
         self.browser_checks = BrowserChecks(settings)
         self.is_draining = False
         self.public_paths = PUBLIC_PATHS | (PAGE_FILES.keys() if settings.page else frozenset())
@@ -40,8 +45,8 @@ class AdmissionControl:
 
     @property
     def is_full(self) -> bool:
-        """Whether running and waiting calls fill the capacity."""
-        return self.in_flight.num_calls >= self.capacity
+        """Whether running and waiting calls fill the capacity, or the queue is as long as it may be."""
+        return self.queue.is_full()
 
     @property
     def capacity(self) -> int:
@@ -65,31 +70,30 @@ class AdmissionControl:
         raise ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def check_capacity(self, tenant: str) -> None:
-        """Raises ApiError 503 while draining or full, and 429 at the key's limit; each with Retry-After."""
+        """Raises ApiError 503 while draining or full, and 429 if the key exceeds its share; each with Retry-After."""
         if self.is_draining:
             raise self._unavailable("the server is shutting down", "draining")
-        if self.is_full:
-            raise self._unavailable(
-                f"{self.in_flight.num_calls} calls are running or waiting; try again later", "queue_full"
-            )
+        if (refusal := self.queue.refusal(tenant)) is not None:
+            raise self._queue_full(refusal)
         limit, num_running = self.settings.max_requests_per_key, self.in_flight.num_of_tenant(tenant)
         if limit and num_running >= limit:
             raise self._key_limit_reached(f"this key has {num_running} requests running; its limit is {limit}")
 
-    def reserve_calls(self, record: RequestRecord, num_calls: int) -> None:
+    def admit(self, record: RequestRecord) -> None:
+        """Counts a request that `check_capacity` has let pass, as one call."""
+        self.in_flight.admit(record)
+        self.queue.admit(record)
+        record.reserve_calls = partial(self.reserve_calls, record)
+        record.reserve_program = partial(self.reserve_program, record)
+
+    def reserve_calls(self, record: RequestRecord, num_calls: int, num_tokens: int) -> None:
         """Counts an admitted request as `num_calls` calls: its prompts times its choices.
 
-        Raises ApiError 503 if they exceed the capacity beside other requests. A request that is alone is admitted
-        whatever its size.
+        num_tokens: of all its prompts. Raises ApiError 503 or 429 if the calls exceed the capacity beside other
+        requests. A request that is alone is admitted whatever its size.
         """
-        other_calls = self.in_flight.num_calls - record.num_calls
-        if other_calls and other_calls + num_calls > self.capacity:
-            raise self._unavailable(
-                f"{other_calls} calls are running or waiting, and this request needs {num_calls}; try again later",
-                "queue_full",
-            )
-        if num_calls > record.num_calls:
-            self.in_flight.set_num_calls(record, num_calls)
+        self._reserve(record, num_calls)
+        self.queue.set_size(record, num_calls, num_tokens)
 
     def reserve_program(self, record: RequestRecord, num_calls: int) -> None:
         """Counts an admitted program as `num_calls` calls, and as that many requests of its key.
@@ -105,11 +109,26 @@ class AdmissionControl:
         if limit and others + num_calls > limit:
             text = f"this key has {others} requests running, and this program needs {num_calls}; its limit is {limit}"
             raise self._key_limit_reached(text)
-        self.reserve_calls(record, num_calls)
+        self._reserve(record, num_calls)
         self.in_flight.set_num_key_requests(record, num_calls)
+        self.queue.set_size(record, 1)
+
+    def _reserve(self, record: RequestRecord, num_calls: int) -> None:
+        if num_calls > record.num_calls:
+            if (refusal := self.queue.calls_refusal(record, num_calls)) is not None:
+                raise self._queue_full(refusal)
+            self.in_flight.set_num_calls(record, num_calls)
 
     def _key_limit_reached(self, text: str) -> ApiError:
         return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=self._retry_after())
+
+    def _queue_full(self, refusal: Refusal) -> ApiError:
+        """429 if the requests of this key fill its share of the queue while other keys wait, else 503."""
+        seconds = min(MAX_RETRY_AFTER_S, max(self.settings.retry_after_s, math.ceil(refusal.retry_after_s)))
+        text, headers = f"{refusal.text}; try again later", {"Retry-After": str(seconds)}
+        if refusal.is_own_share:
+            return ApiError(429, text, type=RATE_LIMIT_ERROR, code="rate_limit_exceeded", headers=headers)
+        return ApiError(503, text, type=OVERLOADED, code="queue_full", headers=headers)
 
     def _unavailable(self, text: str, code: str) -> ApiError:
         return ApiError(503, text, type=OVERLOADED, code=code, headers=self._retry_after())
@@ -136,10 +155,16 @@ class AdmissionMiddleware:
             if scope["method"] in ADMITTED_METHODS:
                 self.admission.check_capacity(tenant)
                 if record is not None:
-                    self.admission.in_flight.admit(record)
-                    record.reserve_calls = partial(self.admission.reserve_calls, record)
-                    record.reserve_program = partial(self.admission.reserve_program, record)
+                    await self._run_admitted(record, scope, receive, send)
+                    return
         await self.app(scope, receive, send)
+
+    async def _run_admitted(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
+        self.admission.admit(record)
+        try:
+            await self.app(scope, self.admission.queue.observe_body(record, receive), send)
+        finally:
+            self.admission.queue.end(record)
 
 
 class BodyLimitMiddleware:

@@ -97,7 +97,8 @@ async def metrics(request: Request) -> Response:
     status = await _scheduler_status(state)
     with contextlib.suppress(PlaitError):
         state.metrics.unanswered.set(state.client.unanswered_s)
-    text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts)
+    queue_time_s = state.admission.queue.queue_time_s()
+    text = state.metrics.scrape(state.in_flight, status, state.last_model_name, state.num_restarts, queue_time_s)
     return Response(text, media_type=prometheus.CONTENT_TYPE)
 
 

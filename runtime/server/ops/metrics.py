@@ -50,6 +50,9 @@ class Metrics:
         )
         self.aborts = Metric("counter", "plait_aborts_total", "Requests that ended early.", ("reason",))
         self.in_flight = Metric("gauge", "plait_requests_in_flight", "Requests admitted and not yet answered.")
+        self.queue_time = Metric(
+            "gauge", "plait_predicted_queue_seconds", "Until all that waits now has its first token, as predicted."
+        )
         self.up = Metric("gauge", "plait_runtime_up", "Whether the runtime answers: 1 or 0.")
         self.dropped_log_lines = Metric(
             "counter", "plait_log_lines_dropped_total", "Lines of the server's log that were dropped: nobody read it."
@@ -96,8 +99,16 @@ class Metrics:
         elif 400 <= record.status < 500:
             self.rejections.add(1, "invalid_request")
 
-    def scrape(self, in_flight: InFlightRequests, status: Status | None, model_name: str, restarts: int) -> str:
+    def scrape(
+        self,
+        in_flight: InFlightRequests,
+        status: Status | None,
+        model_name: str,
+        restarts: int,
+        queue_time_s: float = 0.0,
+    ) -> str:
         """Returns all metrics as text. `status`: the scheduler's counters, None while it does not answer."""
+        self.queue_time.set(queue_time_s)
         self.in_flight.set(in_flight.num_admitted)
         self.up.set(status is not None)
         self.restarts.set(restarts)
@@ -106,8 +117,8 @@ class Metrics:
             self._set_scheduler_metrics(status, model_name)
         histograms = [self.requests, self.ttft, self.inter_token_gaps, self.queue, self.compiling]
         counts = [metric for metric, _ in (*self.tokens, *self.scheduler)]
-        own = [self.in_flight, self.up, self.unanswered, self.restarts, self.reruns, self.dropped_log_lines]
-        own += [self.rejections, self.aborts, self.pages]
+        own = [self.in_flight, self.queue_time, self.up, self.unanswered, self.restarts, self.reruns]
+        own += [self.dropped_log_lines, self.rejections, self.aborts, self.pages]
         return to_prometheus_text([*self.vllm, *own, *counts, *histograms])
 
     def _set_scheduler_metrics(self, status: Status, model_name: str) -> None:

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 
 from plait.runtime.server.app import ROUTERS, create_app
 from plait.runtime.server.http.api_keys import digest
+from plait.runtime.server.in_flight import RequestRecord
 from plait.runtime.server.settings import server_settings
 
 KEYS = {"alice": digest(b"a-key"), "bob": digest(b"b-key")}
@@ -132,12 +133,13 @@ def test_requests_are_refused_before_their_body_is_read(app) -> None:
     assert ask_asgi(app(api_keys=KEYS))[:2] == (401, "invalid_api_key")
     assert ask_asgi(app(max_body_bytes=2048), [("content-length", "2049")])[:2] == (413, "body_too_large")
     full = app(max_queue=1, max_running=1, retry_after_s=7)
-    in_flight = full.state.plait.in_flight
-    in_flight.num_calls = 2
+    admission, records = full.state.plait.admission, [RequestRecord("POST", "/"), RequestRecord("POST", "/")]
+    for record in records:
+        admission.admit(record)
     status, code, headers = ask_asgi(full)
     assert (status, code, headers[b"retry-after"]) == (503, "queue_full", b"7")
     assert ask(full, "GET", "/ready").status_code == 503
-    in_flight.num_calls = 1
+    admission.queue.end(records[0])
     assert ask(full, "GET", "/ready").status_code == 200
     full.state.plait.admission.is_draining = True
     status, code, headers = ask_asgi(full)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from plait.runtime.sampling_params import sampling_params
-from plait.runtime.server.app_state import AppState, state_of
+from plait.runtime.server.app_state import AppState, state_of, tenant_of
 from plait.runtime.server.generation.embedding import EmbeddingOptions, embed_prompts
 from plait.runtime.server.generation.submission import Submission, submit
 from plait.runtime.server.http.json_body import check_content_type
@@ -88,7 +88,9 @@ async def _server_info(state: AppState) -> ServerInfo:
 
 
 async def _flush(request: Request) -> Response:
-    await cancel_on_disconnect(request, asyncio.to_thread(state_of(request).client.flush_cache))
+    state = state_of(request)
+    tenant = tenant_of(request) if state.settings.api_keys else None
+    await cancel_on_disconnect(request, asyncio.to_thread(state.client.flush_cache, tenant))
     return PlainTextResponse("The cache was flushed; what running calls need is kept.\n")
 
 
@@ -99,7 +101,10 @@ _FLUSHES: dict[str, Any] = {
 
 @router.post("/flush_cache", **_FLUSHES)
 async def flush_cache(request: Request) -> Response:
-    """Drops every cached prefix that no running call needs. The body is not read and may be missing."""
+    """Drops every cached prefix of the request's key, or without keys of all, that no running call needs.
+
+    The body is not read and may be missing.
+    """
     check_content_type(request, may_be_missing=True)
     return await _flush(request)
 

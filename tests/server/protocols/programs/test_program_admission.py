@@ -91,11 +91,13 @@ def test_the_calls_of_a_program_fill_the_queue(served) -> None:
         while state.in_flight.num_calls < 5 and not five.done():
             await asyncio.sleep(0)
         assert state.admission.is_full
-        refused = await one("b-key", {"model": "default", "prompt": "One", "max_tokens": 1}, "/v1/completions")
+        request = {"model": "default", "prompt": "One", "max_tokens": 1}
+        refused, other = [await one(key, request, "/v1/completions") for key in ("a-key", "b-key")]
         five.cancel()
         await asyncio.wait([five])
-        return refused
+        return refused, other
 
-    refused = run(app, work)
+    refused, other = run(app, work)
+    assert other.status_code == 200  # it is within the share of its key
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
     assert not state.admission.is_full

@@ -1,0 +1,158 @@
+"""Measures a server under ten times the load that it can serve: time to first token, refusals, goodput, recovery.
+
+The load is open: requests arrive at random, whether or not earlier ones were answered. The client runs on the last core
+and the server on the others, so that the client costs the server nothing (with one core they share it). The peak is
+measured with a fixed number of clients that send one request after the other.
+
+    python benchmarks/serving_overload.py [--seconds 20] [-- options of plait serve]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from server_comparison.signals import unwind_on_signal
+
+WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school"]
+NUM_CLIENTS = 48  # at the peak
+
+
+@dataclass
+class Answer:
+    """The answer to one request; times of time.perf_counter(). first: of the first token, or of a refusal's headers."""
+
+    sent: float
+    status: int
+    first: float
+    end: float
+    retry_after_s: int
+
+
+class Load:
+    """Sends requests with random prompts, one connection each."""
+
+    def __init__(self, port: int, seed: int) -> None:
+        self.port, self.draw = port, random.Random(seed)
+
+    async def ask(self) -> Answer:
+        prompt = " ".join(self.draw.choice(WORDS) for _ in range(self.draw.randint(20, 60)))
+        num_tokens = self.draw.randint(8, 24)
+        fields = {"model": "default", "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        body = json.dumps(fields)
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        sent = time.perf_counter()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(head.encode() + body.encode())
+            headers = await reader.readuntil(b"\r\n\r\n")
+            status, first = int(headers.split()[1]), 0.0
+            while await reader.read(65536):
+                first = first or time.perf_counter()
+        finally:
+            writer.close()
+        retry_after = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"retry-after: ")]
+        retry_after_s = int(retry_after[0].split()[1]) if retry_after else 0
+        return Answer(sent, status, first, time.perf_counter(), retry_after_s)
+
+    async def closed(self, seconds: float, num_clients: int) -> list[Answer]:
+        """`num_clients` clients send one request after the other, and do as Retry-After says."""
+        answers, end = [], time.perf_counter() + seconds
+
+        async def client() -> None:
+            while time.perf_counter() < end:
+                answers.append(await self.ask())
+                await asyncio.sleep(answers[-1].retry_after_s)
+
+        await asyncio.gather(*(client() for _ in range(num_clients)))
+        return answers
+
+    async def open(self, seconds: float, rate: float) -> list[asyncio.Task[Answer]]:
+        """`rate` requests per second at random times. Returns them; the last ones still run."""
+        due, end, tasks = time.perf_counter(), time.perf_counter() + seconds, []
+        while (due := due + self.draw.expovariate(rate)) < end:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tasks.append(asyncio.create_task(self.ask()))
+        return tasks
+
+
+def percentile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
+
+
+def report(name: str, answers: list[Answer], start: float, seconds: float) -> tuple[float, float]:
+    """Prints one phase. Returns the answers per second and the 99th percentile of the time to the first token."""
+    served = [answer for answer in answers if answer.status == 200]
+    refused = [answer for answer in answers if answer.status != 200]
+    ttft = [answer.first - answer.sent for answer in served]
+    refusal_s = [answer.end - answer.sent for answer in refused]
+    rate = sum(start <= answer.end < start + seconds for answer in served) / seconds
+    print(
+        f"{name}: {rate:.1f} answers/s; {len(served)} served, {len(refused)} refused; time to first token "
+        f"p50 {percentile(ttft, 0.5):.3f} s, p90 {percentile(ttft, 0.9):.3f} s, p99 {percentile(ttft, 0.99):.3f} s; "
+        f"refusal p50 {1000 * percentile(refusal_s, 0.5):.1f} ms, p99 {1000 * percentile(refusal_s, 0.99):.1f} ms; "
+        f"statuses {dict(collections.Counter(answer.status for answer in answers))}; Retry-After "
+        f"{dict(sorted(collections.Counter(answer.retry_after_s for answer in refused).items()))}",
+        flush=True,
+    )
+    return rate, percentile(ttft, 0.99)
+
+
+async def measure(port: int, seconds: float, factor: float, seed: int) -> None:
+    load = Load(port, seed)
+    await load.closed(4, NUM_CLIENTS)
+    start = time.perf_counter()
+    answers = await load.closed(seconds, NUM_CLIENTS)
+    peak, _ = report("peak, closed", answers, start, seconds)
+    start = time.perf_counter()
+    answers = await asyncio.gather(*await load.open(seconds, 0.9 * peak))
+    _, peak_p99 = report("0.9 of the peak, open", answers, start, seconds)
+    start = time.perf_counter()
+    tasks = await load.open(seconds, factor * peak)
+    end = time.perf_counter()
+    after = await asyncio.gather(*await load.open(10, 0.5 * peak))
+    overload = await asyncio.gather(*tasks)
+    rate, p99 = report(f"{factor:g} times the peak", overload, start, seconds)
+    settled = [answer for answer in overload if answer.sent > start + 3]
+    report("  from its third second on", settled, start + 3, seconds - 3)
+    report("0.5 of the peak, afterwards", after, end, 10)
+    late = [a.sent - end for a in after if a.status != 200 or a.first - a.sent > peak_p99]
+    print(
+        f"goodput {100 * rate / peak:.1f}% of the peak; p99 {p99 / peak_p99:.2f} of that at 0.9 of the peak; "
+        f"normal {max(late, default=0.0):.1f} s after the end"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--factor", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("serve", nargs="*", help="options of plait serve")
+    options = parser.parse_args()
+    unwind_on_signal()
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:-1] or cores)  # inherited by the server and its runtime
+    command = [sys.executable, "-P", "-m", "plait.cli", "serve", "--port=0", "--drain-timeout=0", *options.serve]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    os.sched_setaffinity(0, cores[-1:])
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline().rpartition(":")[2])
+        asyncio.run(measure(port, options.seconds, options.factor, options.seed))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Predicts how long a new request would wait for its first token, and decides from that whether it is admitted.
+
+`QueueControl` knows the admitted calls of all API keys and the rates at which the runtime works. It does no I/O and
+reads no clock: every method gets the time, so it can be simulated.
+
+The queue is shared by weighted fair queueing: while the runtime does the waiting work own(k) of key k, it does for
+another key j at most own(k) * weight(j) / weight(k). So before a new request of key k begins, this work is done:
+
+    sum over keys j of min(waiting(j), own(k) * weight(j) / weight(k))
+
+A key within its share of the queue is therefore never refused because of others, whatever they have queued. n keys of
+equal weight can have 1 + 1/2 + ... + 1/n times the limits in all, if they come one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
+MIN_EVENTS = 4  # before a rate counts as measured
+TOKEN_WINDOW = 64  # begun calls that the token rate is measured over
+OLD_EVENT_S = 5.0  # older events are dropped, except for the last KEPT_EVENTS
+KEPT_EVENTS = 16
+DEFAULT_CALLS_PER_S = 8.0  # ended calls per second, until it is measured
+
+
+@dataclass(eq=False)
+class QueuedRequest:
+    """An admitted request.
+
+    calls: that it can have in flight at once. started: those that it starts at once when its body has arrived; until
+    then 0, so that a slow client delays nobody. call_tokens: prompt tokens per started call. begun: how many of the
+    started calls have their first token.
+    """
+
+    key: str
+    call_tokens: int = 0
+    calls: int = 1
+    started: int = 0
+    begun: int = 0
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls without a first token."""
+        return self.started - self.begun
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is refused. retry_after_s: seconds until it would be admitted if no other request came."""
+
+    text: str
+    retry_after_s: float
+    is_own_share: bool = False  # the key's own requests fill its share, while other keys wait
+
+
+class BusyRate:
+    """The amount per second of the last events, over the time in which there was enough work."""
+
+    def __init__(self, window: int) -> None:
+        self._events: deque[tuple[float, float, float]] = deque(maxlen=window + 1)  # (amount, busy seconds, time)
+        self._busy_s = self._updated = 0.0
+        self._is_busy = False
+
+    def set_busy(self, is_busy: bool, now: float) -> None:
+        """Sets whether there is enough work from now on."""
+        self._update(now)
+        self._is_busy = is_busy
+        if is_busy and not self._events:
+            self._events.append((0.0, self._busy_s, now))
+
+    def add(self, amount: float, now: float) -> None:
+        """Counts an event, if there is enough work."""
+        self._update(now)
+        if self._is_busy:
+            self._events.append((amount, self._busy_s, now))
+
+    def per_second(self, now: float) -> float | None:
+        """The rate. None until it is measured."""
+        self._update(now)
+        if len(self._events) <= MIN_EVENTS:
+            return None
+        seconds = self._busy_s - self._events[0][1]
+        amount = sum(amount for amount, *_ in self._events) - self._events[0][0]
+        return amount / seconds if seconds > 0 and amount > 0 else None
+
+    def _update(self, now: float) -> None:
+        if self._is_busy:
+            self._busy_s += max(0.0, now - self._updated)
+        self._updated = max(self._updated, now)
+        while len(self._events) > KEPT_EVENTS and self._events[0][2] < now - OLD_EVENT_S:
+            self._events.popleft()
+
+
+class QueueControl:
+    """The admitted calls of one server, by key.
+
+    max_running: calls that the runtime runs at once. max_queue: further calls that may wait. max_queue_time_s: the
+    longest predicted time to the first token of an admitted request (0: no limit). weights: of keys, 1 by default.
+    """
+
+    def __init__(
+        self, max_running: int, max_queue: int, max_queue_time_s: float, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self.max_running, self.capacity = max_running, max_running + max_queue
+        self.max_queue_time_s, self.weights = max_queue_time_s, weights or {}
+        self.calls: Counter[str] = Counter()  # waiting and running, by key
+        self.waiting_calls: Counter[str] = Counter()
+        self.waiting_tokens: Counter[str] = Counter()
+        self.num_calls = self.num_waiting = 0
+        self._token_rate = BusyRate(TOKEN_WINDOW)
+        self._end_rate = BusyRate(max_running)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def admit(self, key: str, now: float) -> QueuedRequest:
+        """Adds a request, as one call, before its body has arrived."""
+        request = QueuedRequest(key)
+        self._count(request, 1, now)
+        return request
+
+    def set_size(self, request: QueuedRequest, calls: int, started: int, tokens: int, now: float) -> None:
+        """Sets the size of a request once its body has arrived. tokens: of the prompts of all `started` calls."""
+        self._count(request, -1, now)
+        request.calls, request.started = calls, max(started, request.begun)
+        request.call_tokens = tokens // max(1, request.started)
+        self._count(request, 1, now)
+
+    def begin(self, request: QueuedRequest, begun: int, now: float) -> None:
+        """Sets how many of the request's calls have their first token."""
+        num_new = min(begun, request.started) - request.begun
+        if num_new > 0:
+            self._token_rate.add(num_new * request.call_tokens, now)
+            self._count(request, -1, now)
+            request.begun += num_new
+            self._count(request, 1, now)
+
+    def end(self, request: QueuedRequest, now: float) -> None:
+        """Removes a request that was answered or has failed."""
+        if request.begun:
+            self._end_rate.add(request.calls, now)
+        self._count(request, -1, now)
+
+    def _count(self, request: QueuedRequest, sign: int, now: float) -> None:
+        """Adds the request to all counts, or removes it."""
+        waiting = request.waiting_calls
+        self.num_calls += sign * request.calls
+        self.num_waiting += sign * waiting
+        for counts, amount in (
+            (self.calls, request.calls),
+            (self.waiting_calls, waiting),
+            (self.waiting_tokens, waiting * request.call_tokens),
+        ):
+            counts[request.key] += sign * amount
+            if not counts[request.key]:
+                del counts[request.key]
+        if self.num_waiting >= MIN_WAITING_CALLS:
+            self._token_rate.set_busy(True, now)
+        if self.num_calls >= self.max_running:
+            self._end_rate.set_busy(True, now)
+        if not self.num_waiting:  # not before: all calls that one step begins must count
+            self._token_rate.set_busy(False, now)
+            self._end_rate.set_busy(self.num_calls >= self.max_running, now)
+
+    # -- decisions --------------------------------------------------------------------------------
+
+    def refusal(self, key: str, now: float) -> Refusal | None:
+        """Why a new request is refused, counted as one call; None if it is admitted."""
+        full = self.calls_refusal(key, 1, now)
+        limit_s = self.max_queue_time_s
+        if full is not None or not limit_s or self._before(self.waiting_calls, key, 1) <= MIN_WAITING_CALLS:
+            return full
+        queue_s = self.predict(key, now)
+        if queue_s <= limit_s:
+            return None
+        text = f"the request would wait for about {queue_s:.2g} s, and the limit is {limit_s:g} s"
+        return self._refusal(key, text, queue_s - limit_s)
+
+    def calls_refusal(self, key: str, calls: int, now: float, replacing: int = 0) -> Refusal | None:
+        """Why `calls` further calls exceed the key's share of the capacity; None if they do not.
+
+        replacing: calls of the same request that are counted already.
+        """
+        others = self.num_calls - replacing
+        before = self._before(self.calls, key, calls - replacing)
+        if before <= self.capacity:
+            return None
+        need = f", and this request needs {calls}" if calls > 1 else ""
+        text = f"{others} calls are running or waiting{need}"
+        return self._refusal(key, text, (before - self.capacity) / self.calls_per_s(now))
+
+    def predict(self, key: str, now: float) -> float:
+        """Seconds until the prompt of a new request of `key` would be computed: the longer of two times.
+
+        One is that to compute the prompt tokens before it, the other that until a row is free for it.
+        """
+        tokens = self._before(self.waiting_tokens, key, 0)
+        return self._seconds(tokens, self._before(self.waiting_calls, key, 1), now)
+
+    def queue_time_s(self, now: float) -> float:
+        """Seconds until all that waits now has its first token."""
+        return self._seconds(sum(self.waiting_tokens.values()), self.num_waiting, now)
+
+    def is_full(self, now: float) -> bool:
+        """Whether a request of a key that has its share would be refused."""
+        if self.num_calls >= self.capacity:
+            return True
+        is_limited = self.max_queue_time_s > 0 and self.num_waiting >= MIN_WAITING_CALLS
+        return is_limited and self.queue_time_s(now) >= self.max_queue_time_s
+
+    def tokens_per_s(self, now: float) -> float | None:
+        """Prompt tokens of begun calls per second, while calls waited. None until it is measured."""
+        return self._token_rate.per_second(now)
+
+    def calls_per_s(self, now: float) -> float:
+        """Ended calls per second, while all rows were occupied."""
+        return self._end_rate.per_second(now) or DEFAULT_CALLS_PER_S
+
+    def _seconds(self, tokens: float, calls: float, now: float) -> float:
+        free_rows = max(0, self.max_running - (self.num_calls - self.num_waiting))
+        rate = self.tokens_per_s(now)
+        token_s = tokens / rate if rate is not None else 0.0
+        return max(token_s, max(0.0, calls - free_rows) / self.calls_per_s(now))
+
+    def _before(self, amounts: Mapping[str, int], key: str, amount: float) -> float:
+        """The part of `amounts` that is served until the key's own amount, with `amount` added, is served."""
+        own = amounts.get(key, 0) + amount
+        per_weight = own / self._weight(key)
+        return own + sum(min(other, per_weight * self._weight(name)) for name, other in amounts.items() if name != key)
+
+    def _weight(self, key: str) -> float:
+        return self.weights.get(key, 1.0)
+
+    def _refusal(self, key: str, text: str, retry_after_s: float) -> Refusal:
+        is_own_share = any(name != key for name in self.waiting_calls)
+        if is_own_share:
+            text += "; other keys wait, and the requests of this key fill its share"
+        return Refusal(text, retry_after_s, is_own_share)
