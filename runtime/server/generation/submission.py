@@ -26,6 +26,8 @@ from plait.runtime.server.in_flight import current_request
 
 MAX_UNREAD_BYTES = 3 << 18  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
+YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text or prompt of this length: there may be many
+YIELD_AFTER_TOKENS = 1_000
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     try:
         for submission in submissions:
             _start(client, submission, handle)
+            if len(submission.prompt_ids) > YIELD_AFTER_TOKENS and len(submissions) > 1:
+                await asyncio.sleep(0)
         yield handle
     finally:
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
@@ -175,6 +179,8 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)
+        if num_chars > YIELD_AFTER_CHARS:
+            await asyncio.sleep(0)
     return prepend_bos(client, ids)
 
 

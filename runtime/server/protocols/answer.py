@@ -18,7 +18,12 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.http.response import FinalEvent, cancel_on_disconnect, json_response, stream_response
+from plait.runtime.server.http.response import (
+    FinalEvent,
+    cancel_on_disconnect,
+    json_response_in_pieces,
+    stream_response,
+)
 
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's and SGLang's streams
 
@@ -62,7 +67,7 @@ async def respond(
     try:
         if stream:
             return await stream_response(request, events(), media_type)
-        return json_response(await cancel_on_disconnect(request, complete()))
+        return await json_response_in_pieces(await cancel_on_disconnect(request, complete()))
     except PlaitError as error:
         raise as_api_error(error, constraint_param=constraint_param) from error
 

@@ -22,6 +22,7 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.errors import ApiError, invalid, unsupported
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
@@ -126,9 +127,9 @@ async def create_completion(request: Request) -> Response:
 async def _check(body: CompletionRequest, state: AppState, tenant: str, completion_id: str) -> CheckedCompletion:
     n, best_of = _checked_counts(body, state.settings.max_choices)
     constraint, constraint_param = constraint_of(body)
-    prompts = await _prompts(body, state.client)
-    if len(prompts) * best_of > state.settings.max_choices:
+    if _num_prompts(body) * best_of > state.settings.max_choices:  # before they are tokenized
         raise invalid(f"prompts times answers must not exceed {state.settings.max_choices}", "prompt")
+    prompts = await _prompts(body, state.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
     for ids, _ in prompts:
@@ -167,6 +168,13 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
     return n, best_of
 
 
+def _num_prompts(body: CompletionRequest) -> int:
+    """The number of prompts; 1 for a list of token ids, and for one that mixes them with texts, which is refused."""
+    prompts = body.prompt
+    is_one = not isinstance(prompts, list) or any(isinstance(item, int) for item in prompts)
+    return 1 if is_one else len(prompts or ())
+
+
 async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[int], str]]:
     """(token ids, text) of each prompt."""
     prompts: Any = body.prompt
@@ -202,9 +210,10 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
         for prompt in range(len(checked.submissions)):
             candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
             for result in _best_by_mean_logprob(candidates, checked.n):
+                is_large = len(result.token_ids) + len(prompt_logprobs[prompt]) > LARGE_TOKENS
+                is_large = is_large and checked.logprobs is not None
                 writer = _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
-                update = CallUpdate(result.text, result.token_ids, result.logprobs or [], True)
-                text, logprobs = writer.write(update)
+                text, logprobs = await run_aside(is_large, writer.write_result, result)
                 choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason))
         return Completion(*checked.head, choices, UsageBody.of(handle.usage()))
 
@@ -286,6 +295,10 @@ class _ChoiceWriter:
             return text, None
         entries, self._prompt_entries = self._prompt_entries + self._logprob_aligner.push(update), []
         return text, self._logprobs(entries) if entries or update.finished else None
+
+    def write_result(self, result: CallResult) -> tuple[str, TextLogprobs | None]:
+        """`write` of a finished call's one update."""
+        return self.write(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
 
     def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs:
         logprobs = TextLogprobs([], [], [] if self._with_top else None, [])
