@@ -112,8 +112,8 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     try:
         for submission in submissions:
             _start(client, submission, handle)
-            if len(submission.prompt_ids) > YIELD_AFTER_TOKENS and len(submissions) > 1:
-                await asyncio.sleep(0)
+            if len(submissions) > 1:
+                await yield_after_prompt(submission.prompt_ids)
         yield handle
     finally:
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
@@ -182,6 +182,12 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
         if num_chars > YIELD_AFTER_CHARS:
             await asyncio.sleep(0)
     return prepend_bos(client, ids)
+
+
+async def yield_after_prompt(prompt_ids: Sequence[int]) -> None:
+    """Lets the event loop serve others after the work on a long prompt: a request may have many."""
+    if len(prompt_ids) > YIELD_AFTER_TOKENS:
+        await asyncio.sleep(0)
 
 
 def prepend_bos(client: Client, ids: list[int]) -> list[int]:

@@ -26,7 +26,13 @@ from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit, tokenize
+from plait.runtime.server.generation.submission import (
+    RequestHandle,
+    Submission,
+    submit,
+    tokenize,
+    yield_after_prompt,
+)
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import sse_event
@@ -191,6 +197,7 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
             remaining_context(client.model.context_length, prompt, param)  # first: a body may hold millions of tokens
             check_token_ids(prompt, client.model.vocab_size, param)
             ids, text = prompt, client.tokenizer.decode(prompt)
+            await yield_after_prompt(ids)
         else:
             raise invalid("'prompt' mixes token ids with texts or lists", "prompt")
         if not ids:
