@@ -15,6 +15,8 @@ from plait.runtime.tokenizer.from_gguf import definition_from_gguf
 from plait.runtime.tokenizer.from_hf import definition_from_folder
 from plait.runtime.tokenizer.literal_pattern import literal_pattern
 
+LONG_TEXT_CHARS = 20_000  # other threads can run while a longer text is tokenized
+
 
 def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokenizer:
     """Loads the tokenizer of a .gguf file or of a Hugging Face folder.
@@ -136,7 +138,13 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InputError("the text holds half of a surrogate pair, which is not a character") from error
         backend = self._definition.initial_backend if is_initial else self._definition.continuation_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        ids: list[int]
+        if (
+            len(text) > LONG_TEXT_CHARS
+        ):  # of the library's functions only those for lists release the interpreter's lock
+            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = backend.encode(text, add_special_tokens=False).ids
         if text in self._template_texts:  # only template text is cached: user text must not be kept
             self._template_text_ids[text, is_initial] = ids
         return ids

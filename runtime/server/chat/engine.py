@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from plait.constrained.specs import Spec
 from plait.runtime.client.call import Call, CallResult
@@ -26,10 +25,12 @@ from plait.runtime.server.chat.formats import (
 from plait.runtime.server.chat.parser import OutputParser, ParsedPart
 from plait.runtime.server.chat.prompt import PromptParts, render_chat
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import LogprobAligner
-from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, tokenize
+from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
 
 MAX_TOOLS = 128
+CONVERT_IN_THREAD_VALUES = 500  # turns and values of the tools' schemas; the work on more takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,15 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     call_format = tool_format(template.source, with_json_answer=is_json)
     reasoning, names = reasoning_format(template.source), [tool.name for tool in conversation.callable_tools]
     constraint, param = conversation.constraint, conversation.constraint_param
+    num_chars = sum(len(turn.text) for turn in conversation.turns)
+    if num_chars > TOKENIZE_IN_THREAD_CHARS:
+        check_fits_context(client, num_chars)  # before the prompt is rendered
+    is_large = num_chars > TOKENIZE_IN_THREAD_CHARS or has_more_values(conversation, CONVERT_IN_THREAD_VALUES)
     if names:
-        constraint, param = tool_constraint(call_format, conversation), conversation.callable_tools[0].param
-    arguments = (template, client.tokenizer.added_texts, conversation, call_format)
-    if sum(len(turn.text) for turn in conversation.turns) > TOKENIZE_IN_THREAD_CHARS:
-        parts = await asyncio.to_thread(render_chat, *arguments)
-    else:
-        parts = render_chat(*arguments)
+        constraint = await run_aside(is_large, tool_constraint, call_format, conversation)
+        param = conversation.callable_tools[0].param
+    added_texts = client.tokenizer.added_texts
+    parts = await run_aside(is_large, render_chat, template, added_texts, conversation, call_format)
     starts_in_reasoning = _opens_reasoning(parts, reasoning) and conversation.add_generation_prompt
     if starts_in_reasoning and constraint is not None and (not names or conversation.must_call or is_json):
         assert reasoning is not None  # the answer is constrained from its first character: close the reasoning
@@ -100,6 +103,20 @@ async def prepare_chat(client: Client, conversation: Conversation) -> PreparedCh
     ids = await tokenize(client, parts)
     tools = (call_format, names) if names else None
     return PreparedChat(ids, constraint, param, lambda: OutputParser(reasoning, starts_in_reasoning, tools, is_json))
+
+
+def has_more_values(conversation: Conversation, limit: int) -> bool:
+    """Whether the turns, their calls, the tools and the values of the tools' schemas are more than `limit`."""
+    num_left = limit - len(conversation.turns) - sum(len(turn.calls) for turn in conversation.turns)
+    pending: list[Any] = [tool.parameters for tool in conversation.tools]
+    while pending and num_left >= 0:
+        value = pending.pop()
+        num_left -= 1
+        if isinstance(value, dict):
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return num_left < 0
 
 
 def _opens_reasoning(parts: PromptParts, reasoning: ReasoningFormat | None) -> bool:

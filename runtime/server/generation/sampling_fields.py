@@ -10,7 +10,15 @@ import msgspec
 from msgspec import Meta
 
 from plait.runtime.errors import InputError
-from plait.runtime.sampling_params import NAMES, PARAMS, SamplingParams, json_type, name_in, sampling_params
+from plait.runtime.sampling_params import (
+    MAX_LOGIT_BIAS,
+    NAMES,
+    PARAMS,
+    SamplingParams,
+    json_type,
+    name_in,
+    sampling_params,
+)
 from plait.runtime.server.errors import invalid
 
 
@@ -77,6 +85,8 @@ def _param(protocol: str, field: str | None, path: str, top_level: Collection[st
 
 def _token_bias(bias: dict[str, float], param: str | None) -> dict[int, float]:
     """JSON has texts as keys; token ids have fewer than 10 digits."""
+    if len(bias) > MAX_LOGIT_BIAS:  # before the keys are converted
+        raise invalid(f"'logit_bias' takes at most {MAX_LOGIT_BIAS} token ids, not {len(bias)}", param)
     if not all(re.fullmatch(r"[0-9]{1,9}", key) for key in bias):
         raise invalid("the keys of 'logit_bias' are token ids", param)
     return {int(key): value for key, value in bias.items()}

@@ -28,6 +28,8 @@ from plait.runtime.server.in_flight import RequestRecord, current_request
 
 MAX_UNREAD_BYTES = 3 << 18  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
+YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text or prompt of this length: there may be many
+YIELD_AFTER_TOKENS = 1_000
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ async def submit(client: Client, submissions: Sequence[Submission]) -> AsyncIter
     try:
         for submission in submissions:
             _start(client, submission if record is None else _with_time_left(submission, record), handle)
+            if len(submissions) > 1:
+                await yield_after_prompt(submission.prompt_ids)
         yield handle
     finally:
         finished = all(call.done() for call in (*handle.calls, *handle.prompt_scoring_calls) if call is not None)
@@ -186,7 +190,15 @@ async def tokenize(client: Client, parts: Sequence[tuple[str, bool]]) -> list[in
         ids = await asyncio.to_thread(tokenizer.encode, parts, at_start=True)
     else:
         ids = tokenizer.encode(parts, at_start=True)
+        if num_chars > YIELD_AFTER_CHARS:
+            await asyncio.sleep(0)
     return prepend_bos(client, ids)
+
+
+async def yield_after_prompt(prompt_ids: Sequence[int]) -> None:
+    """Lets the event loop serve others after the work on a long prompt: a request may have many."""
+    if len(prompt_ids) > YIELD_AFTER_TOKENS:
+        await asyncio.sleep(0)
 
 
 def prepend_bos(client: Client, ids: list[int]) -> list[int]:

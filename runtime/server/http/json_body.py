@@ -1,24 +1,30 @@
 """Decodes a request's JSON body into a typed struct, or raises a 400 error that names the wrong field.
 
 The parser is strict: NaN, infinities, invalid UTF-8, lone surrogates, deep nesting, integers beyond 64 bits and
-duplicate keys are refused, so the code behind it never sees them.
+duplicate keys are refused, so the code behind it never sees them. The work is done in pieces, between which the event
+loop serves other requests; `json_limits` bounds the one piece that cannot be divided, the parser itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from plait.runtime.server.errors import ApiError, invalid
+from plait.runtime.server.http.json_limits import JsonScan, scan_steps
 from plait.runtime.server.http.response import ClientDisconnected
 
 T = TypeVar("T")
 
 MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
+SMALL_BODY_BYTES = 1 << 16  # parsed at once
+CHECKED_PER_STEP = 100_000  # values of a decoded body
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
@@ -35,7 +41,11 @@ async def read_json(request: Request, kind: type[T]) -> T:
         body = await request.body()
     except ClientDisconnect as error:
         raise ClientDisconnected from error
-    return parse(body, kind)
+    decoded: list[Any] = []
+    for _ in parse_steps(body, decoded):
+        if len(body) > SMALL_BODY_BYTES:
+            await asyncio.sleep(0)
+    return convert_json(decoded[0], kind)
 
 
 def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
@@ -54,14 +64,25 @@ def parse(body: bytes, kind: type[T]) -> T:
     >>> parse(b'{"a": 1}', dict[str, int])
     {'a': 1}
     """
+    decoded: list[Any] = []
+    for _ in parse_steps(body, decoded):
+        pass
+    return convert_json(decoded[0], kind)
+
+
+def parse_steps(body: bytes, decoded: list[Any]) -> Iterator[None]:
+    """Appends the value of a body to `decoded`, in steps of milliseconds. Raises ApiError 400."""
+    scan = JsonScan()
+    yield from scan_steps(body, scan)
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
-    _check_nesting_and_keys(body, value)
-    return convert_json(value, kind)
+    yield
+    yield from _check_steps(value, scan.num_keys)
+    decoded.append(value)
 
 
 def convert_json(value: Any, kind: type[T], path: str = "") -> T:
@@ -72,12 +93,12 @@ def convert_json(value: Any, kind: type[T], path: str = "") -> T:
         raise _validation_error(str(error), path) from None
 
 
-def _check_nesting_and_keys(body: bytes, value: Any) -> None:
+def _check_steps(value: Any, num_keys_of_body: int) -> Iterator[None]:
     """Checks a decoded body level by level for its depth, integers beyond 64 bits, and duplicate keys.
 
-    A duplicate key shows as a difference between the keys in `value` and those in `body`.
+    A duplicate key shows as a difference between the keys in `value` and those in the body.
     """
-    level, num_keys = [value], 0
+    level, num_keys, num_unchecked = [value], 0, 0
     for _ in range(MAX_DEPTH):
         next_level: list[Any] = []
         for container in level:
@@ -86,32 +107,29 @@ def _check_nesting_and_keys(body: bytes, value: Any) -> None:
                 items = list(container.values())
             else:
                 items = container if isinstance(container, list) else [container]
-            kinds = set(map(type, items))
-            if int in kinds:
-                _check_integers(items)
-            if dict in kinds or list in kinds:
-                next_level += [item for item in items if isinstance(item, dict | list)]
+            for start in range(0, len(items), CHECKED_PER_STEP):
+                next_level += _checked_items(items[start : start + CHECKED_PER_STEP])
+                num_unchecked += min(len(items) - start, CHECKED_PER_STEP)
+                if num_unchecked >= CHECKED_PER_STEP:
+                    num_unchecked = 0
+                    yield
         if not next_level:
             break
         level = next_level
     else:
         raise _too_deep()
-    if num_keys != _num_keys(body):
+    if num_keys != num_keys_of_body:
         raise invalid("an object has a duplicate key", code="invalid_json")
 
 
-def _num_keys(body: bytes) -> int:
-    """Counts the keys in valid JSON: the strings before a colon. Uses bulk operations: there may be millions."""
-    if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
-    outside = b'"'.join(body.split(b'"')[::2])
-    return outside.translate(None, b" \t\r\n").count(b'":')
-
-
-def _check_integers(items: list[Any]) -> None:
-    for item in items:
-        if type(item) is int and abs(item) > MAX_INTEGER:
-            raise invalid("the body holds an integer beyond 64 bits", code="invalid_json")
+def _checked_items(items: list[Any]) -> list[Any]:
+    """Returns the arrays and objects among `items`. Raises ApiError 400 for an integer beyond 64 bits."""
+    kinds = set(map(type, items))
+    if int in kinds and any(type(item) is int and abs(item) > MAX_INTEGER for item in items):
+        raise invalid("the body holds an integer beyond 64 bits", code="invalid_json")
+    if dict in kinds or list in kinds:
+        return [item for item in items if isinstance(item, dict | list)]
+    return []
 
 
 def _too_deep() -> ApiError:

@@ -19,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
+YIELD_AFTER_BYTES = 1 << 18  # of an answer that is encoded in pieces
+
 
 class ClientDisconnected(Exception):
     """The client disconnected before its response was ready. No response to it is ever read."""
@@ -27,6 +29,34 @@ class ClientDisconnected(Exception):
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Returns a JSON response, encoded by msgspec."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+async def json_response_in_pieces(value: Any) -> Response:
+    """Returns a JSON response. The items of a large list, such as choices, are encoded one at a time.
+
+    The event loop serves others between them. The list is the value, or a field of it if the value is a struct.
+    """
+    if isinstance(value, list):
+        return json_response(await _encoded_items(value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        lists = {name: await _encoded_items(items) for name, items in fields.items() if isinstance(items, list)}
+        value = msgspec.structs.replace(value, **lists) if lists else value
+    return json_response(value)
+
+
+async def _encoded_items(items: list[Any]) -> list[Any]:
+    """The items as JSON; numbers, and an empty list, as they are."""
+    if not items or not isinstance(items[0], msgspec.Struct):
+        return items
+    encoded, num_bytes = [], 0
+    for item in items:
+        encoded.append(msgspec.Raw(msgspec.json.encode(item)))
+        num_bytes += len(encoded[-1])
+        if num_bytes > YIELD_AFTER_BYTES:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    return encoded
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -18,7 +18,12 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.errors import ApiError, as_api_error
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
-from plait.runtime.server.http.response import FinalEvent, cancel_on_disconnect, json_response, stream_response
+from plait.runtime.server.http.response import (
+    FinalEvent,
+    cancel_on_disconnect,
+    json_response_in_pieces,
+    stream_response,
+)
 from plait.runtime.server.rerun import run_again_if_lost
 
 DONE = b"data: [DONE]\n\n"  # the end of OpenAI's and SGLang's streams
@@ -65,7 +70,7 @@ async def respond(
     async def run() -> Response:
         if stream:
             return await stream_response(request, events(), media_type)
-        return json_response(await cancel_on_disconnect(request, complete()))
+        return await json_response_in_pieces(await cancel_on_disconnect(request, complete()))
 
     try:
         return await run_again_if_lost(request, run)

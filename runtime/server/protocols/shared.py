@@ -53,9 +53,9 @@ def remaining_context(context_length: int, prompt: Sequence[int], param: str) ->
     return context_length - len(prompt)
 
 
-def check_token_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises ApiError 400 for a token id outside the vocabulary."""
-    if any(not 0 <= token < vocab_size for token in ids):
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise invalid(f"'{param}' has a token id that is not from 0 to {vocab_size - 1}", param)
 
 

@@ -11,13 +11,14 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET
 from starlette.responses import Response
 
-from plait.runtime.client.call import Call
+from plait.runtime.client.call import Call, CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, check_sampling
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.chat.engine import ChatOutput, PreparedChat, prepare_chat
 from plait.runtime.server.errors import ApiError
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import RequestHandle, Submission, submit
@@ -112,13 +113,17 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         results = await handle.results()
         choices = []
         for index, (call, result) in enumerate(zip(handle.calls, results, strict=True)):
-            output, message = ChatOutput(checked.prepared, client, call), MessageBuilder()
-            for part in output.parse_result(result):
-                message.add(part)
-            assert output.finish_reason is not None
-            logprobs = _take_logprobs(checked, client, output)
-            choices.append(ChatChoice(index, message.build(), logprobs, output.finish_reason))
+            is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
+            choices.append(await run_aside(is_large, _choice, client, checked, index, call, result))
         return ChatCompletion(*checked.head, choices, UsageBody.of(handle.usage()))
+
+
+def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
+    output, message = ChatOutput(checked.prepared, client, call), MessageBuilder()
+    for part in output.parse_result(result):
+        message.add(part)
+    assert output.finish_reason is not None
+    return ChatChoice(index, message.build(), _take_logprobs(checked, client, output), output.finish_reason)
 
 
 # -- streams --------------------------------------------------------------------------------------

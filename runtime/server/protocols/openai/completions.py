@@ -22,10 +22,17 @@ from plait.runtime.client.stream import CallUpdate
 from plait.runtime.messages import TokenLogprob
 from plait.runtime.server.app_state import AppState, request_id, state_of, tenant_of
 from plait.runtime.server.errors import ApiError, invalid, unsupported
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import RequestHandle, Submission, submit, tokenize
+from plait.runtime.server.generation.submission import (
+    RequestHandle,
+    Submission,
+    submit,
+    tokenize,
+    yield_after_prompt,
+)
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
 from plait.runtime.server.http.response import sse_event
@@ -126,9 +133,9 @@ async def create_completion(request: Request) -> Response:
 async def _check(body: CompletionRequest, state: AppState, tenant: str, completion_id: str) -> CheckedCompletion:
     n, best_of = _checked_counts(body, state.settings.max_choices)
     constraint, constraint_param = constraint_of(body)
-    prompts = await _prompts(body, state.client)
-    if len(prompts) * best_of > state.settings.max_choices:
+    if _num_prompts(body) * best_of > state.settings.max_choices:  # before they are tokenized
         raise invalid(f"prompts times answers must not exceed {state.settings.max_choices}", "prompt")
+    prompts = await _prompts(body, state.client)
     with_logprobs = body.logprobs is not None or best_of > n
     submissions = []
     for ids, _ in prompts:
@@ -167,6 +174,13 @@ def _checked_counts(body: CompletionRequest, max_choices: int) -> tuple[int, int
     return n, best_of
 
 
+def _num_prompts(body: CompletionRequest) -> int:
+    """The number of prompts; 1 for a list of token ids, and for one that mixes them with texts, which is refused."""
+    prompts = body.prompt
+    is_one = not isinstance(prompts, list) or any(isinstance(item, int) for item in prompts)
+    return 1 if is_one else len(prompts or ())
+
+
 async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[int], str]]:
     """(token ids, text) of each prompt."""
     prompts: Any = body.prompt
@@ -183,6 +197,7 @@ async def _prompts(body: CompletionRequest, client: Client) -> list[tuple[list[i
             remaining_context(client.model.context_length, prompt, param)  # first: a body may hold millions of tokens
             check_token_ids(prompt, client.model.vocab_size, param)
             ids, text = prompt, client.tokenizer.decode(prompt)
+            await yield_after_prompt(ids)
         else:
             raise invalid("'prompt' mixes token ids with texts or lists", "prompt")
         if not ids:
@@ -202,9 +217,10 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
         for prompt in range(len(checked.submissions)):
             candidates = results[prompt * checked.best_of : (prompt + 1) * checked.best_of]
             for result in _best_by_mean_logprob(candidates, checked.n):
+                is_large = len(result.token_ids) + len(prompt_logprobs[prompt]) > LARGE_TOKENS
+                is_large = is_large and checked.logprobs is not None
                 writer = _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
-                update = CallUpdate(result.text, result.token_ids, result.logprobs or [], True)
-                text, logprobs = writer.write(update)
+                text, logprobs = await run_aside(is_large, writer.write_result, result)
                 choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason))
         return Completion(*checked.head, choices, UsageBody.of(handle.usage()))
 
@@ -286,6 +302,10 @@ class _ChoiceWriter:
             return text, None
         entries, self._prompt_entries = self._prompt_entries + self._logprob_aligner.push(update), []
         return text, self._logprobs(entries) if entries or update.finished else None
+
+    def write_result(self, result: CallResult) -> tuple[str, TextLogprobs | None]:
+        """`write` of a finished call's one update."""
+        return self.write(CallUpdate(result.text, result.token_ids, result.logprobs or [], True))
 
     def _logprobs(self, entries: list[TokenLogprob]) -> TextLogprobs:
         logprobs = TextLogprobs([], [], [] if self._with_top else None, [])

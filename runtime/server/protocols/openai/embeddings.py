@@ -27,7 +27,7 @@ from plait.runtime.server.generation.embedding import (
 )
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response
+from plait.runtime.server.http.response import cancel_on_disconnect, json_response_in_pieces
 from plait.runtime.server.protocols.shared import StrictStruct
 from plait.runtime.server.rerun import run_again_if_lost
 
@@ -101,7 +101,7 @@ async def create_embedding(request: Request) -> Response:
         results = await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
-    return json_response(_response(results, state.model_name, body.encoding_format or "float"))
+    return await json_response_in_pieces(_response(results, state.model_name, body.encoding_format or "float"))
 
 
 def split_inputs(value: str | Sequence[str | int | list[int]]) -> list[EmbeddingInput]:

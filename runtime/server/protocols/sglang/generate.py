@@ -14,6 +14,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.submission import RequestHandle, submit
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -125,7 +126,7 @@ async def _complete_response(
                 async for batch in batches:
                     for index, update in batch:
                         writers[index].push(update)
-        responses = [writer.response() for writer in writers]
+        responses = [await run_aside(writer.is_large, writer.response) for writer in writers]
     for response in responses:
         response.index = UNSET
     return responses[0] if single else responses

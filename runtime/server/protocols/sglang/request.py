@@ -11,7 +11,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
-from plait.runtime.server.generation.submission import Submission, tokenize
+from plait.runtime.server.generation.submission import Submission, tokenize, yield_after_prompt
 from plait.runtime.server.protocols.sglang.types import (
     SAMPLING_OF_REQUEST,
     UNSUPPORTED_FIELDS,
@@ -126,6 +126,7 @@ async def _token_ids(prompt: str | list[int], client: Client, param: str) -> Seq
     else:
         ids = prompt
         check_token_ids(ids, client.model.vocab_size, param)
+        await yield_after_prompt(ids)
     if not ids:
         raise invalid(f"'{param}' is empty", param)
     return ids

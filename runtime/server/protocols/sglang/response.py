@@ -15,6 +15,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import CallUpdate
 from plait.runtime.errors import Aborted
 from plait.runtime.messages import TokenLogprob
+from plait.runtime.server.generation.aside import LARGE_TOKENS
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, LogprobAligner, token_text
 from plait.runtime.server.protocols.sglang.request import PromptRequest
 from plait.runtime.server.protocols.sglang.types import FinishReason, GenerateResponse, MetaInfo, TokenEntry
@@ -51,6 +52,12 @@ class SglangResponseWriter:
                 if not self.aborted:
                     raise
         return bool(text) or update.finished
+
+    @property
+    def is_large(self) -> bool:
+        """Whether making the response takes more than a few milliseconds."""
+        num_prompt = 0 if self._prompt_request.input_start is None else len(self._prompt_request.submission.prompt_ids)
+        return self._prompt_request.with_logprobs and num_prompt + len(self._ids) > LARGE_TOKENS
 
     def response(self) -> GenerateResponse:
         return GenerateResponse("".join(self._text), self._ids, self._meta_info(), self._index)

@@ -1,0 +1,70 @@
+"""Counts the containers, keys and elements of a JSON body before it is parsed, and refuses a body with too many.
+
+The parser holds the interpreter's lock for as long as it runs, so a thread for it would not free the event loop. Its
+time depends on these numbers much more than on the number of bytes. Strings are skipped. The body is scanned in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plait.runtime.server.errors import invalid
+
+MAX_CONTAINERS = 20_000  # arrays and objects
+MAX_KEYS = 100_000  # of all objects
+MAX_ELEMENTS = 1_000_000  # separators: about the values of all arrays and objects, such as token ids
+PIECE_BYTES = 1 << 19  # scanned at once
+
+
+class JsonScan:
+    """The numbers of containers, keys and elements of a JSON text that is fed in pieces.
+
+    Exact for valid JSON. For another text they are right up to its first error, where the parser stops.
+
+    >>> scan = JsonScan()
+    >>> scan.feed(b'{"a": [1, 2, ",:[{"]}')
+    >>> scan.num_containers, scan.num_keys, scan.num_elements
+    (2, 1, 2)
+    """
+
+    def __init__(self) -> None:
+        self.num_containers = self.num_keys = self.num_elements = 0
+        self._is_within_string = False
+
+    def feed(self, piece: bytes) -> None:
+        """Adds the numbers of `piece`, which must not begin with an escaped character."""
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left begins or ends a string
+        texts = piece.split(b'"')
+        outside = b'"'.join(texts[1 if self._is_within_string else 0 :: 2])
+        self._is_within_string ^= len(texts) % 2 == 0
+        self.num_containers += outside.count(b"[") + outside.count(b"{")
+        self.num_keys += outside.count(b":")
+        self.num_elements += outside.count(b",")
+
+
+def scan_steps(body: bytes, scan: JsonScan) -> Iterator[None]:
+    """Feeds a body to `scan`, one piece per step. Raises ApiError 400, which names the limit that the body exceeds."""
+    start = 0
+    while start < len(body):
+        end = _piece_end(body, start)
+        scan.feed(body[start:end])
+        for count, limit, name in (
+            (scan.num_containers, MAX_CONTAINERS, "arrays and objects"),
+            (scan.num_keys, MAX_KEYS, "object keys"),
+            (scan.num_elements, MAX_ELEMENTS, "elements"),
+        ):
+            if count > limit:
+                raise invalid(f"the body has more than {limit} {name}", code="too_many_elements")
+        start = end
+        yield
+
+
+def _piece_end(body: bytes, start: int) -> int:
+    """The end of the piece that begins at `start`. It never lies between a backslash and the character it escapes."""
+    end = start + PIECE_BYTES
+    if end >= len(body):
+        return len(body)
+    piece = body[start:end]
+    num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+    return end - num_backslashes % 2
