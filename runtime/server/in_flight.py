@@ -76,7 +76,8 @@ class RequestRecord:
         self.num_runs += 1
         if self.handles:
             self.handles.clear()
-            self.reserve_calls = self.reserve_program = lambda num_calls: None
+            self.reserve_calls = lambda num_calls, num_tokens: None
+            self.reserve_program = lambda num_calls: None
 
     def limit_timeout(self, timeout_s: float | None) -> float | None:
         """Returns the timeout of a call that begins now; in a further run what is left of it.

@@ -52,7 +52,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     page: bool = True
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 64
     max_queue: Annotated[int, Meta(ge=0, le=1 << 20)] = 512
-    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.5
+    max_queue_time_s: Annotated[float, Meta(ge=0, le=86_400)] = 5.0
     key_weights: dict[str, Annotated[float, Meta(ge=0.001, le=1000)]] = {}
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     body_timeout_s: Seconds = 30.0

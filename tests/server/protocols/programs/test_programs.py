@@ -180,7 +180,7 @@ def test_violation_of_a_lenient_constraint(http):
 
 
 def test_runtime_errors_name_the_node(http):
-    late = [{"text": "a"}, {"gen": {"name": "a"}}, {"fork": {"branches": [[{"gen": {"max_tokens": 4000, "timeout": 0.05,
+    late = [{"text": "a"}, {"gen": {"name": "a"}}, {"fork": {"branches": [[{"gen": {"max_tokens": 4000, "timeout": 0.5,
             "ignore_eos": True}}]]}}]  # fmt: skip
     answer = http.post("/v1/programs", json={"program": late, "defaults": GREEDY})
     assert answer.status_code == 504
