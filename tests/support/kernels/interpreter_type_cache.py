@@ -1,8 +1,8 @@
 """Makes types and shapes cheap in Triton's interpreter, which makes and compares them anew for every operation.
 
-Half of the time of an interpreted kernel goes into descriptions of tensors, not into numpy. `install()` keeps what follows
-from a shape alone, so tensors of one shape share one object for it, and operands that share it need no broadcast.
-triton_device calls it.
+Half of the time of an interpreted kernel goes into descriptions of tensors, not into numpy. `install()` keeps what
+follows from a shape alone, so tensors of one shape share one object for it, and operands that share it need no
+broadcast. triton_device calls it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def install() -> None:
         return
     plain_block_type, plain_broadcast = core.block_type.__init__, TritonSemantic.broadcast_impl_value
     plain_np_dtype = interpreter._get_np_dtype
-    block_shapes: dict[tuple[int, ...], tuple[Any, int]] = {}  # the sizes, as a block type holds them, and their product
+    block_shapes: dict[tuple[int, ...], tuple[Any, int]] = {}  # as a block type holds the sizes; product
     tensor_shapes: dict[tuple[int, ...], tuple[Any, Any]] = {(): (core.tuple([]), core.constexpr(1))}
     np_dtypes: dict[str, Any] = {}
 
