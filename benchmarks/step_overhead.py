@@ -18,11 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from plait.runtime.config import engine_config
-from plait.runtime.messages import Append, Finished, Generate, Open, encode
+from plait.runtime.messages import Append, Finished, Generate, Open
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.builder import build_engine_loop
 from plait.runtime.sampling_params import sampling_params
 from plait.runtime.scheduler.engine_loop import EngineLoop
+from plait.runtime.transport.frames import encode
 
 CLIENT = b"benchmark"
 

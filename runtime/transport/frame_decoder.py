@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from plait.runtime.messages import (
-    ClientMessage,
-    Failed,
+from plait.runtime.messages import ClientMessage, Failed, ServerMessage
+from plait.runtime.transport.frames import (
     MessageHeader,
-    ServerMessage,
     decode_client_messages,
     decode_server_messages,
     split_client_frame,

@@ -5,19 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from plait.runtime.messages import (
-    Append,
-    Close,
-    Failed,
-    Finished,
-    Open,
-    Select,
-    Tokens,
-    Usage,
-    build_frame,
-    encode,
-)
+from plait.runtime.messages import Append, Close, Failed, Finished, Open, Select, Tokens, Usage
 from plait.runtime.transport.frame_decoder import decode_client_frame, decode_server_frame
+from plait.runtime.transport.frames import build_frame, encode
 
 NOT_UTF8 = encode(Open(1, "abc")).replace(b"abc", b"a\xff\xfe")
 DEEP = b"\x93\xa4Open\x01" + b"\x91" * 100_000 + b"\x01"

@@ -12,13 +12,9 @@ from echo_scheduler import TOKENIZER, read_text, start_call
 
 from plait.runtime.client.client import Client
 from plait.runtime.errors import RuntimeGone
-from plait.runtime.messages import (
-    Abort,
-    Close,
-    Inspect,
-    encode,
-)
+from plait.runtime.messages import Abort, Close, Inspect
 from plait.runtime.transport import zmq_client
+from plait.runtime.transport.frames import encode
 from plait.runtime.transport.zmq_client import ZmqClientTransport
 
 

@@ -8,14 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.constrained.specs import Choices, Structural
-from plait.runtime import messages
 from plait.runtime.errors import InputError
 from plait.runtime.messages import (
     MAX_APPEND_TOKENS,
     MAX_CHOICES,
     MAX_FORK_CHILDREN,
-    MAX_FRAME_BYTES,
-    MAX_MESSAGES_PER_FRAME,
     Append,
     Close,
     Embed,
@@ -23,10 +20,17 @@ from plait.runtime.messages import (
     Finished,
     Fork,
     Generate,
-    MessageHeader,
     Select,
     Tokens,
     Usage,
+)
+from plait.runtime.sampling_params import SamplingParams, sampling_params
+from plait.runtime.scheduler.sessions.validation import MAX_CHOICE_TOKENS
+from plait.runtime.transport import frames as frames_module
+from plait.runtime.transport.frames import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGES_PER_FRAME,
+    MessageHeader,
     build_frame,
     build_frames,
     decode_client_messages,
@@ -35,8 +39,6 @@ from plait.runtime.messages import (
     encode_client_message,
     split_client_frame,
 )
-from plait.runtime.sampling_params import SamplingParams, sampling_params
-from plait.runtime.scheduler.sessions.validation import MAX_CHOICE_TOKENS
 
 CALLS = st.integers(0, 2**63 - 1)
 REPLIES = st.one_of(
@@ -107,7 +109,7 @@ def test_the_largest_valid_requests_fit_in_a_frame():
     "request_", [Append(1, [5] * 2_000_000), Select(7, 8, [[5] * 300_000]), Select(7, 8, [[5], [5] * 300_000])]
 )
 def test_an_oversized_request_is_rejected_before_decoding(monkeypatch, request_):
-    monkeypatch.setattr(messages, "_decode_client_messages", lambda frame: pytest.fail("the frame was decoded"))
+    monkeypatch.setattr(frames_module, "_decode_client_messages", lambda frame: pytest.fail("the frame was decoded"))
     frame = build_frame([encode(request_)])
     for read in (decode_client_messages, split_client_frame):
         with pytest.raises(msgspec.DecodeError, match="above the limit"):
