@@ -63,6 +63,7 @@ class Program:
         timeout and the others) are not passed to the body. They are defaults that each gen may override.
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
+        The program is aborted if the returned state, with its streams, is garbage-collected before the end.
         `backend`: a Runtime, Engine or Client to use instead of the default one. `budget`: a limit for all calls of the
         program together; when it is spent, the calls end, and reads raise a ProgramError whose `__cause__` is
         BudgetExceeded. `use_thread` exists in SGLang; here calls always run in parallel to the body.
@@ -197,7 +198,8 @@ class Program:
         An `async def` body runs on the event loop. A plain body uses a thread while it runs, but not while its last
         calls finish.
 
-        `stream=True` returns an AsyncState at once; the body runs as a separate task.
+        `stream=True` returns an AsyncState at once; the body runs as a separate task. It is aborted if the state, with
+        its streams, is garbage-collected before the end.
 
         >>> state = await qa.arun(question="Why is the sky blue?")                       # doctest: +SKIP
         """

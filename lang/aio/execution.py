@@ -10,12 +10,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from plait.lang.batch import MAX_AUTO_THREADS, progress
+from plait.lang.core.dropped_states import abort_when_dropped
+from plait.lang.core.state import ProgramState
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.lang.aio.state import AsyncState
     from plait.lang.core.execution import Execution
-    from plait.lang.core.state import ProgramState
 
 MAX_CONCURRENT_PROGRAMS = 4096  # a runtime refuses calls when too many wait
 
@@ -61,13 +62,18 @@ _tasks: set[asyncio.Task[None]] = set()  # an event loop holds its tasks weakly
 
 
 def start(execution: Execution) -> AsyncState:
-    """Starts the body as a task of the running event loop. Returns at once."""
+    """Starts the body as a task of the running event loop. Returns at once.
+
+    The program ends when the returned state is dropped.
+    """
     from plait.lang.aio.state import AsyncState
 
     task = asyncio.get_running_loop().create_task(_run_to_end(execution))
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)
-    return AsyncState(execution.branch, is_external=True)
+    state = AsyncState(execution.branch, is_external=True)
+    abort_when_dropped(state._reader, execution.run)
+    return state
 
 
 def run_in_new_loop(execution: Execution) -> ProgramState:
@@ -85,10 +91,12 @@ def run_all_in_new_loop(
 
 
 def start_loop_thread(execution: Execution) -> ProgramState:
-    """Starts an async body on an event loop in a separate thread. Returns at once."""
+    """Starts an async body on an event loop in a separate thread. Returns at once, like `Execution.start`."""
     name = f"plait program {execution.run.program}"
     threading.Thread(target=lambda: asyncio.run(_run_to_end(execution)), name=name, daemon=True).start()
-    return execution.state
+    state = ProgramState(execution.branch, is_external=True)
+    abort_when_dropped(state, execution.run)
+    return state
 
 
 def checked_concurrency(value: object) -> int | None:

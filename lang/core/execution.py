@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.budget import Budget
 from plait.lang.core.branch import Branch
+from plait.lang.core.dropped_states import abort_when_dropped
 from plait.lang.core.run import Run
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import ProgramError, program_error
@@ -72,10 +73,12 @@ class Execution:
         return self.run_batch_item()
 
     def start(self) -> ProgramState:
-        """Runs the body in a separate thread. Returns at once."""
+        """Runs the body in a separate thread. Returns at once. The program ends when the returned state is dropped."""
         name = f"plait program {self.run.program}"
         threading.Thread(target=self._run_in_thread, name=name, daemon=True).start()
-        return self.state
+        state = ProgramState(self.branch, is_external=True)  # the thread refers to the other one
+        abort_when_dropped(state, self.run)
+        return state
 
     def abort(self) -> None:
         """Aborts the program's calls. May be called from any thread."""

@@ -38,7 +38,7 @@ def test_the_tutorial_runs(runtime, tmp_path, capsys):
     assert prompt_tokens and int(prompt_tokens[1]) > 0
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
 def test_relative_links_lead_to_existing_files(page):
     for target in re.findall(
         r"\]\(([^)#]+?)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

@@ -1,0 +1,75 @@
+"""A streamed program ends when its state and streams are dropped, and not before."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import pytest
+from scripted_scheduler import Gate
+
+import plait
+from plait import gen
+
+
+def wait_for_no_sessions(backend) -> None:
+    while backend.scheduler.open_sessions():  # ends by the test's time limit
+        gc.collect()
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def endless(backend):
+    """A program whose call never ends, and its async twin."""
+    backend.script(("p", Gate("never", early="some")))
+
+    @plait.function
+    def plain(s):
+        s += "p" + gen("x")
+
+    @plait.function
+    async def on_a_loop(s):
+        s += "p" + gen("x")
+
+    return {"plain": plain, "async": on_a_loop}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_dropped_state_ends_the_program(backend, endless, kind):
+    pieces = endless[kind].run(stream=True).text_iter("x")
+    assert next(pieces) == "some"  # the stream holds the state
+    gc.collect()
+    assert backend.scheduler.open_sessions() == 1
+    del pieces
+    wait_for_no_sessions(backend)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_dropped_async_state_ends_the_program(backend, endless, kind):
+    async def main():
+        async for piece in (await endless[kind].arun(stream=True)).stream("x"):
+            assert piece == "some"
+            gc.collect()
+            assert backend.scheduler.open_sessions() == 1
+            break
+        while backend.scheduler.open_sessions():
+            gc.collect()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_read_holds_the_state(backend):
+    backend.script(("p", "text"))
+
+    @plait.function
+    async def program(s):
+        s += "p" + gen("x")
+
+    async def main():
+        return await (await program.arun(stream=True))["x"]
+
+    assert asyncio.run(main()) == "text"
