@@ -61,7 +61,7 @@ def test_disconnect_frees_the_pages(address, runtime, stream) -> None:
     wait_for(lambda: is_idle(runtime))
 
     async def ask_and_disconnect():
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             request = client.build_request("POST", f"{address}/v1/completions", json=LONG | {"stream": stream})
             task = asyncio.create_task(client.send(request, stream=True))
             await asyncio.to_thread(wait_for, lambda: runtime.client.status().running_calls == 2)
@@ -90,7 +90,7 @@ def test_dead_runtime_is_replaced(address, runtime) -> None:
         os.kill(pid, signal.SIGKILL)
         events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert events[-1]["error"]["code"] == "runtime_gone"
-    gone = httpx.get(f"{address}/v1/models")
+    gone = httpx.get(f"{address}/v1/models", timeout=60)
     if gone.status_code != 200:
         assert gone.status_code == 503 and gone.headers["retry-after"]
     wait_for(lambda: runtime.num_restarts == before + 1, 60)

@@ -24,7 +24,7 @@ PATHS = sorted({route.path for router in ROUTERS for route in router.routes if i
 def ask(app, method, path, **options):
     async def go():
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(go())

@@ -33,16 +33,16 @@ new MutationObserver(() => {
 @pytest.mark.parametrize("path", PAGE_FILES)
 def test_files_have_a_content_security_policy(serve, path) -> None:
     address, _ = serve(api_keys={"a": digest(b"a")})
-    answer = httpx.get(address + path)
+    answer = httpx.get(address + path, timeout=60)
     assert answer.status_code == 200 and answer.content == (PAGE_FOLDER / PAGE_FILES[path]).read_bytes()
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["script-src"] == "'self'" and policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
-    again = httpx.get(address + path, headers={"if-none-match": answer.headers["etag"]})
+    again = httpx.get(address + path, headers={"if-none-match": answer.headers["etag"]}, timeout=60)
     assert again.status_code == 304 and again.content == b""
-    assert httpx.post(address + path, headers={"x-api-key": "a"}).status_code == 405
+    assert httpx.post(address + path, headers={"x-api-key": "a"}, timeout=60).status_code == 405
 
 
 @pytest.mark.parametrize("name", PAGE_FILES.values())
