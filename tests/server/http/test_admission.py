@@ -161,7 +161,9 @@ def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
 
             alone = await one(**BODY, n=8)  # exceeds the capacity, but no other request is running
             assert in_flight.num_calls == 0
-            four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
+            four = asyncio.create_task(
+                one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 2000, "ignore_eos": True})
+            )
             while in_flight.num_calls < 4 and not four.done():
                 await asyncio.sleep(0)
             assert in_flight.num_calls == 4

@@ -87,7 +87,7 @@ def test_aborted_requests_get_an_error_and_new_ones_are_refused(serve, idle) -> 
     state.admission.is_draining = True
     assert state.in_flight.abort_all() == 2
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert responses["complete"].status_code == 503 and responses["complete"].json()["error"]["code"] == "aborted"
     assert responses["complete"].headers["retry-after"] == "1"
     last_event = responses["stream"].text.strip().split("\n\n")[-1]
