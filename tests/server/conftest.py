@@ -99,7 +99,7 @@ def serve(engine):
             settings = server_settings(**settings)
             app = create_app(engine, settings)
             http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
-            return stack.enter_context(serve_app(app, http)), app.state.plait
+            return stack.enter_context(serve_app(app, http, settings.idle_timeout_s)), app.state.plait
 
         yield start
 

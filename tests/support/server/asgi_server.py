@@ -13,8 +13,8 @@ import uvicorn
 
 
 @contextlib.contextmanager
-def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
-    """Serves `app` for the block. Yields its address."""
+def serve_app(app: Any, http: Any = "auto", keep_alive_s: float = 60) -> Iterator[str]:
+    """Serves `app` for the block. Yields its address. keep_alive_s: how long idle connections stay open."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -24,7 +24,7 @@ def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=60,
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
