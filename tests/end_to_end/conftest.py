@@ -17,12 +17,12 @@ def model_path():
 @pytest.fixture(scope="session")
 def exact():
     """A deterministic in-process engine with the default weights. It checks the page accounting after every step."""
-    with Engine(deterministic=True, check_integrity=True, max_pages=6000) as engine:
+    with Engine(deterministic=True, check_integrity=True, max_pages=6000, compile_deadline_s=60) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def runtime():
-    """A runtime process with default settings."""
-    with Runtime(progress=False) as runtime:
+    """A runtime process with default settings, except for the time to compile a grammar: the machine may be busy."""
+    with Runtime(progress=False, compile_deadline_s=60) as runtime:
         yield runtime

@@ -13,7 +13,8 @@ from plait.runtime.log_writer import MAX_WAITING_BYTES, LogWriter
 
 
 @pytest.fixture
-def pipe():
+def pipe(monkeypatch):
+    monkeypatch.setattr(log_writer, "FLUSH_TIMEOUT_S", 60.0)
     read_end, write_end = os.pipe()
     yield read_end, write_end
     for fd in (read_end, write_end):
@@ -69,7 +70,7 @@ def test_flush_waits_for_a_slow_reader(pipe) -> None:
     reader = threading.Thread(target=lambda: lines.extend(read_lines(pipe[0], 100)))
     reader.start()
     assert writer.flush()
-    reader.join(10)
+    reader.join(60)
     assert len(lines) == 100 and writer.num_dropped == 0
 
 

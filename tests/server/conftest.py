@@ -14,7 +14,7 @@ import sys
 import httpx
 import openai
 import pytest
-from asgi_server import serve_app
+from asgi_server import serve_app, wait_until
 from tiny_llama_gguf import write_small_model
 
 from plait.runtime.process.engine import Engine
@@ -99,15 +99,19 @@ def serve(engine):
             settings = server_settings(**settings)
             app = create_app(engine, settings)
             http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
-            return stack.enter_context(serve_app(app, http)), app.state.plait
+            return stack.enter_context(serve_app(app, http, settings.idle_timeout_s)), app.state.plait
 
         yield start
 
 
 @pytest.fixture
 def idle(engine):
-    """Checks that no call runs and no page is held, before and after the test."""
-    assert engine.client.status().held_pages == 0
+    """Waits until no call runs and no page is held, before and after the test."""
+
+    def is_idle():
+        status = engine.client.status()
+        return (status.running_calls, status.waiting_calls, status.held_pages) == (0, 0, 0)
+
+    assert wait_until(is_idle)
     yield
-    status = engine.client.status()
-    assert (status.running_calls, status.waiting_calls, status.held_pages) == (0, 0, 0)
+    assert wait_until(is_idle)

@@ -24,11 +24,11 @@ def test_hung_runtime_is_not_ready_until_it_answers_again(server) -> None:
     assert server.get("/ready").status_code == 200
     runtime = server.runtime()
     runtime.suspend()
-    assert wait_until(lambda: server.get("/ready").status_code == 503, 30)
+    assert wait_until(lambda: server.get("/ready").status_code == 503)
     assert server.get("/ready").json()["error"]["code"] == "runtime_unhealthy"
     assert server.get("/health").status_code == 200
     runtime.resume()
-    assert wait_until(lambda: server.get("/ready").status_code == 200, 30)
+    assert wait_until(lambda: server.get("/ready").status_code == 200)
     assert server.runtime().pid == runtime.pid
     assert wait_until(lambda: any("answers again" in line for line in server.lines))
     assert any("has not answered for 3.5 s" in line for line in server.lines)
@@ -41,7 +41,7 @@ def test_hung_runtime_is_replaced_and_its_requests_are_run_again(server) -> None
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(server.post(BODY)))
     asking.start()
-    assert wait_until(lambda: "plait_runtime_unanswered_seconds 0\n" not in server.get("/metrics").text, 30)
+    assert wait_until(lambda: "plait_runtime_unanswered_seconds 0\n" not in server.get("/metrics").text)
     asking.join(60)
     assert answers[0].status_code == 200 and answers[0].json()["choices"] == expected
     assert server.runtime().pid != runtime.pid and not runtime.is_running()

@@ -11,13 +11,13 @@ import json
 import os
 import signal
 import threading
-import time
 
 import httpx
 import pytest
 import uvicorn
 from asgi_server import wait_until
 
+from plait.runtime.client.call import DEADLINE_GRACE_S
 from plait.runtime.server import restarting_runtime
 from plait.runtime.server.app import create_app
 from plait.runtime.server.restarting_runtime import RestartingRuntime
@@ -47,6 +47,18 @@ PROGRAM = (
 REQUESTS = {"completion": COMPLETION, "chat": CHAT, "program": PROGRAM, "prefill": PREFILL}
 
 
+class KeptRecords(set):
+    """The records of the requests in flight; `added` has those that ended, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added = []
+
+    def add(self, record) -> None:
+        self.added.append(record)
+        super().add(record)
+
+
 @pytest.fixture(scope="module")
 def served():
     """(address, RestartingRuntime, AppState). Restarts have no backoff."""
@@ -54,6 +66,7 @@ def served():
         patch.setattr(restarting_runtime, "STABLE_AFTER_S", 0.0)
         runtime = RestartingRuntime(progress=False, deterministic=True, max_pages=12_000)
         app = create_app(runtime, server_settings())
+        app.state.plait.in_flight.records = KeptRecords()
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
 
         async def serve() -> None:
@@ -63,7 +76,7 @@ def served():
 
         thread = threading.Thread(target=lambda: asyncio.run(serve()))
         thread.start()
-        assert wait_until(lambda: server.started, 30)
+        assert wait_until(lambda: server.started)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", runtime, app.state.plait
         server.should_exit = True
         thread.join()
@@ -79,7 +92,7 @@ def kill(served):
     def kill() -> None:
         client = runtime.client
         os.kill(client.model.server_pid, signal.SIGKILL)
-        assert wait_until(lambda: client.is_closed, 30)
+        assert wait_until(lambda: client.is_closed)
 
     return kill
 
@@ -105,14 +118,15 @@ class Asked:
 
     def __init__(self, served, path, body) -> None:
         address, _, state = served
-        before = set(state.in_flight.records)
+        added = state.in_flight.records.added
+        num_before = len(added)
         self._answers: list[httpx.Response] = []
         self._thread = threading.Thread(
             target=lambda: self._answers.append(httpx.post(address + path, json=body, timeout=120))
         )
         self._thread.start()
-        assert wait_until(lambda: set(state.in_flight.records) - before, 30)
-        (self.record,) = set(state.in_flight.records) - before
+        assert wait_until(lambda: len(added) > num_before)
+        self.record = added[num_before]
 
     def wait_for(self, condition) -> None:
         """Waits until `condition(record)` holds, or the request has ended."""
@@ -142,10 +156,16 @@ def test_killed_while_queued(served, kill, expected, name) -> None:
 
 
 def test_killed_while_prefilling(served, kill, expected) -> None:
+    """A fast answer may be complete before the kill."""
+    client = served[1].client
+    client.flush_cache()
+    before = client.status().computed_tokens
     asked = Asked(served, *PREFILL)
-    asked.wait_for(lambda record: record.calls and served[1].client.status().computed_tokens > 256)
+    asked.wait_for(lambda record: record.calls and client.status().computed_tokens > before + 256)
     kill()
-    assert content(asked.answer()) == expected["prefill"] and asked.record.num_runs == 2
+    was_answered = asked.record.num_tokens == PREFILL[1]["max_tokens"] and asked.record.num_runs == 1
+    assert content(asked.answer()) == expected["prefill"]
+    assert asked.record.num_runs == (1 if was_answered else 2)
 
 
 @pytest.mark.parametrize("name", ["completion", "chat", "program"])
@@ -172,7 +192,12 @@ def test_stream_that_sent_nothing_is_run_again(served, kill, expected) -> None:
     assert sum("role" in delta for delta in deltas) == 1
 
 
-@pytest.mark.parametrize(("path", "body"), [COMPLETION, PROGRAM])
+LONG_COMPLETION = (COMPLETION[0], COMPLETION[1] | {"max_tokens": 4000})
+LONG_GEN = {"gen": {"name": "first", **GEN, "max_tokens": 4000}}
+LONG_PROGRAM = (PROGRAM[0], {"program": [{"text": "A list of animals: "}, LONG_GEN, *PROGRAM[1]["program"][2:]]})
+
+
+@pytest.mark.parametrize(("path", "body"), [LONG_COMPLETION, LONG_PROGRAM])
 def test_stream_that_began_ends_with_its_error_and_is_not_run_again(served, kill, path, body) -> None:
     address, runtime, _ = served
     with httpx.stream("POST", address + path, json=body | {"stream": True}, timeout=120) as answer:
@@ -200,10 +225,9 @@ def test_request_that_ends_two_runtimes_is_not_run_a_third_time(served, kill) ->
 
 def test_timeout_counts_from_the_first_run(served, kill) -> None:
     path, body = COMPLETION
-    start = time.monotonic()
     asked = Asked(served, path, body | {"max_tokens": 8000, "timeout": 3.0, "n": 1})
     asked.wait_for(lambda record: record.num_tokens > 2)
     kill()
-    answer = asked.answer()
-    assert answer.status_code == 504 and time.monotonic() - start < 60
-    assert asked.record.wall_s < 2 * 3.0 + 1.0
+    assert asked.answer().status_code == 504
+    for call in asked.record.calls:  # of the last run; none if no runtime was ready in time
+        assert call.deadline - DEADLINE_GRACE_S <= asked.record.deadline + 0.001

@@ -67,8 +67,8 @@ def ask_in_thread(address, body):
 
 def test_request_waits_for_the_next_runtime(lost, engine) -> None:
     address, backend, _ = lost
-    assert httpx.get(f"{address}/ready").json()["error"]["code"] == "runtime_gone"
-    assert httpx.get(f"{address}/health").status_code == 200
+    assert httpx.get(f"{address}/ready", timeout=60).json()["error"]["code"] == "runtime_gone"
+    assert httpx.get(f"{address}/health", timeout=60).status_code == 200
     thread, answers = ask_in_thread(address, BODY)
     assert wait_until(lambda: backend.client.num_sessions == 1)
     backend.client = engine.client
@@ -113,7 +113,7 @@ def test_wait_ends_when_no_runtime_will_follow_and_at_shutdown(lost) -> None:
 def test_client_that_leaves_while_it_waits_is_forgotten(lost) -> None:
     address, _, state = lost
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{address}/v1/completions", json=BODY, timeout=0.5)
+        httpx.post(f"{address}/v1/completions", json=BODY, timeout=httpx.Timeout(60, read=0.5))
     assert wait_until(lambda: not state.in_flight.records and not state.in_flight.num_calls)
 
 
@@ -122,6 +122,6 @@ def test_backend_without_restarts_fails_at_once(engine) -> None:
         client = ClosedClient(engine.client)
 
     with serve_app(create_app(Unreplaced(), server_settings())) as address:
-        answer = httpx.post(f"{address}/v1/completions", json=BODY, timeout=10)
+        answer = httpx.post(f"{address}/v1/completions", json=BODY, timeout=60)
         assert answer.json()["error"]["code"] == "runtime_gone"
-        assert httpx.get(f"{address}/health").status_code == 503
+        assert httpx.get(f"{address}/health", timeout=60).status_code == 503

@@ -62,18 +62,20 @@ def test_stuck_runtime_then_restart_then_exceeded_drain_timeout(served) -> None:
 
     reader, events = server.streaming()
     runtime.kill()
-    reader.join(10)
+    reader.join(60)
     assert last_error_code(events) == "runtime_gone"
-    assert server.get("/health").status_code == 200 and server.get("/ready").status_code == 503
+    assert server.get("/health").status_code == 200
+    restarted = "plait_runtime_restarts_total 1\n"
+    assert server.get("/ready").status_code == 503 or restarted in server.get("/metrics").text
     assert server.post(BODY).status_code == 200  # it waits for the next runtime
     assert server.get("/ready").status_code == 200
-    assert "plait_runtime_restarts_total 1\n" in server.get("/metrics").text
+    assert restarted in server.get("/metrics").text
 
     reader, events = server.streaming()
     start = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     assert server.wait() == 0 and time.monotonic() - start > 1
-    reader.join(5)
+    reader.join(60)
     assert last_error_code(events) == "aborted"
     logged = [json.loads(line) for line in server.lines]
     assert any(line.get("route") == "/v1/completions" and line["status"] == 200 for line in logged)
@@ -97,7 +99,7 @@ def test_sigterm_waits_for_running_requests(served) -> None:
     runtime.suspend()  # so that the request is still running when SIGTERM arrives
     asking = threading.Thread(target=ask)
     asking.start()
-    assert wait_until(lambda: status()["in_flight"] == 1, 60)
+    assert wait_until(lambda: status()["in_flight"] == 1)
     server.process.send_signal(signal.SIGTERM)
     assert wait_until(lambda: server.get("/ready").status_code == 503, 60)
     runtime.resume()
@@ -116,7 +118,7 @@ def test_second_sigint_skips_the_drain(served) -> None:
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGINT)
     assert server.wait() == 130
-    reader.join(5)
+    reader.join(60)
     assert "aborted" in [line for line in events if line][-1]
 
 

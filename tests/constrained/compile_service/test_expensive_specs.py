@@ -20,4 +20,4 @@ def test_an_expensive_spec_compiles_or_raises_within_a_time_limit(small: Vocabul
     except GrammarError as error:
         reason = str(error)
     assert len(reason) < 500
-    assert monotonic() - start < 30  # the child's limit is 2 s; this machine may be busy
+    assert monotonic() - start < 120  # the child's limit is 2 s; this machine may be busy

@@ -68,7 +68,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture
 def pool(small: Vocabulary) -> Iterator[CompilePool]:
-    pool = CompilePool(small)
+    pool = CompilePool(small, deadline_s=PATIENCE_S)
     pool.start()
     yield pool
     pool.close()
@@ -130,7 +130,7 @@ def test_a_stopped_worker_is_killed_after_the_deadline(small: Vocabulary) -> Non
         os.kill(pid, signal.SIGSTOP)  # from here on only SIGKILL has any effect
         ticket = pool.submit(Regex("b"))
         assert isinstance(wait_for(pool, [ticket])[ticket], GrammarError)
-        give_up = monotonic() + PATIENCE_S / 6
+        give_up = monotonic() + PATIENCE_S
         while not has_ended(pid) and monotonic() < give_up:
             sleep(0.01)
         assert has_ended(pid)
@@ -169,7 +169,7 @@ def test_a_killed_worker_is_replaced(pool: CompilePool) -> None:
 
 
 def test_the_cache_is_bounded_in_bytes(small: Vocabulary) -> None:
-    pool = CompilePool(small, cache_bytes=100_000)
+    pool = CompilePool(small, cache_bytes=100_000, deadline_s=PATIENCE_S)
     pool.start()
     try:
         wait_for(pool, [pool.submit(Regex(f"a{{{n}}}")) for n in range(1, 60)])
@@ -322,7 +322,7 @@ def test_a_worker_that_cannot_start_fails_its_tickets(small: Vocabulary, monkeyp
 
 
 def test_without_start_eagerly_the_first_job_starts_a_worker(small: Vocabulary) -> None:
-    pool = CompilePool(small, start_eagerly=False)
+    pool = CompilePool(small, start_eagerly=False, deadline_s=PATIENCE_S)
     pool.start()
     try:
         pool.collect()
@@ -382,7 +382,8 @@ def test_workers_have_a_lower_priority_than_their_parent(small: Vocabulary) -> N
         for pid in pids(pool):
             assert os.getsid(pid) == os.getsid(0)
             assert os.getpgid(pid) == pid  # so that Ctrl-C at the terminal does not reach them
-            assert psutil.Process(pid).nice() > psutil.Process().nice()
+            own = psutil.Process().nice()
+            assert psutil.Process(pid).nice() > own or own == 19  # the lowest priority
 
 
 def test_forced_text_beyond_the_limit_raises(small: Vocabulary) -> None:

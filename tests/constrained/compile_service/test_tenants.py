@@ -323,7 +323,7 @@ def test_every_ticket_is_answered_once_whatever_happens(small: Vocabulary, seed:
 
 @pytest.fixture
 def real(small: Vocabulary) -> Iterator[CompilePool]:
-    pool = CompilePool(small, workers=2, spares=1, deadline_s=1.0)
+    pool = CompilePool(small, workers=2, spares=1, deadline_s=PATIENCE_S)
     pool.start()
     yield pool
     pool.close()

@@ -12,7 +12,7 @@ from scripted_scheduler import Gate
 import plait
 from plait import gen
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_two_thousand_programs_run_on_one_loop(backend):

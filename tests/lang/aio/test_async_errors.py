@@ -10,7 +10,7 @@ from plait import gen
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Generate
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_arun_and_every_read_raise_the_exception_of_the_body(backend):

@@ -11,7 +11,7 @@ from async_samples import chat, plain_program, run
 import plait
 from plait import assistant, gen, user
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 NUMBER = gen("number", type=int)
 
 

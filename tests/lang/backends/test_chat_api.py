@@ -14,7 +14,7 @@ import plait
 from plait import assistant, gen, select, user
 from plait.constrained import Ebnf
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import plait
 from plait import assistant, gen, user
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @plait.function

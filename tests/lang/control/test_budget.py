@@ -13,7 +13,7 @@ from plait import Budget, gen, select
 from plait.lang import budget
 from plait.runtime.messages import Generate, Select
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @plait.function

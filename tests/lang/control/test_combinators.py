@@ -7,7 +7,7 @@ import pytest
 import plait
 from plait import assistant, gen, select, user
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 def answer_with_numbers(backend):

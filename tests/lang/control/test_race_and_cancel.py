@@ -13,7 +13,7 @@ from plait import gen, race
 from plait.runtime.errors import Aborted, CallFailed
 from plait.runtime.messages import Abort
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @plait.function
@@ -44,7 +44,7 @@ def test_first_branch_wins_and_the_others_end_at_once(backend):
 def test_winners_are_in_order_of_completion(backend):
     gates = {str(i): Gate(f"<{i}>") for i in range(4)}
     backend.script(*((f"{i}:", gates[str(i)]) for i in range(4)))
-    reached = threading.Thread(target=lambda: [gates["3"].reached.wait(5), gates["2"].open(), gates["0"].open()])
+    reached = threading.Thread(target=lambda: [gates["3"].reached.wait(60), gates["2"].open(), gates["0"].open()])
     reached.start()
     assert contest.run(4, 2)["x"] in (["<2>", "<0>"], ["<0>", "<2>"])
     reached.join()
@@ -141,7 +141,7 @@ def test_cancel_of_a_streamed_run_ends_it(backend):
         s += "Q" + gen("x")
 
     state = program.run(stream=True)
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(60)
     state.cancel()
     with pytest.raises(plait.ProgramError, match="Aborted"):
         state["x"]

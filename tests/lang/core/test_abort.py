@@ -13,7 +13,7 @@ from scripted_scheduler import Gate
 import plait
 from plait import gen
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_exception_of_the_body_ends_calls_and_reaches_readers(backend):
@@ -25,7 +25,7 @@ def test_exception_of_the_body_ends_calls_and_reaches_readers(backend):
     def program(s):
         s += "p" + gen("x")
         s.fork(2)[0].__iadd__("q" + gen("y"))
-        go.wait(5)
+        go.wait(60)
         raise LookupError("no document")
 
     state = program.run(stream=True)
@@ -68,7 +68,7 @@ def test_end_of_the_runtime_ends_every_waiting_read(backend):
     gate = Gate("never")
     backend.script(default=gate)
     states = [qa.run("q", stream=True) for _ in range(4)]
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(60)
     reads = [lambda s: s["answer"], lambda s: s.text(), lambda s: s.sync(), lambda s: list(s.text_iter())]
     outcomes = []
 
@@ -84,7 +84,7 @@ def test_end_of_the_runtime_ends_every_waiting_read(backend):
     time.sleep(0.05)
     backend.scheduler.die("killed")
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert [type(error.__cause__) for error in outcomes] == [plait.RuntimeGone] * 4
 
 
@@ -103,7 +103,7 @@ def test_abort_ends_one_call_or_the_program(backend):
         s["y"]
 
     state = program.run(stream=True)
-    assert gates[1].reached.wait(5)
+    assert gates[1].reached.wait(60)
     state.abort()
     assert isinstance(state.error().__cause__, plait.Aborted)
     assert backend.scheduler.open_sessions() == 0
@@ -117,14 +117,14 @@ def test_interrupt_closes_the_sessions(backend, default_signals, start):
     backend.script(default=gate)
 
     def interrupt():
-        gate.reached.wait(5)
+        gate.reached.wait(60)
         time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while backend.scheduler.open_sessions() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert backend.scheduler.open_sessions() == 0

@@ -11,7 +11,7 @@ import plait
 from plait import gen
 from plait.runtime.messages import Generate
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_results_keep_the_order_and_items_have_their_own_errors(backend):
@@ -51,7 +51,7 @@ def test_at_most_num_threads_items_run_at_once(backend, threads, concurrency):
         nonlocal running, most
         with lock:
             running, most = running + 1, max(most, running + 1)
-        together.wait(10)
+        together.wait(60)
         with lock:
             running -= 1
 

@@ -11,7 +11,7 @@ from sample_programs import qa
 import plait
 from plait.runtime.messages import Generate
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_threads_share_one_embedded_runtime_closed_at_exit(monkeypatch):

@@ -11,7 +11,7 @@ from sample_programs import collect, qa
 import plait
 from plait import gen
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 @plait.function

@@ -14,7 +14,7 @@ from scripted_scheduler import Gate
 import plait
 from plait import gen
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def test_text_iter_yields_pieces_before_the_answer_ends(backend):
@@ -45,7 +45,7 @@ def test_read_waits_for_its_variable_until_the_body_ends(backend):
 
     @plait.function
     def program(s):
-        go.wait(5)
+        go.wait(60)
         s += "p" + gen("late")
 
     state = program.run(stream=True)

@@ -89,7 +89,7 @@ def test_notebook_cell_marks_generated_text(backend):
     gate = Gate("late")
     backend.script(default=gate)
     state = program.run(stream=True)
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(60)
     assert "is still running" in state._repr_html_()
     state.cancel()
     state.error()

@@ -34,7 +34,7 @@ def backend():
 def server(backend):
     with (
         serve_app(create_app(backend, server_settings())) as address,
-        httpx.Client(base_url=address, limits=NO_KEEPALIVE) as client,
+        httpx.Client(base_url=address, limits=NO_KEEPALIVE, timeout=60) as client,
     ):
         yield client
 

@@ -17,7 +17,7 @@ from plait.runtime.transport.zmq_server import LIFELINE_SOCKET, MAX_UNIDENTIFIED
 
 def connect(echo) -> socket.socket:
     lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    lifeline.settimeout(30)
+    lifeline.settimeout(60)
     lifeline.connect(str(echo.directory / LIFELINE_SOCKET))
     return lifeline
 
@@ -64,7 +64,7 @@ def test_no_file_descriptor_left(echo, monkeypatch):
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # of this process, in which the scheduler runs
     try:
         waiting.connect(str(echo.directory / LIFELINE_SOCKET))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while echo.server._is_accepting and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not echo.server._is_accepting

@@ -47,7 +47,7 @@ def test_calls_from_many_threads_get_their_own_tokens(client):
     texts, results = [f"text {i}" for i in range(24)], {}
 
     def run(text):
-        results[text] = start_call(client, text).result(30).token_ids
+        results[text] = start_call(client, text).result(60).token_ids
 
     threads = [threading.Thread(target=run, args=(text,)) for text in texts]
     for thread in threads:
@@ -64,7 +64,7 @@ def test_calls_from_asyncio(client):
         async def read(call):
             return "".join([piece async for piece in call.aiter_text()])
 
-        return await asyncio.wait_for(asyncio.gather(*map(read, calls)), 30), calls
+        return await asyncio.wait_for(asyncio.gather(*map(read, calls)), 60), calls
 
     texts, calls = asyncio.run(main())
     assert texts == [call.result().text for call in calls]
@@ -74,7 +74,7 @@ def test_closing_fails_waiting_calls(client):
     call = start_call(client, "waiting", 1500)
     client.close()
     with pytest.raises(RuntimeGone):
-        call.result(10)
+        call.result(60)
     with pytest.raises(RuntimeGone):
         client.open_session()
 
@@ -86,4 +86,4 @@ def test_an_error_in_a_step_fails_waiting_calls(client):
 
     client._transport._step = raise_error
     with pytest.raises(RuntimeGone, match="out of everything"):
-        start_call(client, "waiting").result(10)
+        start_call(client, "waiting").result(60)

@@ -155,7 +155,7 @@ def test_closing_while_the_loop_is_closed_closes_the_sockets(echo):
     while not loop._ready:  # the stop request has been queued
         time.sleep(0.001)
     loop.close()
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive() and transport._connection.socket.closed
 
 

@@ -24,7 +24,7 @@ PATHS = sorted({route.path for router in ROUTERS for route in router.routes if i
 def ask(app, method, path, **options):
     async def go():
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(go())
@@ -161,7 +161,9 @@ def test_request_counts_as_its_prompts_times_its_choices(app) -> None:
 
             alone = await one(**BODY, n=8)  # exceeds the capacity, but no other request is running
             assert in_flight.num_calls == 0
-            four = asyncio.create_task(one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 300}))
+            four = asyncio.create_task(
+                one(**BODY | {"prompt": ["One", "Two"], "n": 2, "max_tokens": 2000, "ignore_eos": True})
+            )
             while in_flight.num_calls < 4 and not four.done():
                 await asyncio.sleep(0)
             assert in_flight.num_calls == 4

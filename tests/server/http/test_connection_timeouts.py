@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 
@@ -17,7 +18,7 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 def connect(address):
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    connection.settimeout(10)
+    connection.settimeout(60)
     return connection
 
 
@@ -35,19 +36,20 @@ def read_all(connection):
 def test_incomplete_headers_time_out(serve, sent) -> None:
     address, _ = serve(idle_timeout_s=0.3)
     with connect(address) as connection:
-        connection.sendall(sent)
+        with contextlib.suppress(OSError):  # the time has passed before
+            connection.sendall(sent)
         assert read_all(connection) == b""
 
 
 def test_incomplete_headers_of_a_second_request_time_out(serve) -> None:
-    address, _ = serve(idle_timeout_s=0.3)
+    address, _ = serve(idle_timeout_s=2)
     with connect(address) as connection:
         connection.sendall(HEAD + b"\r\n" + b"G")
         assert b'{"status":"ok"}' in read_all(connection)
 
 
 def test_connection_carries_two_requests(serve) -> None:
-    address, _ = serve(idle_timeout_s=5)
+    address, _ = serve(idle_timeout_s=60)
     with connect(address) as connection:
         for _ in range(2):
             connection.sendall(HEAD + b"\r\n")
@@ -88,4 +90,4 @@ def test_client_that_does_not_read_is_disconnected() -> None:
 
     with serve_app(send_endlessly, make_http_protocol(5, 0.3)) as address, connect(address) as connection:
         connection.sendall(HEAD + b"\r\n")
-        assert ended.wait(20)
+        assert ended.wait(60)

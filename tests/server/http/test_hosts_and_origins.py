@@ -26,7 +26,7 @@ def ask(engine):
 
         async def go():
             transport = httpx.ASGITransport(app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:30000") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:30000", timeout=60) as client:
                 client.headers.clear()
                 return await client.request(method, path, headers=list(headers), content=content)
 

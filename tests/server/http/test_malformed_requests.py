@@ -111,24 +111,27 @@ def test_invalid_request_is_a_4xx_that_names_the_parameter(http, name, stream) -
 
 def test_nul_and_other_unusual_characters_are_text(address) -> None:
     message = {"role": "user", "content": "\x00\u200b\U0001f600\x7f"}
-    answer = httpx.post(f"{address}/v1/chat/completions", content=chat(messages=[message]), headers=JSON)
+    answer = httpx.post(f"{address}/v1/chat/completions", content=chat(messages=[message]), headers=JSON, timeout=60)
     assert answer.status_code == 200
 
 
 def test_statuses_of_wrong_paths_methods_and_bodies(address) -> None:
     url = f"{address}/v1/chat/completions"
-    assert httpx.post(url, content=chat(), headers={"content-type": "text/plain"}).status_code == 415
-    assert httpx.post(url, content=chat(model="gpt-4"), headers=JSON).json()["error"]["code"] == "model_not_found"
-    assert httpx.get(url).status_code == 405
-    assert httpx.get(f"{address}/v2").json()["error"]["type"] == "not_found_error"
+    assert httpx.post(url, content=chat(), headers={"content-type": "text/plain"}, timeout=60).status_code == 415
+    assert (
+        httpx.post(url, content=chat(model="gpt-4"), headers=JSON, timeout=60).json()["error"]["code"]
+        == "model_not_found"
+    )
+    assert httpx.get(url, timeout=60).status_code == 405
+    assert httpx.get(f"{address}/v2", timeout=60).json()["error"]["type"] == "not_found_error"
     large = b'{"model":"' + b"a" * (8 << 20) + b'"}'
-    assert httpx.post(url, content=large, headers=JSON).status_code == 413
-    assert httpx.post(url, content=iter([large]), headers=JSON).status_code == 413
-    assert httpx.get(f"{address}/v1/models").headers["x-request-id"].startswith("req-")
+    assert httpx.post(url, content=large, headers=JSON, timeout=60).status_code == 413
+    assert httpx.post(url, content=iter([large]), headers=JSON, timeout=60).status_code == 413
+    assert httpx.get(f"{address}/v1/models", timeout=60).headers["x-request-id"].startswith("req-")
 
 
 def test_openapi_document_has_the_routes_and_their_schemas(address) -> None:
-    document = httpx.get(f"{address}/openapi.json").json()
+    document = httpx.get(f"{address}/openapi.json", timeout=60).json()
     assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"} <= set(
         document["paths"]
     )

@@ -37,9 +37,9 @@ def schema(small_model):
         Engine(small_model, context_length=96, max_pages=4000, compile_deadline_s=60) as engine,
         serve_app(_app(engine)) as address,
     ):
-        document = httpx.get(f"{address}/openapi.json").json()
+        document = httpx.get(f"{address}/openapi.json", timeout=60).json()
         yield _load(document, address)
-        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.get(f"{address}/health", timeout=60).status_code == 200
         assert engine.client.status().held_pages == 0
 
 

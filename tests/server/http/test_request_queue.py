@@ -105,7 +105,7 @@ def test_predicted_time_is_a_metric(served) -> None:
 
     async def work(ask):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             return (await client.get("/metrics")).text
 
     assert "\nplait_predicted_queue_seconds 0" in run(app, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -25,7 +26,7 @@ GIANT = 13 << 20
 def connect(address):
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    connection.settimeout(20)
+    connection.settimeout(60)
     return connection
 
 
@@ -59,8 +60,10 @@ def is_reset(connection, data=b"x") -> bool:
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_the_413_of_a_giant_body_reaches_its_client(serve, is_chunked) -> None:
+def test_the_413_of_a_giant_body_reaches_its_client(serve, monkeypatch, is_chunked) -> None:
     """The client reads nothing before it has sent everything."""
+    for limit in ("DISCARD_TIMEOUT_S", "DISCARD_IDLE_TIMEOUT_S"):  # a busy machine sends late
+        monkeypatch.setattr(response_transport, limit, 60.0)
     address, _ = serve()
     for _ in range(5):
         with connect(address) as connection:
@@ -87,21 +90,19 @@ def test_input_after_a_refusal_is_read_up_to_a_limit(serve, monkeypatch) -> None
 
 @pytest.mark.parametrize("limit", ["DISCARD_TIMEOUT_S", "MAX_DISCARDED_BYTES"])
 def test_the_rest_of_a_body_that_no_route_reads_is_limited(serve, monkeypatch, limit) -> None:
-    monkeypatch.setattr(connection_limits, limit, 0.3 if limit == "DISCARD_TIMEOUT_S" else 1 << 16)
+    limits = {"DISCARD_TIMEOUT_S": 600.0} | {limit: 0.3 if limit == "DISCARD_TIMEOUT_S" else 1 << 16}
+    for name, value in limits.items():
+        monkeypatch.setattr(connection_limits, name, value)
     monkeypatch.setattr(response_transport, "DISCARD_IDLE_TIMEOUT_S", 0.1)
     address, _ = serve()
     with connect(address) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8000000\r\n\r\n")
-        if limit == "MAX_DISCARDED_BYTES":
-            connection.sendall(b"x" * (1 << 17))
-        answer = b""
-        try:
-            answer = connection.recv(65536)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with contextlib.suppress(ConnectionError):  # the server ends the connection, at the latest when all was sent
+            if limit == "MAX_DISCARDED_BYTES":
+                connection.sendall(b"x" * (1 << 17))
             while connection.recv(65536):
                 pass
-        except ConnectionResetError:
-            pass
-        assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_connection_goes_on_after_a_body_that_no_route_read(serve) -> None:
@@ -121,8 +122,12 @@ def test_clients_that_leave_within_their_body_are_no_error(serve, caplog) -> Non
             connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
             assert wait_until(lambda: state.in_flight.num_admitted)
         assert wait_until(lambda: not state.in_flight.records)
-    lines = [record for record in caplog.records if record.name == "plait.requests"]
-    assert len(lines) == 20 and {line.fields["status"] for line in lines} == {499}
+
+    def logged():
+        return [record for record in list(caplog.records) if record.name == "plait.requests"]
+
+    assert wait_until(lambda: len(logged()) >= 20)
+    assert len(logged()) == 20 and {line.fields["status"] for line in logged()} == {499}
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
@@ -138,10 +143,10 @@ def test_writes_after_a_disconnect_are_dropped() -> None:
         await send({"type": "http.response.body", "body": b""})
         ended.set()
 
-    with serve_app(answer_late, make_http_protocol(5, 5)) as address:
+    with serve_app(answer_late, make_http_protocol(60, 60)) as address:
         with connect(address) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert ended.wait(10)
+        assert ended.wait(60)
 
 
 STREAM = {

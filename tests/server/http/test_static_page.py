@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shutil
+import time
 from importlib import resources
 
 import httpx
@@ -33,16 +34,16 @@ new MutationObserver(() => {
 @pytest.mark.parametrize("path", PAGE_FILES)
 def test_files_have_a_content_security_policy(serve, path) -> None:
     address, _ = serve(api_keys={"a": digest(b"a")})
-    answer = httpx.get(address + path)
+    answer = httpx.get(address + path, timeout=60)
     assert answer.status_code == 200 and answer.content == (PAGE_FOLDER / PAGE_FILES[path]).read_bytes()
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'" and policy["script-src"] == "'self'" and policy["connect-src"] == "'self'"
     assert policy["require-trusted-types-for"] == "'script'" and policy["frame-ancestors"] == "'none'"
     assert "unsafe" not in answer.headers["content-security-policy"]
     assert answer.headers["x-content-type-options"] == "nosniff"
-    again = httpx.get(address + path, headers={"if-none-match": answer.headers["etag"]})
+    again = httpx.get(address + path, headers={"if-none-match": answer.headers["etag"]}, timeout=60)
     assert again.status_code == 304 and again.content == b""
-    assert httpx.post(address + path, headers={"x-api-key": "a"}).status_code == 405
+    assert httpx.post(address + path, headers={"x-api-key": "a"}, timeout=60).status_code == 405
 
 
 @pytest.mark.parametrize("name", PAGE_FILES.values())
@@ -98,7 +99,7 @@ class PageUser:
         ActionChains(self.browser).send_keys(*keys).perform()
 
     def sees(self, condition) -> bool:
-        return wait_until(condition, 30)
+        return wait_until(condition)
 
     def fits_the_width(self) -> bool:
         wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
@@ -109,7 +110,7 @@ class PageUser:
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def test_key_chat_schema_and_live_view_work_by_keyboard(serve, browser, tmp_path) -> None:
+def test_key_chat_schema_and_live_view_work_by_keyboard(serve, engine, browser, tmp_path, monkeypatch) -> None:
     from selenium.webdriver.common.keys import Keys
 
     address, state = serve(api_keys={"me": digest(b"my-key")})
@@ -135,6 +136,10 @@ def test_key_chat_schema_and_live_view_work_by_keyboard(serve, browser, tmp_path
     assert browser.find_element("css selector", ".user .text").text == "<b>What is</b> the capital of France?"
     assert not browser.find_elements("css selector", ".thread b")
 
+    runner = engine.engine_loop.model_runner
+    forward = runner.forward
+    # Ten tokens per second, so that the story does not end before the live view has shown it.
+    monkeypatch.setattr(runner, "forward", lambda batch: (time.sleep(0.1), forward(batch))[1])
     browser.execute_script("document.getElementById('max-tokens').value = 4000")
     user.at("message").send_keys("Tell me a very long story.", Keys.ENTER)
     assert user.sees(lambda: state.in_flight.num_admitted == 1)
@@ -144,6 +149,7 @@ def test_key_chat_schema_and_live_view_work_by_keyboard(serve, browser, tmp_path
     user.press(Keys.ESCAPE)
     assert user.sees(lambda: state.in_flight.num_admitted == 0)
     assert user.sees(lambda: user.at("none").is_displayed())
+    monkeypatch.setattr(runner, "forward", forward)
 
     user.at("tab-live").send_keys(Keys.ARROW_LEFT)
     user.at("schema-prompt").send_keys(Keys.CONTROL, Keys.ENTER)

@@ -35,7 +35,7 @@ def test_flags_are_documented_and_exist() -> None:
 def test_dashboard_uses_metrics_that_exist(serve) -> None:
     address, _ = serve()
     httpx.post(f"{address}/v1/completions", json={"model": "default", "prompt": "a", "max_tokens": 2}, timeout=60)
-    scraped = httpx.get(f"{address}/metrics").text
+    scraped = httpx.get(f"{address}/metrics", timeout=60).text
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", scraped, re.MULTILINE))
     known = set(kinds) | {f"{name}{end}" for name, kind in kinds.items() if kind == "histogram" for end in _ENDS}
     dashboard = json.loads((DEPLOY / "grafana.json").read_text())

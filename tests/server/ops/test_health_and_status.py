@@ -22,8 +22,8 @@ LONG = {**BODY, "max_tokens": 2000, "ignore_eos": True}
 def test_health_and_readiness_generate_nothing(serve, engine) -> None:
     address, _ = serve()
     steps = engine.client.status().steps
-    assert httpx.get(f"{address}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{address}/ready").json() == {"ready": True}
+    assert httpx.get(f"{address}/health", timeout=60).json() == {"status": "ok"}
+    assert httpx.get(f"{address}/ready", timeout=60).json() == {"ready": True}
     assert engine.client.status().steps == steps
 
 
@@ -58,13 +58,15 @@ def test_status_lists_the_running_requests(serve, idle) -> None:
     with httpx.stream("POST", f"{address}/v1/completions", json={**LONG, "stream": True}, timeout=60) as response:
         chunks = response.iter_raw()  # a reference, since the stream is closed with its iterator
         next(chunks)
-        status = httpx.get(f"{address}/status").json()
+        status = httpx.get(f"{address}/status", timeout=60).json()
         (running,) = status["requests"]
         assert running["id"] == response.headers["x-request-id"] and running["route"] == "/v1/completions"
         assert running["tokens"] >= 1 and status["in_flight"] == status["runtime"]["running_calls"] == 1
         before = status["runtime"]["sampled_tokens"]
-        assert wait_until(lambda: httpx.get(f"{address}/status").json()["runtime"]["sampled_tokens"] > before)
-    assert wait_until(lambda: httpx.get(f"{address}/status").json()["requests"] == [])
+        assert wait_until(
+            lambda: httpx.get(f"{address}/status", timeout=60).json()["runtime"]["sampled_tokens"] > before
+        )
+    assert wait_until(lambda: httpx.get(f"{address}/status", timeout=60).json()["requests"] == [])
 
 
 def test_aborted_requests_get_an_error_and_new_ones_are_refused(serve, idle) -> None:
@@ -85,13 +87,13 @@ def test_aborted_requests_get_an_error_and_new_ones_are_refused(serve, idle) -> 
     state.admission.is_draining = True
     assert state.in_flight.abort_all() == 2
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert responses["complete"].status_code == 503 and responses["complete"].json()["error"]["code"] == "aborted"
     assert responses["complete"].headers["retry-after"] == "1"
     last_event = responses["stream"].text.strip().split("\n\n")[-1]
     assert json.loads(last_event.removeprefix("data: "))["error"]["code"] == "aborted"
     assert wait_until(lambda: state.metrics.aborts.values.get(("drain",)) == 2)
-    refused = httpx.post(f"{address}/v1/completions", json=BODY)
+    refused = httpx.post(f"{address}/v1/completions", json=BODY, timeout=60)
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
 
 
@@ -115,11 +117,11 @@ def test_without_a_runtime_requests_get_503_and_metrics_say_so(engine) -> None:
     with serve_app(create_app(backend, server_settings())) as address:
         backend.is_gone = True
         for method, path in (("GET", "/health"), ("GET", "/ready"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
-            response = httpx.request(method, f"{address}{path}", json=BODY if method == "POST" else None)
+            response = httpx.request(method, f"{address}{path}", json=BODY if method == "POST" else None, timeout=60)
             assert response.status_code == 503 and response.headers["retry-after"] == "1", path
         metrics = scrape(address)
         assert metrics["plait_runtime_up",] == 0 and metrics["plait_runtime_restarts_total",] == 3
-        status = httpx.get(f"{address}/status").json()
+        status = httpx.get(f"{address}/status", timeout=60).json()
         assert status["runtime"] is None and not status["ready"] and status["model"]
         backend.is_gone = False
-        assert httpx.get(f"{address}/health").status_code == 200
+        assert httpx.get(f"{address}/health", timeout=60).status_code == 200

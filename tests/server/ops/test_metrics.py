@@ -18,8 +18,8 @@ def test_requests_and_tokens_are_counted(serve) -> None:
         assert httpx.post(f"{address}/v1/completions", json=BODY, timeout=60).status_code == 200
     constrained = {**BODY, "regex": " (constantinople|kathmandu)", "max_tokens": 30}
     assert httpx.post(f"{address}/v1/completions", json=constrained, timeout=60).status_code == 200
-    assert httpx.post(f"{address}/v1/completions", json={**BODY, "n": 0}).status_code == 400
-    assert httpx.post(f"{address}/v1/unknown-{time.time()}", json={}).status_code == 404
+    assert httpx.post(f"{address}/v1/completions", json={**BODY, "n": 0}, timeout=60).status_code == 400
+    assert httpx.post(f"{address}/v1/unknown-{time.time()}", json={}, timeout=60).status_code == 404
     after = scrape(address)
 
     def increase(name, **labels):
@@ -47,7 +47,7 @@ def test_requests_and_tokens_are_counted(serve) -> None:
 
 def test_paths_of_clients_do_not_become_labels(serve) -> None:
     address, state = serve()
-    with httpx.Client(base_url=address) as client:
+    with httpx.Client(base_url=address, timeout=60) as client:
         for number in range(50):
             client.get(f"/v1/models/{number}")
             client.get(f"/{number}", headers={"x-request-id": str(number)})

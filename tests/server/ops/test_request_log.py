@@ -20,8 +20,8 @@ def test_request_is_one_log_line_without_its_prompt(serve, caplog) -> None:
     prompt = "A secret that no log may hold"
     headers = {"x-request-id": b"theirs\xa0" + b"x" * 500, "traceparent": f"00-{'a1' * 16}-{'b2' * 8}-01".encode()}
     response = httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": prompt}, headers=headers, timeout=60)
-    httpx.get(f"{address}/health")
-    httpx.post(f"{address}/v1/completions", content=b"{", headers={"content-type": "application/json"})
+    httpx.get(f"{address}/health", timeout=60)
+    httpx.post(f"{address}/v1/completions", content=b"{", headers={"content-type": "application/json"}, timeout=60)
     assert wait_until(lambda: len(caplog.records) == 2)
     good, bad = (json.loads(_JsonLines().format(record)) for record in caplog.records)
     assert good["request_id"] == response.headers["x-request-id"]
@@ -37,7 +37,7 @@ def test_request_is_one_log_line_without_its_prompt(serve, caplog) -> None:
 def test_log_prompts_adds_the_beginning_of_the_body(serve, caplog) -> None:
     address, _ = serve(log_prompts=True)
     caplog.set_level(logging.INFO, "plait.requests")
-    httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": "word " * 2000, "n": 0})
+    httpx.post(f"{address}/v1/completions", json={**BODY, "prompt": "word " * 2000, "n": 0}, timeout=60)
     assert wait_until(lambda: caplog.records)
     body = json.loads(_JsonLines().format(caplog.records[0]))["body"]
     assert "word word" in body and len(body) == 4096

@@ -45,7 +45,7 @@ def test_request_is_a_child_span_of_its_traceparent(serve, spans) -> None:
 def test_refused_request_has_an_error_status(serve, spans) -> None:
     address, state = serve()
     state.admission.is_draining = True
-    httpx.post(f"{address}/v1/completions", json=BODY, headers={"traceparent": "00-junk"})
+    httpx.post(f"{address}/v1/completions", json=BODY, headers={"traceparent": "00-junk"}, timeout=60)
     assert wait_until(lambda: spans.get_finished_spans())
     (request,) = spans.get_finished_spans()
     assert request.parent is None and request.status.status_code == trace.StatusCode.ERROR

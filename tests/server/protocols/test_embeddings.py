@@ -167,7 +167,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_name_the_field(base_url, name) -> None:
     change, param = WRONG[name]
-    answer = httpx.post(f"{base_url}/v1/embeddings", json={"model": MODEL, "input": "a"} | change)
+    answer = httpx.post(f"{base_url}/v1/embeddings", json={"model": MODEL, "input": "a"} | change, timeout=60)
     error = answer.json()["error"]
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     assert (
@@ -199,7 +199,7 @@ def test_more_inputs_than_run_concurrently(app, embedder, expected, monkeypatch)
 
 def test_timeout_applies_to_all_inputs_together(base_url, engine) -> None:
     answer = httpx.post(
-        f"{base_url}/v1/embeddings", json={"model": MODEL, "input": ["a b c " * 60] * 50, "timeout": 1e-6}
+        f"{base_url}/v1/embeddings", json={"model": MODEL, "input": ["a b c " * 60] * 50, "timeout": 1e-6}, timeout=60
     )
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_exceeded"
     assert wait_until(lambda: engine.client.status().sessions == 0)
@@ -239,12 +239,12 @@ def test_body_limits_and_api_keys(engine) -> None:
     app = create_app(engine, server_settings(api_keys={"a": digest}))
     with serve_app(app) as address:
         url, body = f"{address}/v1/embeddings", {"model": MODEL, "input": "a"}
-        assert httpx.post(url, json=body).status_code == 401
+        assert httpx.post(url, json=body, timeout=60).status_code == 401
         headers = {"authorization": "Bearer secret"}
-        assert httpx.post(url, json=body, headers=headers).status_code == 200
-        measured = httpx.get(f"{address}/metrics", headers=headers).text
+        assert httpx.post(url, json=body, headers=headers, timeout=60).status_code == 200
+        measured = httpx.get(f"{address}/metrics", headers=headers, timeout=60).text
         assert 'plait_request_seconds_count{route="/v1/embeddings",status="200"} 1' in measured
         assert "plait_time_to_first_token_seconds_count 0" in measured, "an embedding has no tokens"
         app.state.plait.admission.is_draining = True
-        refused = httpx.post(url, json=body, headers=headers)
+        refused = httpx.post(url, json=body, headers=headers, timeout=60)
         assert refused.status_code == 503 and refused.headers["retry-after"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -79,17 +78,29 @@ MESSAGES_REQUEST = {
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 
 
-def fails_midway(prompt: str, request: Any) -> Gate:
-    """An answer that fails after its first words were sent."""
+def fail_midway(server: ScriptedServer) -> None:
+    """Answers with an error after the first words were sent."""
     gate = Gate(Overloaded("too much"), early="Some words")
-    threading.Timer(0.2, gate.open).start()
-    return gate
+    server.scheduler.answer = lambda prompt, request: gate
+    app = server.app
+
+    async def observed(scope: Any, receive: Any, send: Any) -> None:
+        async def observed_send(message: Any) -> None:
+            await send(message)
+            if b'ds"' in message.get("body", b""):  # the end of the words
+                gate.open()
+
+        await app(scope, receive, observed_send)
+
+    server.app = observed
 
 
-def stream(path: str, request: dict[str, Any], answer: Any = None) -> list[dict[str, Any]]:
+def stream(path: str, request: dict[str, Any], fails: bool = False) -> list[dict[str, Any]]:
     """The events of a streamed answer, after a check that an event's name is its type."""
     server = ScriptedServer()
-    server.scheduler.answer = answer or (lambda prompt, request: ANSWER)
+    server.scheduler.answer = lambda prompt, request: ANSWER
+    if fails:
+        fail_midway(server)
     response = server.post(path, request)
     assert response.status_code == 200, response.text
     events = []
@@ -152,7 +163,7 @@ def test_a_response_that_is_cut() -> None:
 
 
 def test_a_response_that_fails() -> None:
-    events = stream("/v1/responses", RESPONSES_REQUEST, fails_midway)
+    events = stream("/v1/responses", RESPONSES_REQUEST, fails=True)
     check_response_events(events)
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "too much"}
@@ -161,7 +172,7 @@ def test_a_response_that_fails() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_messages(fails: bool) -> None:
-    events = stream("/v1/messages", MESSAGES_REQUEST, fails_midway if fails else None)
+    events = stream("/v1/messages", MESSAGES_REQUEST, fails)
     for event in events:
         assert keys(event) == MESSAGES[event["type"]]
         if "content_block" in event:

@@ -1,8 +1,10 @@
-"""Helpers for tests that run a runtime process."""
+"""Helpers for tests that run a runtime process or an engine."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 from plait.runtime.sampling_params import sampling_params
 
@@ -16,7 +18,20 @@ def open_session(runtime, text="Once upon a time"):
     return session
 
 
-def wait_until(condition, seconds):
+@contextlib.contextmanager
+def received_together(engine) -> Iterator[None]:
+    """The scheduler of an in-process engine receives all messages of the block at once, at its end."""
+    transport, messages = engine._server_transport, []
+    transport.enqueue = messages.append
+    try:
+        yield
+    finally:
+        del transport.enqueue
+        transport._inbox.extend(messages)  # at once, since no other thread runs within it
+        transport.wake()
+
+
+def wait_until(condition, seconds=60.0):
     """Returns whether `condition()` becomes true within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

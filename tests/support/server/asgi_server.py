@@ -13,8 +13,8 @@ import uvicorn
 
 
 @contextlib.contextmanager
-def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
-    """Serves `app` for the block. Yields its address."""
+def serve_app(app: Any, http: Any = "auto", keep_alive_s: float = 60) -> Iterator[str]:
+    """Serves `app` for the block. Yields its address. keep_alive_s: how long idle connections stay open."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -24,7 +24,7 @@ def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
         lifespan="off",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=1,
+        timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
@@ -36,11 +36,11 @@ def serve_app(app: Any, http: Any = "auto") -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
-def wait_until(condition: Any, timeout_s: float = 10.0) -> bool:
+def wait_until(condition: Any, timeout_s: float = 60.0) -> bool:
     """Waits until `condition()` is true. Returns False after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

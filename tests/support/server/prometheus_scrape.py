@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 def scrape(address: str) -> dict[tuple[object, ...], float]:
     """Returns (name, *sorted (label, value) pairs) -> value."""
-    text = httpx.get(f"{address}/metrics").text
+    text = httpx.get(f"{address}/metrics", timeout=60).text
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)

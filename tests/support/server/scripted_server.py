@@ -53,7 +53,7 @@ class ScriptedServer:
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
                 return await http.post(path, json=body)
 
         return asyncio.run(send())

@@ -44,7 +44,7 @@ class Served:
         return runtime
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.address + path, timeout=10)
+        return httpx.get(self.address + path, timeout=60)
 
     def post(self, body) -> httpx.Response:
         return httpx.post(f"{self.address}/v1/completions", json=body, timeout=60)
@@ -59,17 +59,17 @@ class Served:
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        assert wait_until(lambda: any(request["tokens"] > 2 for request in self.get("/status").json()["requests"]), 20)
+        assert wait_until(lambda: any(request["tokens"] > 2 for request in self.get("/status").json()["requests"]))
         return reader, events
 
-    def wait(self, timeout_s: float = 20) -> int:
+    def wait(self, timeout_s: float = 60) -> int:
         exit_code = self.process.wait(timeout_s)
-        self._reader.join(5)
+        self._reader.join(60)
         return exit_code
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
         self.process.stdout.close()
-        self._reader.join(5)
+        self._reader.join(60)
         self.process.stderr.close()

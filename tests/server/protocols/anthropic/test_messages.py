@@ -239,9 +239,11 @@ def test_client_raises_anthropic_error_types(client, address):
         client.messages.create(model="claude-x", max_tokens=1, messages=ASK)
     with pytest.raises(anthropic.BadRequestError, match="tokens"):
         client.messages.create(model="default", max_tokens=1, messages=[{"role": "user", "content": "a b " * 9000}])
-    large = httpx.post(f"{address}/v1/messages", content=b" " * (9 << 20), headers={"content-type": "application/json"})
+    large = httpx.post(
+        f"{address}/v1/messages", content=b" " * (9 << 20), headers={"content-type": "application/json"}, timeout=60
+    )
     assert large.status_code == 413 and large.json()["error"]["type"] == "request_too_large"
-    missing = httpx.post(f"{address}/v1/messages/nothing", json={})
+    missing = httpx.post(f"{address}/v1/messages/nothing", json={}, timeout=60)
     assert missing.status_code == 404 and missing.json()["type"] == "error"
 
 

@@ -147,9 +147,9 @@ def test_model_endpoints(real_client, real_address):
     assert shown.details == listed.details and "tools" in shown.capabilities and "thinking" not in shown.capabilities
     assert shown.modelinfo["general.architecture"] == "llama" and "<|im_start|>" in shown.template
     assert shown.modelinfo["tokenizer.ggml.tokens"] is None
-    long = httpx.post(f"{real_address}/api/show", json={"name": name, "verbose": True}).json()
+    long = httpx.post(f"{real_address}/api/show", json={"name": name, "verbose": True}, timeout=60).json()
     assert len(long["model_info"]["tokenizer.ggml.tokens"]) == 49152
-    assert httpx.get(f"{real_address}/api/version").json() == {"version": version("plait")}
+    assert httpx.get(f"{real_address}/api/version", timeout=60).json() == {"version": version("plait")}
 
 
 def test_request_without_prompt_reports_the_loaded_model(client):
@@ -222,7 +222,7 @@ def test_errors_name_the_field(http, path, change, named):
 
 
 def test_errors_of_the_path_have_ollamas_format(address):
-    answer = httpx.post(f"{address}/api/pull", json={})
+    answer = httpx.post(f"{address}/api/pull", json={}, timeout=60)
     assert answer.status_code == 404 and isinstance(answer.json()["error"], str)
 
 

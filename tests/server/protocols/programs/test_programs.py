@@ -171,12 +171,16 @@ def test_violation_of_a_lenient_constraint(http):
         "maxItems": 2,
     }
     lenient = {"type": "json_schema", "schema": json.dumps(schema), "lenient": True}
-    result = run_and_stream(
-        http, [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}]
-    )
-    (call,) = result["calls"]
-    value = json.loads(call["value"])
-    assert (call["violation"] is None) == (len(set(value)) == 2)
+    program = [{"text": "Two numbers: "}, {"gen": {"name": "v", "constraint": lenient, "max_tokens": 40}}]
+    body = {"program": program, "defaults": GREEDY}
+    for _ in range(10):  # a busy machine may not check a value in time
+        results = [http.post("/v1/programs", json=body).json(), list(stream(http, body))[-1][1]["program"]]
+        if "could not be checked" not in json.dumps(results):
+            break
+    for result in results:
+        (call,) = result["calls"]
+        assert (call["violation"] is None) == (len(set(json.loads(call["value"]))) == 2)
+        assert "non-unique" in (call["violation"] or "non-unique")
 
 
 def test_runtime_errors_name_the_node(http):
