@@ -71,7 +71,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
     )
     number("--body-timeout", float, "S", "seconds for a body to arrive; default: 30")
     number("--idle-timeout", float, "S", "seconds for a connection's next request; default: 75")
-    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 30")
+    number("--write-timeout", float, "S", "seconds for a client to read what it is sent; default: 15")
     number("--drain-timeout", float, "S", "seconds for running requests to end at SIGTERM; default: 30")
     number("--stuck-after", float, "S", "the runtime is replaced after S seconds without an answer; default: 600")
     number("--compile-deadline", float, "S", "seconds for a constraint to compile, or it is refused; default: 2")

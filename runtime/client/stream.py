@@ -11,6 +11,7 @@ from plait.runtime.messages import TokenLogprob
 from plait.runtime.transport.notifier import LoopNotifier, SingleWaiterEvent, wait_for_event
 
 MAX_MESSAGES_PER_UPDATE = 64  # of a stream with a limit
+UNREAD_STREAM = "the client did not read its stream, and too much of it was waiting"
 
 
 class ReadPosition(NamedTuple):
@@ -147,7 +148,7 @@ class _Reading:
         def check() -> None:
             if self._num_unread_bytes(index) > share and self._is_over(limit) and not call.done():
                 call.abort()
-                call.on_failed(Aborted("the client did not read its stream, and too much of it was waiting"))
+                call.on_failed(Aborted(UNREAD_STREAM))
 
         return check
 

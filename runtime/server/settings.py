@@ -57,7 +57,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_requests_per_key: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     body_timeout_s: Seconds = 30.0
     idle_timeout_s: Seconds = 75.0
-    write_timeout_s: Seconds = 30.0
+    write_timeout_s: Seconds = 15.0
     drain_timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     stuck_after_s: Seconds = STUCK_AFTER_S
     log_prompts: bool = False

@@ -26,7 +26,7 @@ from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import RequestRecord, current_request
 
-MAX_UNREAD_BYTES = 3 << 18  # of a stream whose client does not read, beside the buffers of its connection
+MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
 TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
 YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text or prompt of this length: there may be many
 YIELD_AFTER_TOKENS = 1_000
@@ -84,12 +84,14 @@ class RequestHandle:
             for submission, call in zip(self.submissions, self.prompt_scoring_calls, strict=True)
         ]
 
-    def progress(self) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
-        """Streams the updates of all calls as (index of the call, update). Raises the failure of a call that failed.
+    def progress(self, raise_on_failure: bool = True) -> AsyncGenerator[list[tuple[int, CallUpdate]], None]:
+        """Streams the updates of all calls as (index of the call, update).
+
+        Raises the failure of a call that failed, or without `raise_on_failure` leaves that to the call's `result()`.
 
         The logprobs are in the updates only, and a call is aborted if its updates are not taken; see `stream_updates`.
         """
-        return stream_updates(self.calls, raise_on_failure=True, max_unread_bytes=MAX_UNREAD_BYTES)
+        return stream_updates(self.calls, raise_on_failure=raise_on_failure, max_unread_bytes=MAX_UNREAD_BYTES)
 
     def usage(self) -> Usage:
         """Returns the usage of all calls, which must be done. A prompt counts once, however many answers it has."""

@@ -7,7 +7,8 @@ A connection holds less than 1 MiB of input that no request has taken, before an
 - A request line with its headers, the trailers of a chunked body and the extensions of a chunk may take 64 KiB.
 - `idle_timeout_s` is the time for a request line and headers. The rest of a body whose response has been sent is
   discarded, within the limits of `ResponseTransport`.
-- A client that does not read for `write_timeout_s` is disconnected, and its request ends as after any disconnect.
+- A client that reads less than 2 KiB/s for `write_timeout_s`, while more than 64 KiB wait for it, is disconnected, and
+  its request ends as after any disconnect.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from plait.runtime.server.http.response_transport import (
 MAX_HEAD_BYTES = 1 << 16
 MAX_HEADERS = 256
 MAX_UNPARSED_BYTES = 1 << 16  # reading pauses above it; one read adds up to 256 KiB
+MIN_READ_BYTES_PER_S = 2048
 SLICE_BYTES = 2048  # of input that is parsed at once; it holds at most 128 requests
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -87,7 +89,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self._write_timeout_s, self.transport.abort)
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         self._stop_write_timer()
@@ -217,6 +219,18 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _start_write_timer(self) -> None:
+        num_waiting = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._write_timeout_s, self._check_reading, num_waiting)
+
+    def _check_reading(self, num_waiting: int) -> None:
+        """Ends the connection if its client has read too little of what waited when the timer was started."""
+        num_read = num_waiting - self.transport.get_write_buffer_size()
+        if num_read < MIN_READ_BYTES_PER_S * self._write_timeout_s:
+            self.transport.abort()
+        else:
+            self._start_write_timer()
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:

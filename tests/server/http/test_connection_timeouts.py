@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 import socket
 import threading
 
 import pytest
-from asgi_server import serve_app
+from asgi_server import serve_app, wait_until
 
+from plait.runtime.server.http import connection_limits
 from plait.runtime.server.http.connection_limits import make_http_protocol
 
 HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
@@ -18,7 +20,7 @@ HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 def connect(address):
     host, port = address.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    connection.settimeout(60)
+    connection.settimeout(10)
     return connection
 
 
@@ -36,20 +38,19 @@ def read_all(connection):
 def test_incomplete_headers_time_out(serve, sent) -> None:
     address, _ = serve(idle_timeout_s=0.3)
     with connect(address) as connection:
-        with contextlib.suppress(OSError):  # the time has passed before
-            connection.sendall(sent)
+        connection.sendall(sent)
         assert read_all(connection) == b""
 
 
 def test_incomplete_headers_of_a_second_request_time_out(serve) -> None:
-    address, _ = serve(idle_timeout_s=2)
+    address, _ = serve(idle_timeout_s=0.3)
     with connect(address) as connection:
         connection.sendall(HEAD + b"\r\n" + b"G")
         assert b'{"status":"ok"}' in read_all(connection)
 
 
 def test_connection_carries_two_requests(serve) -> None:
-    address, _ = serve(idle_timeout_s=60)
+    address, _ = serve(idle_timeout_s=5)
     with connect(address) as connection:
         for _ in range(2):
             connection.sendall(HEAD + b"\r\n")
@@ -91,3 +92,42 @@ def test_client_that_does_not_read_is_disconnected() -> None:
     with serve_app(send_endlessly, make_http_protocol(5, 0.3)) as address, connect(address) as connection:
         connection.sendall(HEAD + b"\r\n")
         assert ended.wait(60)
+
+
+def count_rest(connection) -> int:
+    """The bytes until the server's side ends, by a reset or without one."""
+    num_bytes = 0
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 19):
+            num_bytes += len(part)
+    return num_bytes
+
+
+def test_the_write_timeout_ends_only_a_client_that_has_not_read(monkeypatch) -> None:
+    """The checks of the timer are made here, once after the client has read and once after it has not."""
+    size, checks = 24 << 20, queue.Queue()
+    start = connection_limits._LimitedProtocol._start_write_timer
+
+    def started(protocol) -> None:
+        start(protocol)
+        checks.put((protocol, protocol.transport.get_write_buffer_size()))
+
+    monkeypatch.setattr(connection_limits._LimitedProtocol, "_start_write_timer", started)
+
+    async def answer_at_once(scope, receive, send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    with serve_app(answer_at_once, make_http_protocol(5, 600)) as address, connect(address) as connection:
+        connection.sendall(HEAD + b"\r\n")
+        protocol, num_waiting = checks.get(timeout=60)
+        num_read = 0
+        while num_read < size // 2:
+            num_read += len(connection.recv(1 << 19))
+        protocol.loop.call_soon_threadsafe(protocol._check_reading, num_waiting)
+        _, num_left = checks.get(timeout=60)  # it goes on
+        assert 0 < num_left < num_waiting
+        protocol.loop.call_soon_threadsafe(protocol._check_reading, 0)
+        assert wait_until(protocol.transport.is_closing)
+        assert num_read + count_rest(connection) < size

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 from asgi_server import serve_app, wait_until
+from stalled_stream import stop_after
 
 from plait.runtime.client import stream
 from plait.runtime.server.generation import submission
@@ -189,22 +190,6 @@ def test_an_unread_stream_is_aborted_and_holds_little(serve, engine, idle, monke
             assert part, events[-500:]
             events += part
     assert max(count for count, _ in updates) <= stream.MAX_MESSAGES_PER_UPDATE
-
-
-def stop_after(num_events: int, may_go_on: threading.Event):
-    """EventStream._send_events that waits after some events, as it does for a client that does not read."""
-
-    async def send_events(self, send) -> None:
-        event, count = self.first, 0
-        while event:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-            count += 1
-            while count == num_events and not may_go_on.is_set():
-                await asyncio.sleep(0.01)
-            event = await anext(self.events, b"")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    return send_events
 
 
 def test_accepted_connections_inherit_the_limits_of_unread_bytes() -> None:

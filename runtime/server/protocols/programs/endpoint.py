@@ -11,10 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
-from plait.runtime.errors import PlaitError
+from plait.runtime.client.stream import UNREAD_STREAM
+from plait.runtime.errors import Aborted, PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
+from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
@@ -34,6 +36,7 @@ from plait.runtime.server.protocols.programs.types import (
 from plait.runtime.server.rerun import run_again_if_lost
 
 router = APIRouter()
+EVENT_BYTES = 100  # about the memory of an event beside its text
 
 
 @router.post("/v1/programs", **documented(ProgramRequest, ProgramAnswer, stream=True))
@@ -55,6 +58,33 @@ async def run_program(request: Request) -> Response:
         return await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
+
+
+class _EventQueue:
+    """The events of a program that its client has not taken, bounded in bytes; None is the end."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._num_bytes = 0
+        self.has_dropped = False
+
+    def put(self, event: bytes, run: ProgramRun) -> None:
+        """Adds an event. Aborts `run` if too much is waiting, and drops what it still reports."""
+        if self._num_bytes > MAX_UNREAD_BYTES:
+            self.has_dropped = True
+            run.abort(UNREAD_STREAM)
+            return
+        self._num_bytes += len(event) + EVENT_BYTES
+        self._queue.put_nowait(event)
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def get(self) -> bytes | None:
+        event = await self._queue.get()
+        if event is not None:
+            self._num_bytes -= len(event) + EVENT_BYTES
+        return event
 
 
 class _Execution:
@@ -134,17 +164,19 @@ class _Execution:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """program.created, the deltas and the end of each variable as they come, then program.completed."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        run = ProgramRun(self._client, lambda update: queue.put_nowait(self._event(update)))
+        events = _EventQueue()
+        run = ProgramRun(self._client, lambda update: events.put(self._event(update), run))
         task = asyncio.create_task(self._run(run))
-        task.add_done_callback(lambda _: queue.put_nowait(None))
+        task.add_done_callback(lambda _: events.end())
         has_begun = False
         try:
-            while (event := await queue.get()) is not None:
+            while (event := await events.get()) is not None:
                 if not has_begun:
                     yield named_sse_event("program.created", {"type": "program.created", **self._envelope})
                 has_begun = True
                 yield event
+            if events.has_dropped:
+                raise Aborted(UNREAD_STREAM)
             yield named_sse_event("program.completed", {"type": "program.completed", "program": await task})
         except Exception as error:
             if not has_begun:

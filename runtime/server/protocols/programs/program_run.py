@@ -59,14 +59,14 @@ class ProgramRun:
     def __init__(self, client: Client, on_event: Callable[[TextDelta | FinishedCall], None] | None = None) -> None:
         self._client, self._on_event = client, on_event
         self._tasks: asyncio.TaskGroup | None = None
-        self._is_aborted = False
+        self._abort_reason = ""
         self.sessions: list[Session] = []  # all that were opened so far
         self.done: list[FinishedCall] = []
         self.calls: list[Call] = []
 
-    def abort(self) -> None:
+    def abort(self, reason: str = "the program was aborted") -> None:
         """Ends the program, which raises ApiError 503, code "aborted", unless all its calls have ended."""
-        self._is_aborted = True
+        self._abort_reason = self._abort_reason or reason
         self._abort_sessions()
 
     def _abort_sessions(self) -> None:
@@ -90,7 +90,7 @@ class ProgramRun:
                 async with asyncio.TaskGroup() as self._tasks:
                     await self._run(steps, main)
             except ExceptionGroup as group:
-                error = as_api_error(Aborted("the program was aborted")) if self._is_aborted else _first_error(group)
+                error = as_api_error(Aborted(self._abort_reason)) if self._abort_reason else _first_error(group)
                 raise error from None
             finished = True
             self.done.sort(key=_in_program_order)

@@ -139,7 +139,7 @@ async def _events(
         has_begun = False
         with _writers(client, prompt_requests, handle, single, registry) as writers:
             try:
-                async with contextlib.aclosing(stream_updates(handle.calls)) as batches:
+                async with contextlib.aclosing(handle.progress(raise_on_failure=False)) as batches:
                     async for batch in batches:
                         changed = [index for index, update in batch if writers[index].push(update)]
                         if changed:
