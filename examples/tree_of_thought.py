@@ -28,19 +28,19 @@ def best(branches, end, keep):
     return [(score, branch) for score, _, branch in sorted(scored, key=lambda row: row[:2], reverse=True)[:keep]]
 
 
-def thoughts(name, seed):
-    return lambda i: gen(name, max_tokens=40, stop=[".", "\n"], temperature=0.6, seed=10 * seed + i) + "."
+def thought(name):
+    return gen(name, max_tokens=40, stop=[".", "\n"], temperature=0.6) + "."
 
 
 @plait.function
 def write(s, topic, end, width=4, keep=2):
     s += user(f"Write a story of three sentences about {topic}.") + assistant_begin()
     beginnings = s.fork(width)
-    beginnings += thoughts("first", 0)
+    beginnings += thought("first")
     stories = []
-    for number, (first_score, beginning) in enumerate(best(beginnings, end, keep), 1):
+    for first_score, beginning in best(beginnings, end, keep):
         middles = beginning.fork(width)
-        middles += thoughts("then", number)
+        middles += thought("then")
         stories += [(score, first_score, middle) for score, middle in best(middles, end, 1)]
     score, first_score, story = max(stories, key=lambda row: row[0])
     story += end + assistant_end()
@@ -48,7 +48,7 @@ def write(s, topic, end, width=4, keep=2):
 
 
 def main() -> None:
-    state = write.run(TOPIC, END, temperature=0)
+    state = write.run(TOPIC, END, seed=3)
     (first, then), scores = state.ret_value
     print(f"{first}.\n{then}.\n{END.strip()}\nmean logprob of the end: {scores}")
     usage = state.usage

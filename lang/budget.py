@@ -67,6 +67,7 @@ class BudgetTracker:
         self._on_spent = on_spent
         self._started = time.monotonic()
         self._lock = threading.Lock()
+        self._calls: list[Call] = []
         self._by_call: dict[int, int] = {}
         self._tokens = 0
         self._error: BudgetExceeded | None = None
@@ -105,7 +106,8 @@ class BudgetTracker:
         return seconds_left is not None and seconds_left <= 0
 
     def count_tokens(self, call: Call) -> None:
-        """Counts the tokens of `call` as they are generated."""
+        """Counts the tokens of `call`; as they are generated, if the budget limits them."""
+        self._calls.append(call)
         if self._budget.tokens is None:
             return
 
@@ -130,6 +132,7 @@ class BudgetTracker:
             return self._error
         limits = [f"{self._budget.tokens} tokens"] if self._budget.tokens is not None else []
         limits += [f"{self._budget.seconds:g} s"] if self._budget.seconds is not None else []
-        used = f"{self._tokens} tokens, {time.monotonic() - self._started:.1f} s"
+        num_tokens = sum(call.num_tokens for call in list(self._calls))
+        used = f"{num_tokens} tokens, {time.monotonic() - self._started:.1f} s"
         self._error = BudgetExceeded(f"the budget of {' and '.join(limits)} is spent (used: {used})")
         return self._error

@@ -10,6 +10,7 @@ PlaitError
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -39,10 +40,7 @@ class ProgramError(PlaitError):
 
     def copy_to_raise(self) -> ProgramError:
         """Returns a copy to raise again, since raising one object twice mixes its tracebacks."""
-        copied = type(self)(str(self), program=self.program, variable=self.variable)
-        copied.__dict__.update(self.__dict__)
-        copied.__cause__ = self.__cause__
-        return copied.with_traceback(self.__traceback__)  # keeps the line of the body that it came from
+        return copy.copy(self)  # keeps the cause, and the line of the body that it came from
 
 
 class MissingVariable(ProgramError, KeyError):

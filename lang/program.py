@@ -142,7 +142,7 @@ class Program:
         if not items:
             return iter(()) if generator_style else []
         client = self._client("run_batch", backend, options)
-        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items]
+        executions = self._executions(items, client, options, budget)
         if generator_style:
             if resume is not None:
                 raise InputError("run_batch: resume cannot be combined with generator_style")
@@ -159,6 +159,14 @@ class Program:
         new_states = self._run_all([executions[index] for index in unfinished], num_threads, workers, progress_bar)
         states.update(zip(unfinished, new_states, strict=True))
         return [state for state in states.values() if state is not None]
+
+    def _executions(
+        self, items: Sequence[Mapping[str, Any]], client: Client, options: Options, budget: Budget | None
+    ) -> list[Execution]:
+        return [
+            Execution(self.name, self._body, (), item, client, options, budget, index)
+            for index, item in enumerate(items)
+        ]
 
     def _run_all(
         self, executions: Sequence[Execution], num_threads: object, workers: int, progress_bar: bool
@@ -228,8 +236,9 @@ class Program:
             raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
         checked_budget("arun_batch", budget)
         items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
-        client = self._client("arun_batch", backend, options) if items else None
-        executions = [Execution(self.name, self._body, (), item, client, options, budget) for item in items if client]
+        executions = (
+            self._executions(items, self._client("arun_batch", backend, options), options, budget) if items else []
+        )
         return await run_all_async(executions, concurrency, progress_bar)
 
     def compile(self, *args: Any, backend: Backend | None = None, **kwargs: Any) -> Graph:

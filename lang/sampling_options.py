@@ -16,7 +16,10 @@ KEYWORD_OF_FIELD = NAMES["gen"]
 _FIELD_OF_KEYWORD = {keyword: field for field, keyword in KEYWORD_OF_FIELD.items()} | {"max_new_tokens": "max_tokens"}
 GEN_SAMPLING_KEYWORDS = tuple(KEYWORD_OF_FIELD.values())
 """The keywords of `gen` that are sampling parameters."""
-SAMPLING_KEYWORDS = (*(name for name in _FIELD_OF_KEYWORD if name != "complete"), "n", "return_text_in_logprobs")
+SAMPLING_KEYWORDS = (
+    *(name for name in _FIELD_OF_KEYWORD if name != "complete"),
+    *("n", "same_seed", "return_text_in_logprobs"),
+)
 """The keywords of `run`, defaults of its gens. `gen` has the same, without max_new_tokens and with `complete`."""
 
 NO_STOP: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
@@ -27,23 +30,31 @@ NO_STOP: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
 class Options:
     """Sampling options: the defaults of a `run`, or those of one `gen`, which override them.
 
-    `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples.
+    `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples. `same_seed`:
+    whether the seed is used as it is, and not mixed with the place of the gen.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     n: int | None = None
+    same_seed: bool | None = None
 
     def merged_over(self, defaults: Options) -> tuple[SamplingParams, int]:
         """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
         params = _checked({**defaults.fields, **self.fields})
+        if self.same_seed and params.seed is None:
+            raise InputError("same_seed needs a seed, of this gen or of the run")
         return params, self.n or defaults.n or 1
+
+    def keeps_seed(self, defaults: Options) -> bool:
+        """Whether the call uses its seed as it is."""
+        return bool(defaults.same_seed if self.same_seed is None else self.same_seed)
 
     def check_as_defaults(self, vocab_size: int) -> None:
         """Raises InputError for a default that is invalid for a model with this vocabulary size."""
         check_sampling(_checked(_with_neutral_fields(self.fields)), vocab_size=vocab_size)
 
 
-def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
+def make_options(where: str, *, n: int | None = None, same_seed: bool | None = None, **given: Any) -> Options:
     """Returns checked options; a keyword that is None is not set. InputError names `where` ("gen('x')") and the
     keyword.
 
@@ -55,10 +66,11 @@ def make_options(where: str, *, n: int | None = None, **given: Any) -> Options:
     try:
         fields = _fields_of_keywords(given)
         _check_n(n)
+        _check_same_seed(same_seed)
         params = _checked(_with_neutral_fields(fields))
     except InputError as error:
         raise InputError(f"{where}: {error}", field=error.field) from None
-    return Options({name: getattr(params, name) for name in fields}, n)
+    return Options({name: getattr(params, name) for name in fields}, n, same_seed)
 
 
 def run_options(where: str, given: Mapping[str, Any]) -> Options:
@@ -103,3 +115,8 @@ def _checked(fields: Mapping[str, Any]) -> SamplingParams:
 def _check_n(n: object) -> None:
     if n is not None and (isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_N):
         raise InputError(f"n must be an integer from 1 to {MAX_N}, not {n!r}")
+
+
+def _check_same_seed(same_seed: object) -> None:
+    if same_seed is not None and not isinstance(same_seed, bool):
+        raise InputError(f"same_seed must be True or False, not {same_seed!r:.40}")

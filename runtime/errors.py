@@ -19,12 +19,15 @@ PlaitError
 
 from __future__ import annotations
 
+from plait.runtime.portable_error import PortableError
+
 RUNTIME_EXITED = "the runtime process ended"  # the start of the message if the process has exited
 CLIENT_CLOSED = "this client was closed"
 
 
-class PlaitError(Exception):
-    """Base class of all exceptions raised by plait."""
+class PlaitError(PortableError):
+    """Base class of all exceptions raised by plait. They can be copied and sent to another process, with their cause;
+    `traceback_text` is then the traceback of the process that raised the exception."""
 
 
 class InputError(PlaitError, ValueError):

@@ -19,8 +19,8 @@ MAY_IMPORT = {
 }
 # The packages of runtime/, lowest first: a package imports itself and the packages before it.
 RUNTIME_ORDER = (
-    *("arrays", "errors", "log_writer", "config", "sampling_params", "messages", "model_files", "tokenizer"),
-    *("transport",),
+    *("arrays", "portable_error", "errors", "log_writer", "config", "sampling_params", "seed_path", "messages"),
+    *("model_files", "tokenizer", "transport"),
     *("models", "weights", "kv_cache", "batch", "sampling", "executor", "scheduler", "client", "process", "server"),
 )
 CLIENT_MAY_IMPORT = {*RUNTIME_ORDER[: RUNTIME_ORDER.index("transport") + 1], "client"}  # without a model and torch

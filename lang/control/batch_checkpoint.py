@@ -81,6 +81,7 @@ def _source(body: Callable[..., Any]) -> str:
 
 def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
     shared = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
+    shared += [] if options.same_seed is None else [options.same_seed]
     counts: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):

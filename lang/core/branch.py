@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plait.lang.core.results import CallSegment, Samples, Segment, SegmentRange, TextSegment
 from plait.runtime.errors import InputError
+from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
     from plait.lang.core.expressions import Role
@@ -38,6 +39,7 @@ class Branch:
         self.turns: list[Turn] = []
         self._open_turn: tuple[Role, int] | None = None
         self._session = session
+        self.seed_path = SeedPath()
         self.restored_messages: list[dict[str, str]] | None = None  # set for a state read from a batch checkpoint
         self._close_reason: str | None = None
         self._num_inherited_segments = 0  # segments before this are the parent's
@@ -157,12 +159,14 @@ class Branch:
     def fork(self, size: int) -> list[Branch]:
         """Returns `size` branches that begin with this branch's text, turns and variables."""
         children = []
-        for session in self.session().fork(size):
+        sessions = self.session().fork(size)
+        for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
             child = type(self)(self.run, self.run.register_session(session), self)
             child.segments = list(self.segments)
             child.variables = dict(self.variables)
             child.turns = list(self.turns)
             child._open_turn = self._open_turn
+            child.seed_path = seed_path
             child._num_inherited_segments = len(child.segments)
             self._children.add(child)
             children.append(child)

@@ -19,6 +19,7 @@ from plait.lang.core.state import ProgramState
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location
+from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
@@ -36,9 +37,12 @@ class Execution:
         client: Client,
         defaults: Options,
         budget: Budget | None = None,
+        item: int = 0,
     ) -> None:
+        """`item`: the number of the item in its batch."""
         self.run = Run(program, client, defaults, budget)
         self.branch = Branch(self.run)
+        self.branch.seed_path = SeedPath.of_item(item)
         self.state = ProgramState(self.branch, is_external=True)
         self.body = body
         self.args = args

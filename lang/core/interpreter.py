@@ -83,6 +83,7 @@ def _announce_call(session: Session, name: str | None) -> None:
 def _generate(branch: Branch, expr: Gen) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
+    params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
     sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session

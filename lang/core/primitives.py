@@ -73,6 +73,7 @@ def gen(
     presence_penalty: float | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
+    same_seed: bool | None = None,
     timeout: float | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
@@ -109,6 +110,7 @@ def gen(
     presence_penalty: float | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
+    same_seed: bool | None = None,
     timeout: float | None = None,
     return_logprob: bool | None = None,
     top_logprobs_num: int | None = None,
@@ -130,7 +132,9 @@ def gen(
 ) -> Expr:
     """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
 
-    - `timeout`: in seconds. `seed`: the same seed gives the same text, whatever else is in the batch.
+    - `timeout`: in seconds. `seed`: with the same seed the program gives the same texts, whatever else is in the batch.
+      The first gen of a program uses the seed as it is. All others mix it with their place: the item of a batch, the
+      branch, and the number of the gen on its branch. So branches differ. `same_seed=True`: the seed is used as it is.
     - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: one or several patterns (Python
       syntax, no anchors or lookaround). The text ends where the first completed match begins.
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
@@ -161,7 +165,7 @@ def gen(
     >>> s += "Q: " + question + "\\nA:" + gen("answer", max_tokens=32, stop="\\n")   # doctest: +SKIP
     """
     arguments = locals()
-    sampling = {keyword: arguments[keyword] for keyword in GEN_SAMPLING_KEYWORDS}
+    sampling = {keyword: arguments[keyword] for keyword in (*GEN_SAMPLING_KEYWORDS, "same_seed")}
     if logprob_start_len == -1:  # SGLang's default
         sampling["logprob_start_len"] = None
     where = call_label("gen", name)

@@ -134,6 +134,8 @@ def _options(options: Options) -> str:
     keywords: dict[str, Any] = {KEYWORD_OF_FIELD[field]: value for field, value in options.fields.items()}
     if options.n:
         keywords["n"] = options.n
+    if options.same_seed is not None:
+        keywords["same_seed"] = options.same_seed
     shown = {
         name: list(value) if isinstance(value, tuple) else value for name, value in keywords.items() if value != ()
     }

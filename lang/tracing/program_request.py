@@ -199,7 +199,8 @@ def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any
                 graph.name, [Problem(f"not a straight-line program: {name_in('gen', field)}", place)]
             )
         fields[name or field] = list(value) if isinstance(value, tuple) else value
-    return fields if options.n is None else fields | {"n": options.n}
+    others = {"n": options.n, "same_seed": options.same_seed}
+    return fields | {name: value for name, value in others.items() if value is not None}
 
 
 def _constraint(spec: Spec | None) -> dict[str, Any]:

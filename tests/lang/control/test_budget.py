@@ -91,6 +91,28 @@ def test_timeout_at_the_end_of_the_budget_is_budget_exceeded(backend, clock):
     assert isinstance(caught.value.__cause__, plait.BudgetExceeded)
 
 
+@pytest.mark.parametrize("limits", [{"seconds": 40}, {"seconds": 40, "tokens": 1000}])
+def test_spent_seconds_name_the_tokens_of_all_calls(backend, clock, limits):
+    running = Gate("12345678", early="1234")
+    backend.script(("run:", running), default="12345678")
+
+    @plait.function
+    def program(s):
+        s += "Q"
+        branches = s.fork(2)
+        branches += lambda i: gen("x", n=2)
+        branches.join()
+        s["y"] = s["x"]
+        aside = s.fork(1)
+        aside += "run:" + gen("slow")
+        clock[0] += 41
+        s += gen("late")
+
+    used = r"is spent \(used: 36 tokens, 41.0 s\)"  # four calls of 8 tokens, and the 4 that came of the fifth
+    with pytest.raises(plait.ProgramError, match=used):
+        program.run(budget=Budget(**limits))
+
+
 def test_batch_items_have_separate_budgets(backend):
     backend.script(default="12345678")
     items = [{"turns": 1}, {"turns": 3}, {"turns": 1}]

@@ -45,6 +45,12 @@ def test_straight_line_program_gives_the_same_result_in_every_run_mode(backend, 
     check_remaining_run_modes(steps, backend, server, temperature=0, max_tokens=6)
 
 
+@settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(steps=programs())
+def test_sampled_program_gives_the_same_result_in_every_run_mode(backend, server, steps):
+    check_remaining_run_modes(steps, backend, server, temperature=1.0, seed=5, max_tokens=6)
+
+
 SHARED = "You judge statements, carefully and one at a time. " * 12
 
 

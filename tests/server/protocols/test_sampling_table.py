@@ -36,7 +36,7 @@ def test_requests_have_all_parameters_of_their_protocol(protocol):
 
 
 def test_programs_may_default_every_parameter_but_complete():
-    assert set(ProgramSamplingFields.__struct_fields__) == {*NAMES["programs"].values(), "n"}
+    assert set(ProgramSamplingFields.__struct_fields__) == {*NAMES["programs"].values(), "n", "same_seed"}
 
 
 def test_completions_have_the_parameters_of_chat():

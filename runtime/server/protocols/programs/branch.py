@@ -10,6 +10,7 @@ from typing import TypeAlias, TypeVar
 from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
+from plait.runtime.seed_path import SeedPath
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
@@ -39,6 +40,7 @@ class ProgramBranch:
     variables: dict[str, Value]
     pieces: list[TextPiece] = field(default_factory=list)
     turns: list[tuple[str, int, int]] = field(default_factory=list)
+    seed_path: SeedPath = field(default_factory=SeedPath)
     _num_unsent: int = 0  # characters that the next call or fork tokenizes
 
     def write(self, text: str, *, control: bool = False) -> None:

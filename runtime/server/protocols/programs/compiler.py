@@ -47,6 +47,7 @@ class GenStep:
     constraint: Spec | None
     constraint_param: str | None
     n: int
+    same_seed: bool
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,11 @@ class _Compiler:
             raise invalid(f"'{path}.complete' needs a constraint, such as regex or json_schema", f"{path}.complete")
         if gen.name is not None:
             scope[gen.name] = None if n == 1 else [None] * n
-        return GenStep(path, gen.name, self._sampling(gen, path), constraint, param, n)
+        sampling = self._sampling(gen, path)
+        if gen.same_seed and sampling.seed is None:
+            raise invalid(f"'{path}.same_seed' needs a seed", f"{path}.same_seed")
+        same_seed = bool(self._defaults.same_seed if gen.same_seed is None else gen.same_seed)
+        return GenStep(path, gen.name, sampling, constraint, param, n, same_seed)
 
     def _sampling(self, gen: Gen, path: str) -> SamplingParams:
         """The parameters of the gen, or else of the defaults."""

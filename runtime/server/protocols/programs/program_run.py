@@ -136,8 +136,9 @@ class ProgramRun:
         if isinstance(step, SelectStep):
             return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
         forks = self._fork_branch(program_branch, step.n - 1) if step.n > 1 else []
+        sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
         return [
-            sample.session.generate(step.sampling.for_sample(index), step.constraint)
+            sample.session.generate(sampling.for_sample(index), step.constraint)
             for index, sample in enumerate([program_branch, *forks])
         ]
 
@@ -162,6 +163,8 @@ class ProgramRun:
             children = await program_branch.run_tokenizing(
                 lambda: self._fork_branch(program_branch, len(step.branches)), self._abort_sessions
             )
+        for child, seed_path in zip(children, program_branch.seed_path.fork(len(children)), strict=True):
+            child.seed_path = seed_path
         start, num_turns = len(program_branch.pieces), len(program_branch.turns)
         async with asyncio.TaskGroup() as tasks:
             for branch, child in zip(step.branches, children, strict=True):

@@ -33,6 +33,7 @@ class ProgramSamplingFields(_ProgramSampling, kw_only=True, forbid_unknown_field
     max_tokens: int | None = None
     min_tokens: int | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    same_seed: bool | None = None
     timeout: float | None = None
 
 
