@@ -64,7 +64,7 @@ class PackedCpuRunner:
         shape = (model.num_layers, 2, self.num_pages, model.num_kv_heads, model.head_dim)
         self.kv_cache = aligned_empty(shape, np.uint16)
         progress(0.9, "loading kernels")
-        compile_missing(lambda doing: progress(0.9, doing))
+        compile_missing(progress)
         warm_up(self)
 
     num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share

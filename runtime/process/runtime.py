@@ -21,12 +21,12 @@ from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
+from plait.runtime.process.startup_display import StartupDisplay, startup_display
 from plait.runtime.transport.fork import register_after_fork_in_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
     import numpy as np
     import numpy.typing as npt
-    from tqdm import tqdm
 
     from plait.runtime.client.client import Client
 
@@ -35,14 +35,14 @@ STOP_TIMEOUT_S = 5.0
 GOMP_SPIN_COUNT = (
     "20000"  # waiting OpenMP threads then sleep; spinning longer is ten times slower beside other processes
 )
-PROGRESS_BAR_DELAY_S = 0.5  # a progress bar appears if loading takes longer
 
 
 class Runtime:
     """Starts a runtime process. `Runtime.connect(runtime.address)` uses it from another process.
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; None is the embedded model.
-    progress: show a progress bar while loading; None shows it on a terminal.
+    progress: True shows a progress bar while loading, False nothing. None shows the bar on a terminal, and elsewhere
+        writes lines to standard error if kernels are compiled or loading takes longer than some seconds.
     start_timeout_s: time limit for starting, in seconds.
     meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
     settings, all optional: device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16", "float16"),
@@ -89,7 +89,7 @@ class Runtime:
                 from plait.runtime.client.connect import connect_client, try_load_tokenizer
 
                 tokenizer = try_load_tokenizer(located_path)
-                self._wait_until_ready(sys.stderr.isatty() if progress is None else progress)
+                self._wait_until_ready(startup_display(progress, self._started))
             self.client: Client = connect_client(self.address, self._exit_reason, tokenizer)
         except BaseException:
             self._stop_process(grace_s=0.0)  # it has no work to finish
@@ -187,26 +187,18 @@ class Runtime:
         finally:
             watchdog.cancel()
 
-    def _wait_until_ready(self, shows_progress: bool) -> None:
+    def _wait_until_ready(self, display: StartupDisplay) -> None:
         process = self._process
         assert process is not None and process.stdout is not None
-        bar: tqdm[Any] | None = None
-        try:
+        with contextlib.closing(display):
             for line in process.stdout:
                 status_line = json.loads(line)
                 if "error" in status_line:
                     raise _startup_error(status_line["error"], status_line["text"])
                 if status_line.get("ready"):
                     return
-                if shows_progress and bar is None and time.monotonic() - self._started > PROGRESS_BAR_DELAY_S:
-                    bar = _progress_bar()
-                if bar is not None:
-                    bar.set_description_str(status_line.get("doing", ""), refresh=False)
-                    bar.update(round(100 * status_line.get("progress", 0.0)) - bar.n)
+                display.show(status_line["progress"], status_line["doing"])
             raise errors.RuntimeGone(f"the runtime did not start: {self._exit_reason()}")
-        finally:
-            if bar is not None:
-                bar.close()
 
     def _after_fork(self) -> None:
         """Runs in a forked child: the process belongs to the parent, and so does the pipe whose end ends it."""
@@ -245,12 +237,6 @@ class Runtime:
             process.wait()
         process.stdout.close()
         shutil.rmtree(self.address, ignore_errors=True)
-
-
-def _progress_bar() -> tqdm[Any]:
-    from tqdm import tqdm
-
-    return tqdm(total=100, unit="%", bar_format="{desc} {bar} {percentage:3.0f}%", leave=False, file=sys.stderr)
 
 
 def _startup_error(name: str, text: str) -> errors.PlaitError:

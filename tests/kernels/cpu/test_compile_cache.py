@@ -44,7 +44,7 @@ def test_without_a_writable_folder_kernels_are_compiled_but_not_cached(monkeypat
     assert pointer.ctypes(2) == 3 and pointer._cache.cache_path is None
     monkeypatch.setattr(threads, "launch", function)
     messages: list[str] = []
-    precompile.compile_missing(messages.append)
+    precompile.compile_missing(lambda fraction, doing: messages.append(doing))
     assert messages == []
 
 

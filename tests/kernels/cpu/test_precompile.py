@@ -20,21 +20,29 @@ def marker(tmp_path, monkeypatch):
 
 def test_missing_kernels_are_compiled_once(marker) -> None:
     """The processes find the kernels in the cache, so this is quick."""
-    messages: list[str] = []
+    begins: list[str] = []
     for _ in range(2):
-        precompile.compile_missing(messages.append)
-    assert len(messages) == 1 and marker.exists()
+        precompile.compile_missing(
+            lambda fraction, doing: begins.append(doing) if doing == precompile.COMPILING else None
+        )
+    assert len(begins) == 1 and marker.exists()
 
 
 def test_of_two_concurrent_starts_only_one_compiles(marker, monkeypatch) -> None:
-    compiled, both = [], threading.Barrier(2)
+    compiled, both, waits = [], threading.Barrier(2), threading.Event()
 
-    def compile_all() -> bool:
+    def compile_all(progress: object) -> bool:
         compiled.append(1)
-        return True
+        return waits.wait(60)  # the other start reports that it waits
+
+    def progress(fraction: float, doing: str) -> None:
+        if doing.startswith(precompile.WAITING):
+            waits.set()
+        else:
+            both.wait(60)
 
     monkeypatch.setattr(precompile, "_compile_in_subprocesses", compile_all)
-    starts = [threading.Thread(target=precompile.compile_missing, args=(lambda text: both.wait(60),)) for _ in range(2)]
+    starts = [threading.Thread(target=precompile.compile_missing, args=(progress,)) for _ in range(2)]
     for start in starts:
         start.start()
     for start in starts:
@@ -44,14 +52,14 @@ def test_of_two_concurrent_starts_only_one_compiles(marker, monkeypatch) -> None
 
 def test_main_without_names_compiles_what_is_missing(marker, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["precompile"])
-    monkeypatch.setattr(precompile, "_compile_in_subprocesses", lambda: True)
+    monkeypatch.setattr(precompile, "_compile_in_subprocesses", lambda progress: True)
     precompile.main()
     assert marker.exists() and "compiling kernels" in capsys.readouterr().out
 
 
 def test_failed_compilation_leaves_no_marker(marker, monkeypatch) -> None:
     monkeypatch.setattr(precompile, "KERNELS", {"forward": None, "no kernel of this name": None})
-    precompile.compile_missing(lambda text: None)
+    precompile.compile_missing(lambda fraction, doing: None)
     assert not marker.exists()
 
 
@@ -67,7 +75,7 @@ def test_processes_that_cannot_start_or_never_end_are_given_up(command, marker, 
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **more: started.append(popen(*args, **more)) or started[-1])
     monkeypatch.setattr(precompile.sys, "executable", command)
     monkeypatch.setattr(precompile, "COMPILE_TIMEOUT_S", 0.0)
-    precompile.compile_missing(lambda text: None)
+    precompile.compile_missing(lambda fraction, doing: None)
     assert len(started) == (len(precompile.KERNELS) if command else 0)
     assert all(child.returncode is not None for child in started)
     assert not marker.exists()
