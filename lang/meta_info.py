@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from plait.lang.choices import choice_probabilities
+
 if TYPE_CHECKING:
     from plait.runtime.client.call import CallResult, ScoredChoices
     from plait.runtime.messages import TokenLogprob
@@ -39,9 +41,10 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
 def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the meta info of a select. Every list is in the order of the choices.
 
-    `choice_scores`: the scores; the highest one won. `normalized_prompt_logprobs`: the mean logprob of the tokens of
-    each choice. `input_token_logprobs`: these tokens; the first may begin in the text before ("It is " and "red": "
-    red"). The keys with `unconditional`: the same without the prompt, for unconditional_likelihood_normalized.
+    `choice_scores`: the scores; the highest one won. `choice_probabilities`: see the function of this name.
+    `normalized_prompt_logprobs`: the mean logprob of the tokens of each choice. `input_token_logprobs`: these tokens;
+    the first may begin in the text before ("It is " and "red": " red"). The keys with `unconditional`: the same without
+    the prompt, for unconditional_likelihood_normalized.
     """
     extra_meta = getattr(result, "extra_meta", None)
     if extra_meta is not None:  # a backend without a runtime made the choice
@@ -51,6 +54,7 @@ def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokeni
     meta = _common(result)
     meta["choices"] = list(scored_choices.choices)
     meta["choice_scores"] = list(chosen.scores)
+    meta["choice_probabilities"] = choice_probabilities(chosen.token_logprobs, chosen.unconditional_logprobs)
     meta["normalized_prompt_logprobs"] = [_mean(logprobs) for logprobs in chosen.token_logprobs]
     meta["input_token_logprobs"] = [
         [_token_logprob(tokenizer, token_id, logprob) for token_id, logprob in zip(ids, logprobs, strict=True)]

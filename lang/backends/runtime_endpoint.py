@@ -15,6 +15,7 @@ from plait.lang.backends.http_client import JsonHttp, parse_error, status_error
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.lang.backends.sglang_format import StreamedText, logprob_fields, parse_logprob_entry, parse_logprobs
+from plait.lang.choices import choice_probabilities
 from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
 from plait.runtime.sampling_params import NAMES, SamplingParams
@@ -167,6 +168,7 @@ class RuntimeEndpoint(RemoteClient):
         extra_meta = {
             "choices": list(choices),
             "choice_scores": scores,
+            "choice_probabilities": choice_probabilities(logprobs, unconditional),
             "normalized_prompt_logprobs": [_mean(values) for values in logprobs],
             "input_token_logprobs": [[parse_logprob_entry(entry) for entry in own] for own in entries],
         }

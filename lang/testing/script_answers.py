@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
+from plait.lang.choices import choice_probabilities
 from plait.lang.testing.text_client import Asked, Outcome, words
 from plait.lang.tools.call_syntax import result_text
 from plait.runtime.client.constraint_check import constraint_mismatch
@@ -89,7 +90,12 @@ def _select_outcome(asked: Asked, value: Any) -> Outcome:
         raise ScriptError(f"{describe_call(asked)} cannot return {value!r}: the choices are {list(choices)}")
     best = max(choices, key=lambda choice: scores[choice])
     in_order = [float(scores[choice]) for choice in choices]
-    meta = {"choices": list(choices), "choice_scores": in_order, "normalized_prompt_logprobs": in_order}
+    meta = {
+        "choices": list(choices),
+        "choice_scores": in_order,
+        "choice_probabilities": choice_probabilities([[score] for score in in_order]),
+        "normalized_prompt_logprobs": in_order,
+    }
     return Outcome(best, extra_meta=meta)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from sample_programs import run_expression
 
@@ -22,9 +24,13 @@ def test_select_sends_method_and_timeout_and_reports_scores(backend):
     assert meta["choice_scores"] == meta["normalized_prompt_logprobs"] == [-2.0, -1.0]
     assert meta["input_token_logprobs"] == [[(-2.0, 97, "a"), (-2.0, 98, "b")], [(-1.0, 99, "c")]]
     assert meta["normalized_unconditional_prompt_logprobs"] == [-3.0, -3.0]
+    assert meta["choice_probabilities"] == [0.5, 0.5]  # 2 tokens of -2 - -3, and 1 of -1 - -3: both sums are 2
     assert state["x"] == "c" and state.text() == "pc"
-    run_expression(select("x", ["a", "b"], timeout=1), timeout=4)
+    other = run_expression(select("x", ["ab", "c"], timeout=1), timeout=4)
     assert backend.scheduler.sent(Select)[1].timeout_s == 1.0
+    likelihoods = [math.exp(-4), math.exp(-1)]
+    expected = [likelihood / sum(likelihoods) for likelihood in likelihoods]
+    assert other.get_meta_info("x")["choice_probabilities"] == pytest.approx(expected)
 
 
 def test_gen_reports_tokens_and_logprobs(backend):
