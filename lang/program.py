@@ -48,6 +48,12 @@ class Program:
         self._bound = dict(bound or {})
         functools.update_wrapper(self, body)
 
+    def __get__(self, instance: object, owner: type | None = None) -> Program:
+        """A program defined in a class is a method: `self` comes first, the state second."""
+        if instance is None:
+            return self
+        return Program(self._body.__get__(instance, owner), self._bound)
+
     def run(
         self,
         *args: Any,
@@ -376,6 +382,8 @@ def function(
     body: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
     """Returns a program made from a function whose first parameter is the state.
+
+    In a class it makes a method: `def answer(self, s, question)`, called as `agent.answer.run("Why?")`.
 
     >>> @function
     ... def qa(s, question):

@@ -69,7 +69,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
 
     __version__: str
 
-__all__ = [
+__all__ = [  # without `map`, which would hide Python's in a `from plait import *`
     "Aborted",
     "Anthropic",
     "AsyncState",
@@ -122,7 +122,6 @@ __all__ = [
     "global_config",
     "greedy_token_selection",
     "image",
-    "map",
     "race",
     "select",
     "separate_reasoning",
@@ -203,4 +202,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULE_OF})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 import pytest
 
 import plait
@@ -11,5 +13,10 @@ def test_every_public_name_can_be_imported():
     for name in plait.__all__:
         assert getattr(plait, name) is not None
     assert sorted(plait.__all__) == plait.__all__
+    assert "map" in dir(plait) and plait.map is not map
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         plait.nothing  # noqa: B018
+
+
+def test_a_star_import_hides_no_builtin():
+    assert not [name for name in plait.__all__ if hasattr(builtins, name)]
