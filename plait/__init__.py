@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         unconditional_likelihood_normalized,
     )
     from plait.lang.compat.global_config import global_config
-    from plait.lang.control.combinators import best_of, map, vote
+    from plait.lang.control.combinators import best_of, vote
+    from plait.lang.control.combinators import map as map
     from plait.lang.control.race import race
     from plait.lang.core.expressions import Expr, Typed
     from plait.lang.core.primitives import gen, gen_int, gen_string, image, select, video
