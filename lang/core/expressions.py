@@ -85,12 +85,13 @@ class Typed(Gen, Generic[T]):
 
 @dataclass(frozen=True)
 class Select(Expr):
-    """The best-scored of several texts. `timeout_s` overrides the program's default."""
+    """The best-scored of several texts, read as `value_format` says. `timeout_s` overrides the program's default."""
 
     name: str | None
     choices: tuple[str, ...]
     method: SelectMethod
     timeout_s: float | None = None
+    value_format: ValueFormat | None = None
 
 
 @dataclass(frozen=True)

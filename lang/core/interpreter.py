@@ -110,7 +110,7 @@ def _select(branch: Branch, expr: Select) -> None:
     session = branch.session()
     _announce_call(session, expr.name)
     call = session.select(expr.choices, expr.method, timeout_s)
-    call_segment = SelectResult(run, expr.name, call)
+    call_segment = SelectResult(run, expr.name, call, expr.value_format)
     call_segment.lane = branch.lane
     run.add(call_segment)
     branch.add(expr.name, call_segment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, get_origin, overload
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
@@ -18,7 +18,7 @@ from plait.lang.sampling_options import (
     make_options,
 )
 from plait.lang.tools.call_format import call_options, checked_tools
-from plait.lang.typed.value_format import value_format_of
+from plait.lang.typed.value_format import ValueFormat, value_format_of
 from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
@@ -226,7 +226,7 @@ def gen_string(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
 
 def select(
     name: str | None = None,
-    choices: Iterable[str] | None = None,
+    choices: Iterable[str] | type | _SpecialForm | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesMethod = token_length_normalized,
     *,
@@ -235,7 +235,9 @@ def select(
 ) -> Expr:
     """The most likely one of `choices`, stored as variable `name` and appended to the text.
 
-    Nothing is sampled: `choices_method` scores every choice, and the best one is taken. `timeout` is in seconds.
+    `choices` is a list of texts, or an Enum, a Literal or bool: then the value is one of its values, and the texts are
+    those of `gen(type=...)`. Nothing is sampled: `choices_method` scores every choice, and the best one is taken.
+    `timeout` is in seconds.
     A choice is tokenized together with the text before it. So a space may be written at the end of the text or at the
     start of each choice with the same result, unless a fork or another call comes between the two.
     Raises InputError for an empty list, equal choices, or a temperature above 0.
@@ -246,15 +248,15 @@ def select(
     for keyword in unknown:
         raise unknown_keyword(where, keyword, ("name", "choices", "temperature", "choices_method", "timeout"))
     if choices is None:
-        raise InputError(f"{where} needs choices, a list of texts")
+        raise InputError(f"{where} needs choices: a list of texts, an Enum or a Literal")
     checked = make_options(where, temperature=temperature, timeout=timeout)
     if checked.fields.get("temperature"):
         raise InputError(
             f"{where}: select scores its choices and does not sample; to sample one, write "
             f"gen({name!r}, choices=[...], temperature={temperature!r})"
         )
-    texts = checked_choices(where, choices, MAX_SELECT_CHOICES).choices
-    return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"))
+    texts, value_format = _scored_choices(where, choices)
+    return Select(name, texts, method_name(choices_method), checked.fields.get("timeout_s"), value_format)
 
 
 def image(path: object, *_: object, **__: object) -> Expr:
@@ -265,6 +267,18 @@ def image(path: object, *_: object, **__: object) -> Expr:
 def video(path: object, *_: object, **__: object) -> Expr:
     """Exists in SGLang. Always raises InputError, like `image`."""
     raise InputError("video(...) is not supported: the models that plait runs read text only")
+
+
+def _scored_choices(where: str, choices: object) -> tuple[tuple[str, ...], ValueFormat | None]:
+    """Returns the texts of a select, and the format that reads their values if `choices` is a type."""
+    if not isinstance(choices, type) and get_origin(choices) is not Literal:
+        return checked_choices(where, choices, MAX_SELECT_CHOICES).choices, None
+    value_format = value_format_of(where, choices)
+    if not isinstance(value_format.spec, Choices):
+        raise InputError(
+            f"{where}: choices may be an Enum, a Literal or bool; {value_format.type_name} has more values"
+        )
+    return checked_choices(where, value_format.spec.choices, MAX_SELECT_CHOICES).choices, value_format
 
 
 def _gen_choices(

@@ -217,6 +217,13 @@ class GenResult(CallSegment):
 class SelectResult(CallSegment):
     """The best-scored choice of a select."""
 
+    def __init__(self, run: Run, name: str | None, call: Call, value_format: ValueFormat | None = None) -> None:
+        super().__init__(run, name, call)
+        self.value_format = value_format
+
+    def value(self) -> Any:
+        return self.text() if self.value_format is None else self.value_format.read(self.text())
+
     def meta(self) -> dict[str, Any]:
         return choice_meta(self.result(), self.call.scored_choices, self._run.client.tokenizer)
 

@@ -102,7 +102,7 @@ class TracedBranch(Branch):
         """Records a call. Raises InputError for what a run would refuse as well, such as an empty prompt."""
         self.session()
         gen = expr.gen if isinstance(expr, SeparateReasoning) else expr
-        n, value_format = 1, gen.value_format if isinstance(gen, Gen) else None
+        n, value_format = 1, gen.value_format if isinstance(gen, Gen | Select) else None
         if not self.has_text:
             raise InputError(f"the prompt is empty: add text before {'select' if isinstance(gen, Select) else 'gen'}")
         if isinstance(gen, Gen | GenToolCall):
