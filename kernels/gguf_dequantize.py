@@ -99,7 +99,7 @@ def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return _unpack_5_bits(blocks[:, 4:8], blocks[:, 8:]).mul_(_read_float16(blocks, 0)).add_(_read_float16(blocks, 2))
 
 
-# The K formats: 256 values in 8 or 16 sub-blocks, each with a small integer scale of its own.
+# The K formats: 256 values in 8 or 16 sub-blocks, each with a small integer scale.
 
 
 def _q2_k(blocks: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """AMX, Intel's matrix registers: whether they are available, their configuration, and a thread's scratch memory.
 
 A thread's scratch is 64-byte aligned: the register shapes that LDTILECFG reads, each 16 x 64 bytes, then the panels of
-`gemm.amx_blocking`. Attention has a configuration of its own in `attention.amx_kernel`.
+`gemm.amx_blocking`. Attention has another configuration, in `attention.amx_kernel`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call of a compiled kernel for each step.
 
 Steps of few tokens multiply in 8 bits, exact within a block of 32; steps of many tokens multiply in bfloat16 where the
-CPU has AMX. Every token is computed by itself in a fixed order, so its bits depend on its sequence and on which of the
+CPU has AMX. Every token is computed separately, in a fixed order, so its bits depend on its sequence and on which of the
 two forms its step took. With `amx_min_tokens` None or 1 there is only one form, and they depend on its sequence alone.
 """
 
@@ -30,7 +30,7 @@ from plait.kernels.numpy_layout import NumpyAttentionLayout
 
 REQUIRED_FEATURES = ("avx2", "fma", "f16c")
 AMX_MIN_TOKENS = 12  # tokens of a step from which on AMX in bfloat16 is faster than AVX-512 VNNI
-MIN_PARTITION_ROWS = 64  # rows of a partition, at least: each partition dequantizes all weights by itself
+MIN_PARTITION_ROWS = 64  # rows of a partition, at least: each partition dequantizes all weights
 NO_WINDOW = 1 << 40  # a window that is longer than any sequence
 BF16_ENTRIES = [entry + arg.BF16_TILES for entry in (arg.HIDDEN, arg.ATTENTION_OUT, arg.MLP_INNER)]
 MAX_BUFFERED_ROWS = 64  # rows of logits for which memory is kept between calls

@@ -1,6 +1,6 @@
 """Building blocks for LLVM code on vectors of 16 numbers, used by the kernels' intrinsics (imported as `v`).
 
-numba's Python has no vector types, and LLVM does not find these instructions in scalar loops by itself. `b` is the
+numba's Python has no vector types, and LLVM does not find these instructions in scalar loops. `b` is the
 llvmlite builder that all functions here append to. Addresses are int64. No operation is fast-math, so sums are added
 in the order written. With AVX-512 such a vector is one register; otherwise LLVM splits it in two.
 """

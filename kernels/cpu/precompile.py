@@ -1,4 +1,4 @@
-"""Compiles the cached kernels ahead of their first call, each in a process of its own.
+"""Compiles the cached kernels ahead of their first call, each in a separate process.
 
     python -m plait.kernels.cpu.precompile              compiles what is missing, as the first start of a runtime does
     python -m plait.kernels.cpu.precompile forward      compiles one kernel and caches it

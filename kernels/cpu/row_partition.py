@@ -1,7 +1,7 @@
 """Partitions a step's rows (tokens) so that a thread's intermediate results stay in its own core's caches.
 
 Between two attention phases no row depends on another. In a step of many rows each thread therefore takes a range of
-rows through all phases from one attention to the next. Each partition has counters of its own, by which threads that
+rows through all phases from one attention to the next. Each partition has its own counters, by which threads that
 have finished theirs help with the others.
 """
 

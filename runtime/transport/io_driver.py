@@ -1,4 +1,4 @@
-"""Drives a transport's sockets from a thread of its own or from the event loop of a server.
+"""Drives a transport's sockets from a separate thread or from the event loop of a server.
 
 A thread serves any number of waiting threads and event loops. A server has a single event loop that consumes every
 reply; there the loop reads the sockets itself, which saves one thread wake-up and one wait for the GIL per reply.

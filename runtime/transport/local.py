@@ -68,7 +68,7 @@ class LocalServerTransport:
 class LocalClientTransport:
     """The client's end. Its thread calls `step()` of the scheduler, which delivers the replies, until `close`.
 
-    The scheduler has a thread of its own because an interrupt that reaches a waiting caller must not cut a step in two.
+    The scheduler has its own thread because an interrupt that reaches a waiting caller must not cut a step in two.
     `step()` waits for a message when there is nothing to compute.
     """
 

@@ -86,7 +86,7 @@ def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = Fals
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
-    """Rewrites a schema that is part of `document`, or built from its parts, by itself. Always lenient.
+    """Rewrites a schema that is part of `document`, or built from its parts. Always lenient.
 
     >>> rewrite_subschema(SchemaDocument("{}"), {"const": 3}, "")
     {'enum': [3]}

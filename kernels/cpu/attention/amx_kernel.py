@@ -6,7 +6,7 @@
 
 Queries, keys and values are laid out as `kv_layout` says; scores are computed as K Q^T, so that keys need no transpose.
 Up to 4 lanes go through narrower registers: scores [64, 4], probabilities [4, 64]. TDPBF16PS adds up each number of the
-result by itself in one order (`f32_kernel` spells it out), so a lane's bits do not depend on its neighbours.
+result separately and in one order (`f32_kernel` spells it out), so a lane's bits do not depend on its neighbours.
 """
 
 from __future__ import annotations

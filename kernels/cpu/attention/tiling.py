@@ -6,7 +6,7 @@
                            E E E              row 2
 
 Rows are sorted by page table, so those that share the longest prefixes are neighbours. A tile is filled up with tokens
-of the next row if that row shares a block; one long row fills tiles by itself.
+of the next row if that row shares a block; one long row fills tiles alone.
 """
 
 from __future__ import annotations

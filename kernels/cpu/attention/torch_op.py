@@ -1,7 +1,7 @@
 """Paged attention for torch tensors on CPUs, compiled by numba: the fallback where the packed decoder does not run.
 
 Keys and values are read in blocks of 64 positions, counted from the sequence's start, and each query token goes through
-them by itself in order (online softmax, Milakov and Gimelshein 2018). So a token's result has the same bits whatever
+them separately, in order (online softmax, Milakov and Gimelshein 2018). So a token's result has the same bits whatever
 shares its batch, however its prompt was cut into chunks, and whatever was cached.
 """
 

@@ -4,7 +4,7 @@ A packed weight (`packed_layout`) is dequantized to a panel, block after block o
 
     2 halves x 16 pairs of inputs x 16 outputs x (even input, odd input) of bfloat16, 2,048 bytes
 
-scale * qvalue + minimum is rounded once, to nearest. TDPBF16PS adds up each number of the result by itself and in one
+scale * qvalue + minimum is rounded once, to nearest. TDPBF16PS adds up each number of the result separately and in one
 order, so a row has the same bits in any batch; storing sums in memory between two instructions changes no bit.
 """
 

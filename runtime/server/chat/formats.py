@@ -116,7 +116,7 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
     elif len(tools) == 1:
         triggers = [_trigger(call_format.begin, _call_schema(call_format, tools[0], "#"), call_format.end, tools[0])]
     else:
-        for tool in tools:  # each on its own first, so that an error names the tool with the invalid schema
+        for tool in tools:  # one by one first, so that an error names the tool with the invalid schema
             _trigger(call_format.begin, _call_schema(call_format, tool, "#"), call_format.end, tool)
         any_of = [_call_schema(call_format, tool, f"#/anyOf/{index}") for index, tool in enumerate(tools)]
         triggers = [_trigger(call_format.begin, {"anyOf": any_of}, call_format.end, tools[0])]
