@@ -1,7 +1,7 @@
 """A whole decoder on a CPU with AVX2 or AVX-512 VNNI: packed weights, one call of a compiled kernel for each step.
 
 Steps of few tokens multiply in 8 bits, exact within a block of 32; steps of many tokens multiply in bfloat16 where the
-CPU has AMX. Every token is computed separately, in a fixed order, so its bits depend on its sequence and on which of the
+CPU has AMX. Every token is computed separately in a fixed order, so its bits depend on its sequence and on which of the
 two forms its step took. With `amx_min_tokens` None or 1 there is only one form, and they depend on its sequence alone.
 """
 
