@@ -2,8 +2,12 @@
 
 Waiting OpenMP threads must not spin against other processes (see `process.runtime.GOMP_SPIN_COUNT`). Without a GPU,
 Triton kernels run in its interpreter.
+
+Property tests take the same examples in every run, so that a change is judged by the change. With PLAIT_RANDOM_EXAMPLES
+set they take new ones, to search for faults.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +15,12 @@ from pathlib import Path
 
 import pytest
 
+with contextlib.suppress(ImportError):  # tests/gpu also runs where Hypothesis is not installed
+    from hypothesis import settings
+
+    settings.register_profile("repeatable", derandomize=True)
+    if not os.environ.get("PLAIT_RANDOM_EXAMPLES"):
+        settings.load_profile("repeatable")
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():

@@ -135,7 +135,7 @@ def requests_of(number, program):
     return sent, calls if program["end"] in ("abort", "abort call") else set()
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None)
 @given(
     work=st.lists(programs, min_size=1, max_size=7),
     rows=st.integers(1, 7),

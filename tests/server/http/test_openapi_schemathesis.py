@@ -70,7 +70,7 @@ def test_responses_are_documented_and_none_is_a_server_error(schema, mode) -> No
 
 def _try(operation, mode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
     def ask(case) -> None:
         answer = case.call(timeout=60)
         if answer.status_code != OWN_TIMEOUT:

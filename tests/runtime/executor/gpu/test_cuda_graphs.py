@@ -69,7 +69,7 @@ calls = st.tuples(
 )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None)
 @given(work=st.lists(calls, min_size=1, max_size=10), rows=st.integers(1, 9))
 def test_any_mix_of_requests_gives_the_tokens_of_synchronous_steps(model, work, rows):
     arrivals = []
