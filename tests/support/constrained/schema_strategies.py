@@ -34,7 +34,7 @@ def compact(value: Any) -> str:
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether the grammar accepts the text. A text at which llguidance exceeds its limits is refused: its call fails."""
+    """Whether the grammar accepts the text. Where llguidance exceeds its limits it does not: the call fails."""
     matcher = grammar.matcher()
     try:
         return all(matcher.accept(1 + byte) for byte in text.encode()) and matcher.is_accepting
