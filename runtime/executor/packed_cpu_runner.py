@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from plait.kernels.cpu.kernel_args import aligned_empty
-from plait.kernels.cpu.precompile import compile_missing
+from plait.kernels.cpu.precompile import KERNELS, compile_missing
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.arrays import Float32Array, Float64Array
 from plait.runtime.batch.batch import Batch
@@ -30,6 +32,44 @@ from plait.runtime.models.loading.cpu_weights import load_packed_decoder
 BFLOAT16_BYTES = 2
 
 
+class _KernelLoading:
+    """Loads the kernels in a thread, and compiles those that are not cached; the end of the block waits for it.
+
+    Reading a model's weights mostly runs without the interpreter lock, so both take place at once. `show` reports what
+    the block does; while kernels are compiled, which takes longer, that is reported instead.
+    """
+
+    def __init__(self, progress: StartupProgress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()  # one report at a time
+        self._is_compiling = False
+        self._executor = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> _KernelLoading:
+        self._future = self._executor.submit(self._load)
+        return self
+
+    def __exit__(self, error_type: object, *error: object) -> None:
+        self._executor.shutdown()
+        if error_type is None:
+            self._future.result()
+
+    def show(self, fraction: float, doing: str) -> None:
+        with self._lock:
+            if not self._is_compiling:
+                self._progress(fraction, doing)
+
+    def _show_compiling(self, fraction: float, doing: str) -> None:
+        with self._lock:
+            self._is_compiling = True
+            self._progress(fraction, doing)
+
+    def _load(self) -> None:
+        compile_missing(self._show_compiling)
+        for load in KERNELS.values():
+            load()
+
+
 class PackedCpuRunner:
     """Implements `Runner` with the packed CPU kernels.
 
@@ -49,22 +89,22 @@ class PackedCpuRunner:
         self.context_length = min(config.context_length or model_context_length, model_context_length)
         # LongRoPE chooses its frequencies by the context length.
         self.config = model = replace(checkpoint.config, context_length=self.context_length)
-        self.model = load_packed_decoder(
-            model,
-            checkpoint,
-            "as-stored" if config.weights == "auto" else config.weights,
-            num_threads(),
-            config.deterministic,
-            lambda fraction: progress(0.9 * fraction, "loading the model"),
-        )
+        with _KernelLoading(progress) as kernels:
+            self.model = load_packed_decoder(
+                model,
+                checkpoint,
+                "as-stored" if config.weights == "auto" else config.weights,
+                num_threads(),
+                config.deterministic,
+                lambda fraction: kernels.show(0.9 * fraction, "loading the model"),
+            )
+            kernels.show(0.9, "loading kernels")
         self.max_batch_tokens = config.max_batch_tokens or DEFAULT_CPU_BATCH_TOKENS
         budget = config.kv_memory_bytes or host_kv_cache_budget()
         self.num_pages = choose_num_pages(budget, self.page_bytes, config.max_pages)
         self.max_session_tokens = min(self.context_length, self.num_pages)
         shape = (model.num_layers, 2, self.num_pages, model.num_kv_heads, model.head_dim)
         self.kv_cache = aligned_empty(shape, np.uint16)
-        progress(0.9, "loading kernels")
-        compile_missing(progress)
         warm_up(self)
 
     num_spared_tokens = 0  # the CPU kernels do not count the reads that rows share

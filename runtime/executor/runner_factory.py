@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from plait.runtime.config import EngineConfig
@@ -12,11 +13,16 @@ from plait.runtime.sampling.sampler import Sampler
 
 
 def make_runner(
-    config: EngineConfig, model_path: Path, progress: StartupProgress = lambda fraction, doing: None
+    config: EngineConfig,
+    model_path: Path,
+    progress: StartupProgress = lambda fraction, doing: None,
+    before_weights: Callable[[], None] = lambda: None,
 ) -> tuple[LoadedRunner, Sampler, AsyncStepLauncher | None]:
     """Loads the model and returns its runner, a sampler for its device, and a launcher if a GPU samples.
 
-    Torch is imported only if the model needs it; the packed CPU runner works without.
+    Torch is imported only if the model needs it; the packed CPU runner works without. `before_weights` is called once
+    the modules are imported, and may start threads: the weights of a packed model are read without Python's
+    interpreter lock.
     Raises ModelError or InputError.
     """
     checkpoint = checkpoint_for_packed_cpu(config, model_path)
@@ -24,6 +30,8 @@ def make_runner(
         from plait.runtime.executor.packed_cpu_runner import PackedCpuRunner
         from plait.runtime.models.loading.cpu_weights import NotPackable
 
+        before_weights()
+        before_weights = lambda: None  # noqa: E731
         try:
             return PackedCpuRunner(config, checkpoint, progress), Sampler(), None
         except NotPackable:
@@ -32,6 +40,7 @@ def make_runner(
     from plait.runtime.executor.torch_runner import TorchRunner
     from plait.runtime.sampling.torch_ops import TorchLogitOperations
 
+    before_weights()
     runner = TorchRunner(config, model_path, progress)
     launcher = make_gpu_step_launcher(
         config, runner, lambda fraction: progress(0.9 + 0.1 * fraction, "capturing decode graphs")

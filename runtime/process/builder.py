@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from plait.constrained import CompilePool
 from plait.runtime.config import EngineConfig
+from plait.runtime.errors import PlaitError
 from plait.runtime.executor.host_machine import trim_heap
 from plait.runtime.executor.runner import StartupProgress
 from plait.runtime.executor.runner_factory import make_runner
 from plait.runtime.messages import PROTOCOL, EmbeddingInfo, Welcome
 from plait.runtime.models.loading.pooling import UnsupportedPooling, read_pooling
 from plait.runtime.scheduler.engine_loop import EngineLoop
-from plait.runtime.tokenizer.tokenizer import load_tokenizer
+from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from plait.runtime.transport.base import ServerTransport
 
 
@@ -24,9 +26,16 @@ def build_engine_loop(
     progress: StartupProgress = lambda fraction, doing: None,
 ) -> EngineLoop:
     """Returns an engine loop that is ready to step. Raises ModelError or InputError before it starts any process."""
-    runner, sampler, launcher = make_runner(config, model_path, progress)
+    with ThreadPoolExecutor(1) as beside:  # a tokenizer takes 0.4 s
+        loading = list[Future[Tokenizer | None]]()
+        runner, sampler, launcher = make_runner(
+            config, model_path, progress, lambda: loading.append(beside.submit(_try_load_tokenizer, model_path))
+        )
+        tokenizer = loading[0].result() if loading else None
+    if tokenizer is None or tokenizer.vocab_size != runner.config.vocab_size:
+        tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size)
     progress(1.0, "ready")
-    vocabulary = load_tokenizer(model_path, vocab_size=runner.config.vocab_size).vocabulary
+    vocabulary = tokenizer.vocabulary
     compiler = CompilePool(vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False)
     compiler.start()
     trim_heap()
@@ -44,3 +53,11 @@ def build_engine_loop(
         can_generate=runner.config.has_lm_head,
     )
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)
+
+
+def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
+    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
+    try:
+        return load_tokenizer(model_path)
+    except PlaitError:
+        return None

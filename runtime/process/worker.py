@@ -9,6 +9,7 @@ owner may have requests to finish. The owner ends this process.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -41,6 +42,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.umask(0o077)
+    gc.disable()  # until the model is loaded: collections would visit its objects again and again
     try:
         return _serve(_read_args(sys.stdin.fileno()))
     except PlaitError as error:
@@ -67,6 +69,8 @@ def _serve(args: WorkerArgs) -> int:
         lambda fraction, doing: _send_status(progress=fraction, doing=doing),
     )
     is_loaded.set()  # from now on the transport watches the owner
+    gc.freeze()  # what was loaded lives as long as the process: collections skip it
+    gc.enable()
     log = LogWriter(sys.stderr.fileno())
     engine_loop.error_log.write = log.put
     _send_status(ready=True)

@@ -21,7 +21,7 @@ from plait.runtime.server.settings import STUCK_AFTER_S
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
-POLL_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.02
 INITIAL_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STABLE_AFTER_S = 60.0  # a runtime that lived this long had started successfully
 MAX_FAILURES = 8

@@ -1,0 +1,39 @@
+"""The packed CPU runner loads its kernels in a thread while it reads the weights."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from plait.runtime.executor import packed_cpu_runner
+from plait.runtime.executor.packed_cpu_runner import _KernelLoading
+
+
+def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    loaded = []
+
+    def compile_missing(progress) -> None:
+        progress("compiling")
+        has_begun.set()
+        assert may_end.wait(20)
+
+    monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
+    monkeypatch.setattr(
+        packed_cpu_runner, "KERNELS", {"a": lambda: loaded.append("a"), "b": lambda: loaded.append("b")}
+    )
+    with _KernelLoading() as kernels:
+        assert has_begun.wait(20)
+        assert kernels.doing == "compiling" and not loaded
+        may_end.set()
+    assert loaded == ["a", "b"]
+
+
+def test_an_error_of_the_kernels_is_raised_at_the_end_of_the_block(monkeypatch) -> None:
+    def compile_missing(progress) -> None:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
+    with pytest.raises(OSError, match="no compiler"), _KernelLoading():
+        pass
