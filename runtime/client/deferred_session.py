@@ -92,6 +92,11 @@ class DeferredSession:
         self._is_closed = False
         self._waited: Call | None = None  # the call whose end continues the queue
         self._failed: CallFailed | None = None
+        self._name: str | None = None  # of the variable of the next call
+
+    def set_next_call_name(self, name: str | None) -> None:
+        """Sets the variable of the next call, for the sessions that take names."""
+        self._name = name
 
     def append(self, text: str, *, control: bool = False) -> None:
         self._add(_Instruction(lambda: self._session.append(text, control=control)))
@@ -143,11 +148,14 @@ class DeferredSession:
     # -- order ------------------------------------------------------------------------------------
 
     def _begin(self, timeout_s: float | None, start: Callable[[], Call]) -> Call:
-        call = DeferredCall(self._client, timeout_s)
+        call, name = DeferredCall(self._client, timeout_s), self._name
 
         def start_unless_ended() -> None:
             if call.done():  # aborted, or its timeout passed, while it waited
                 raise call.failure or Aborted("the call was aborted")
+            set_next_call_name = getattr(self._session, "set_next_call_name", None)
+            if set_next_call_name is not None:
+                set_next_call_name(name)
             call.start(start())
 
         def fail(error: CallFailed) -> None:
@@ -213,9 +221,8 @@ class DeferredSession:
             return
         try:
             instruction.run()
-        except PlaitError as error:
-            cause = error if isinstance(error, CallFailed) else error.__cause__
-            failed = cause if isinstance(cause, CallFailed) else call_failed("invalid", str(error))
+        except Exception as error:  # of any class: calls that wait for it must end
+            failed = _as_call_failed(error)
             with self._lock:
                 self._failed = self._failed or failed
             instruction.on_failed(failed)
@@ -231,6 +238,14 @@ class _Instruction:
         on_failed: Callable[[CallFailed], None] = lambda error: None,
     ) -> None:
         self.run, self.calls, self.on_failed = run, calls, on_failed
+
+
+def _as_call_failed(error: Exception) -> CallFailed:
+    """Returns the failure of a call for an error of an instruction; a ProgramError of a text has it as its cause."""
+    cause = error if isinstance(error, CallFailed) else error.__cause__
+    if isinstance(cause, CallFailed):
+        return cause
+    return call_failed("invalid", str(error)) if isinstance(error, PlaitError) else CallFailed(repr(error))
 
 
 def _following(error: CallFailed) -> CallFailed:

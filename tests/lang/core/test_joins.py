@@ -17,6 +17,7 @@ import plait
 from plait import gen, race, select
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Abort, Generate
+from plait.testing import Recording, Replay
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -83,6 +84,28 @@ async def nested_texts_async(s, on_written=lambda: None):
     return await s["tail"]
 
 
+def gated(backend):
+    """Makes the backend wait with all answers. Returns a function that lets them go, in the order of the calls."""
+    gates = {}
+    backend.scheduler.answer = lambda prompt, request: gates.setdefault(
+        (echo(prompt), request.call), Gate(echo(prompt))
+    )
+
+    def work():
+        opened = set()
+        while len(opened) < 13:
+            for key, gate in list(gates.items()):
+                if key not in opened and gate.reached.is_set():
+                    opened.add(key)
+                    gate.open()
+
+    def open_all():
+        assert len(backend.scheduler.sent(Generate)) == 6, "the leaves were sent; the rest needs their text"
+        threading.Thread(target=work, daemon=True).start()
+
+    return open_all
+
+
 def echo(prompt):
     return prompt[-3:-1]
 
@@ -106,34 +129,44 @@ def test_all_branches_of_nested_forks_run_before_any_has_ended(backend, program)
 
 @pytest.mark.parametrize("program", [nested_texts, nested_texts_async])
 def test_texts_are_appended_when_they_are_known_and_nothing_waits(backend, program):
-    gates = {}
     backend.scheduler.answer = lambda prompt, request: echo(prompt)
     expected = program.run()
     texts = expected.text(), expected.messages(), expected.ret_value, expected["end"]
     backend.scheduler.requests.clear()
-    backend.scheduler.answer = lambda prompt, request: gates.setdefault(
-        (echo(prompt), request.call), Gate(echo(prompt))
-    )
-
-    def open_all():
-        assert len(backend.scheduler.sent(Generate)) == 6, "the leaves were sent; the rest needs their text"
-        opened = set()
-
-        def work():
-            while len(opened) < 13:
-                for key, gate in list(gates.items()):
-                    if key not in opened and gate.reached.is_set():
-                        opened.add(key)
-                        gate.open()
-
-        threading.Thread(target=work, daemon=True).start()
-
+    open_all = gated(backend)
     state = program.run(open_all)
     assert (state.text(), state.messages(), state.ret_value, state["end"]) == texts
     assert state.text().startswith("p[00:00][01:01](0s:0s)[10:10]") and texts[2] == ["t0", "t1"]
     assert "".join(state.text_iter()) == state.text() and state.usage.calls == 14
     assert len(state.get_meta_info("kind")["choice_scores"]) == 2
     assert backend.scheduler.open_sessions() == 0
+
+
+def test_recording_has_the_names_of_calls_that_waited(backend, tmp_path):
+    open_all = gated(backend)
+    with Recording(tmp_path / "calls.jsonl", backend):
+        recorded = nested_texts.run(open_all)
+    with Replay(tmp_path / "calls.jsonl"):
+        assert nested_texts.run().text() == recorded.text()
+
+
+def test_error_of_any_class_ends_the_calls_that_wait(backend, monkeypatch):
+    gate = Gate("late")
+    backend.script(("leaf:", gate), default="fine")
+
+    @plait.function
+    def program(s):
+        s += "p"
+        forks = s.fork(1)
+        forks += "leaf:" + gen("x")
+        forks.join("concate_and_append")
+        s += gen("after")
+        monkeypatch.setattr(type(s._branch._session._session), "generate", lambda *_: 1 / 0)
+        gate.open()
+        return s["after"]
+
+    with pytest.raises(plait.ProgramError, match="ZeroDivisionError"):
+        program.run()
 
 
 @pytest.mark.parametrize("ending", ["fails", "abort", "cancel", "deadline"])
