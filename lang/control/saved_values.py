@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import inspect
 import ipaddress
 import math
 import sys
@@ -68,8 +69,10 @@ class ValueCodec:
 
     def _encode_object(self, value: Any, kind: type) -> Any:
         if isinstance(value, ToolCall):
-            tool = self._name_of(value.tool.function)
-            return {TAG: "tool call", "function": tool, "arguments": self.encode(value.arguments)}
+            name = value.tool.function.__qualname__
+            if self._tool(name) is not value.tool.function:
+                raise CannotSave(f"a call of {name}, which another function of the program hides")
+            return {TAG: "tool call", "function": name, "arguments": self.encode(value.arguments)}
         if isinstance(value, enum.Enum):
             return {TAG: "enum", "class": self._name_of(kind), "value": self.encode(value.value)}
         if not _is_data_class(kind):
@@ -95,7 +98,7 @@ class ValueCodec:
                 kind = _TEXT_TYPES[data["type"]]
                 return msgspec.convert(data["text"], kind) if kind in _BY_MSGSPEC else kind(data["text"])
             case "tool call":
-                tool = make_tool("resume", self._find(data["function"], callable))
+                tool = make_tool("resume", self._tool(data["function"]))
                 return ToolCall(tool.name, self.decode(data["arguments"]), tool)
             case "enum":
                 return self._find(data["class"], _is_enum)(self.decode(data["value"]))
@@ -119,11 +122,19 @@ class ValueCodec:
             raise CannotSave(f"{name[1]} of {name[0]}, which is not there any more")
         return found
 
+    def _tool(self, qualname: str) -> Any:
+        """Returns the function of this name that the program's body can see: one that it may call itself."""
+        functions = (named for named in self._visible() if inspect.isroutine(named))
+        found = next((function for function in functions if function.__qualname__ == qualname), None)
+        if found is None:
+            raise CannotSave(f"a call of {qualname}, which is not a name of the program")
+        return found
+
     def _lookup(self, name: list[str]) -> Any:
         module, qualname = name
         found: Any = sys.modules.get(module)
         for part in qualname.split("."):
-            found = getattr(found, part, None)
+            found = inspect.getattr_static(found, part, None)  # a module's __getattr__ may import others
         if found is not None:
             return found
         return next((named for named in self._visible() if [named.__module__, named.__qualname__] == name), None)

@@ -148,6 +148,12 @@ def test_a_file_names_data_classes_only(name, tag):
     assert "not_imported_yet" not in sys.modules
 
 
+@pytest.mark.parametrize("name", ["system", "os.system", "run", "nobody"])
+def test_a_file_names_tools_of_the_program_only(name):
+    with pytest.raises(CannotSave, match=f"a call of {name}, which is not a name of the program"):
+        ValueCodec(every_kind._body).decode({"$": "tool call", "function": name, "arguments": {}})
+
+
 def test_dict_with_the_tag_as_key_and_struct_survive():
     codec, struct = ValueCodec(every_kind._body), resumable_programs.Struct
     for value in ({"$": "object", "class": ["os", "system"]}, {1: {2: None}}, [{"a": ()}], Colour.GREEN):
