@@ -130,7 +130,8 @@ class Program:
 
         `generator_style=True`: returns an iterator over the states, in order; each comes when it and those before it
         have ended. Closing the iterator ends the rest. `resume`: a file to which each finished item is added as a line
-        of JSON. Items that are already in the file are not run again; their states are read from it.
+        of JSON. Items that are already in the file are not run again: their states are read from it, with all that they
+        had. An item with a value that cannot be saved is not added, with a warning.
 
         Raises InputError before anything runs if the arguments of an item do not fit the program.
 

@@ -27,7 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["--version"])                                             # doctest: +SKIP
     plait 0.1.0
     """
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if given[:1] == ["run"] and "--" in given else len(given)  # argparse drops some --
+    options = _parser().parse_args(given[:end])
+    if options.command is _run:
+        _take_options_after_file(options)
+        options.arguments += given[end + 1 :]
     try:
         _check_model_and_device(options)
         code: int = options.command(options)
@@ -51,12 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a Python file that holds plait programs")
-    _add_model(run)
-    run.add_argument(
-        "--trace", metavar="OUT", help="write a trace of all programs: a page (.html) or for Perfetto (.json)"
-    )
+    _add_run_options(run)
     run.add_argument("file", metavar="FILE.py")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments for the file")
+    run.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="...",
+        help="arguments for the file; the options above are taken here too, and those after -- are the file's own",
+    )
     run.set_defaults(command=_run)
 
     talk = commands.add_parser("chat", help="talk to the model; /quit or Ctrl-D ends it")
@@ -74,6 +81,28 @@ def _parser() -> argparse.ArgumentParser:
     add_weights_option(machine)
     machine.set_defaults(command=_check)
     return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument(
+        "--trace", metavar="OUT", help="write a trace of all programs: a page (.html) or for Perfetto (.json)"
+    )
+
+
+def _take_options_after_file(options: argparse.Namespace) -> None:
+    """Takes the options of `plait run` from the arguments after the file; the others are the file's own.
+
+    An option that is given before the file too, with another value, ends the process with exit code 2.
+    """
+    parser = argparse.ArgumentParser(prog="plait run FILE.py", add_help=False, allow_abbrev=False)
+    _add_run_options(parser)
+    taken, options.arguments = parser.parse_known_args(options.arguments)
+    for name, value in vars(taken).items():
+        if value is not None and getattr(options, name) not in (None, value):
+            parser.error(f"--{name} is given before the file and after it; options of the file itself come after --")
+        if value is not None:
+            setattr(options, name, value)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -82,7 +82,7 @@ class AsyncState(StateWriter):
     async def sync(self) -> None:
         """Waits for every call so far (outside the body: for the whole program). Raises the first failure."""
         if not self._is_external:
-            await self._wait_for_text()
+            await self._wait_for_calls()
             return
         await self._wait_for_body_end()
         await self._run.wait_and_raise_async()
@@ -190,13 +190,17 @@ class AsyncState(StateWriter):
             for segment in list(self._branch.segments):
                 await segment.wait_ready()
 
+    async def _wait_for_calls(self) -> None:
+        """Waits for all calls in the text, and for those of the branches that were joined."""
+        await self._wait_for_text()
+        with self._reader._marking_handled_errors():
+            for call_segment in self._branch.awaited_call_segments():
+                await call_segment.wait_ready()
+
 
 class AsyncStateGroup(ForkGroup[AsyncState]):
     """The branches that `s.fork(n)` returns in an async body: written like any group, joined with `await`."""
 
     async def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Waits for the branches and brings their results to the forked state; see ProgramStateGroup.join."""
-        self._begin_join(mode)
-        for state in self.states:
-            await state.sync()
-        self._finish_join(mode)
+        """Brings the results of the branches to the forked state; see ProgramStateGroup.join. Nothing waits."""
+        self._join(mode)

@@ -1,8 +1,8 @@
 """`run_batch(..., resume="file.jsonl")`: each finished item is saved as a line of a file and is not run again.
 
-A line is {"key": ..., "text": ..., "messages": ..., "variables": ..., "ret_value": ...}. The key is a digest of the
-program's source, the item's arguments, the sampling keywords and the model's name, so changed items run again. Failed
-items have no line.
+A line is {"key": ..., "run": ...}, see `saved_runs`. The key is a digest of the program's source, the item's
+arguments, the sampling keywords and the model's name, so changed items run again. Failed items have no line, nor have
+items with a value that cannot be saved.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import hashlib
 import inspect
 import json
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plait.lang.core.branch import Branch
-from plait.lang.core.results import AssignedValue, TextSegment
-from plait.lang.core.run import Run
+from plait.lang.control.saved_runs import decode_run, encode_run
+from plait.lang.control.saved_values import CannotSave, ValueCodec
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import program_error
 from plait.lang.sampling_options import Options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
     from plait.runtime.client.client import Client
+
+_FORMAT = "2"  # part of every key; 0.1.0 had none and saved texts and variables only
 
 
 class BatchCheckpoint:
@@ -44,29 +45,33 @@ class BatchCheckpoint:
         self._program = program
         self._lock = threading.Lock()
         self._client = client
-        self.keys = _keys([program, _source(body), Path(client.model.model_path).name], items, options)
+        self._codec = ValueCodec(body)
+        self.keys = _keys([_FORMAT, program, _source(body), Path(client.model.model_path).name], items, options)
         self._done = _read(self._path)
 
     def state(self, index: int) -> ProgramState | None:
-        """Returns the saved state of an item, or None if the item was not finished before."""
+        """Returns the saved state of an item, or None if it must run: it was not finished, or a class of one of its
+        values is gone."""
         line = self._done.get(self.keys[index])
-        return None if line is None else _restore_state(self._program, self._client, line)
+        if line is None:
+            return None
+        try:
+            return decode_run(self._program, self._client, line["run"], self._codec)
+        except CannotSave as error:
+            warnings.warn(f"resume: item {index} runs again: its file has a value of {error}", stacklevel=3)
+            return None
 
     def record(self, index: int, state: ProgramState) -> None:
-        """Saves a finished item. A failed item is not saved. An item that JSON cannot represent fails."""
-        run = state._run
-        if run.error is not None or state.error() is not None:
+        """Saves a finished item. A failed item is not saved; nor is one with a value that has no form in a file, of
+        which a warning tells."""
+        if state._run.error is not None or state.error() is not None:
             return
-        variables = {name: state[name] for name in list(state._branch.variables)}
-        line = {"key": self.keys[index], "text": state.text(), "messages": state.messages(), "variables": variables,
-                "ret_value": state.ret_value}  # fmt: skip
-        for name, value in [*variables.items(), ("the return value", state.ret_value)]:
-            if not _is_plain(value):
-                message = (
-                    f"resume saves JSON values only: {name} is a {type(value).__name__}; use its text, s.text_of(...)"
-                )
-                run.fail(program_error(self._program, None, InputError(message)))
-                return
+        try:
+            line = {"key": self.keys[index], "run": encode_run(state, self._codec)}
+        except CannotSave as error:
+            message = f"resume: item {index} is not saved and will run again: {error}; save its text, s.text_of(...)"
+            warnings.warn(message, stacklevel=3)
+            return
         with self._lock, self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
@@ -110,17 +115,6 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         with path.open("rb+") as file:
             file.truncate(len(complete_lines))
     return done
-
-
-def _restore_state(program: str, client: Client, line: Mapping[str, Any]) -> ProgramState:
-    run = Run(program, client, Options())
-    branch = Branch(run)
-    branch.segments.append(TextSegment(line["text"]))
-    branch.variables.update({name: AssignedValue(value) for name, value in line["variables"].items()})
-    branch.restored_messages = line["messages"]
-    run.ret_value = line["ret_value"]
-    run.end()
-    return ProgramState(branch, is_external=True)
 
 
 def _is_plain(value: Any) -> bool:

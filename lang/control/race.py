@@ -68,7 +68,7 @@ class _RaceState:
     def __init__(self, forks: ForkGroup[Any], first: int) -> None:
         self._forks = forks
         self._first = first
-        self._call_segments = {i: state._branch.call_segments() for i, state in enumerate(forks.states)}
+        self._call_segments = {i: state._branch.awaited_call_segments() for i, state in enumerate(forks.states)}
         self._won: list[int] = []
         self._failed: list[int] = []
 

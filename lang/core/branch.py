@@ -9,14 +9,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from plait.lang.core.joined_values import CopiedText
 from plait.lang.core.results import CallSegment, Samples, Segment, SegmentRange, TextSegment
 from plait.runtime.errors import InputError
 from plait.runtime.seed_path import SeedPath
 
 if TYPE_CHECKING:
     from plait.lang.core.expressions import Role
-    from plait.lang.core.run import Run
-    from plait.runtime.client.session import Session
+    from plait.lang.core.run import AnySession, Run
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
@@ -31,24 +31,28 @@ class Turn(NamedTuple):
 class Branch:
     """The text of one state. Its session is opened when the first text is written."""
 
-    def __init__(self, run: Run, session: Session | None = None, parent: Branch | None = None) -> None:
+    def __init__(self, run: Run, session: AnySession | None = None, parent: Branch | None = None) -> None:
         self.lane: int = run.new_lane(None if parent is None else parent.lane)
         self.run = run
         self.segments: list[Segment] = []
         self.variables: dict[str, Segment] = {}
         self.turns: list[Turn] = []
-        self._open_turn: tuple[Role, int] | None = None
+        self.open_turn: tuple[Role, int] | None = None
         self._session = session
         self.seed_path = SeedPath()
-        self.restored_messages: list[dict[str, str]] | None = None  # set for a state read from a batch checkpoint
         self._close_reason: str | None = None
         self._num_inherited_segments = 0  # segments before this are the parent's
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
+        self._joined_calls: list[CallSegment] = []  # of branches that were joined; their states may be gone
 
     def own_call_segments(self) -> Sequence[CallSegment]:
         """Returns the calls made on this branch and on the forks of it, without those inherited from the parent."""
         own = _call_segments_in(self.segments[self._num_inherited_segments :])
-        return [*own, *(call_segment for child in list(self._children) for call_segment in child.own_call_segments())]
+        return [
+            *own,
+            *self._joined_calls,
+            *(call_segment for child in list(self._children) for call_segment in child.own_call_segments()),
+        ]
 
     def cancel(self, reason: str) -> None:
         """Ends this branch and its forks at once. Their missing values do not fail the program."""
@@ -59,14 +63,14 @@ class Branch:
         """Ends the session and the calls of this branch and of its forks at once."""
         for child in list(self._children):
             child.abort(reason)
-        for call_segment in _call_segments_in(self.segments[self._num_inherited_segments :]):
+        for call_segment in (*_call_segments_in(self.segments[self._num_inherited_segments :]), *self._joined_calls):
             for sample in call_segment.siblings:
                 sample.abort()
         if self._session is not None and self._close_reason is None:
             self.run.abort_session(self._session)
         self._close_reason = self._close_reason or reason
 
-    def session(self) -> Session:
+    def session(self) -> AnySession:
         """Returns the session to append to. Raises InputError once the branch is closed or the program has ended."""
         if self.run.ended or self._close_reason is not None:
             raise InputError(f"{self._close_reason or 'the program has ended'}; its state can be read, not extended")
@@ -98,48 +102,48 @@ class Branch:
 
     def begin_turn(self, role: Role) -> None:
         """Writes the template's text before a turn. Raises InputError inside an open turn, or without a template."""
-        if self._open_turn is not None:
+        if self.open_turn is not None:
             raise InputError(
-                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn; "
+                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self.open_turn[0]} turn; "
                 "end that one first"
             )
         self.write(self._template().turn_prefix(self._roles(), role), control=True)
-        self._open_turn = (role, len(self.segments))
+        self.open_turn = (role, len(self.segments))
 
     def end_turn(self, role: Role) -> None:
         """Writes the template's text after a turn. Raises InputError unless the open turn has this role."""
-        if self._open_turn is None or self._open_turn[0] != role:
-            open_now = f"the open turn is {self._open_turn[0]}" if self._open_turn else "no turn is open"
+        if self.open_turn is None or self.open_turn[0] != role:
+            open_now = f"the open turn is {self.open_turn[0]}" if self.open_turn else "no turn is open"
             raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
         suffix = self._template().turn_suffix(self._roles(), role)
-        turn = Turn(role, self._open_turn[1], len(self.segments))
-        self._open_turn = None
+        turn = Turn(role, self.open_turn[1], len(self.segments))
+        self.open_turn = None
         self.write(suffix, control=True)
         self.turns.append(turn)
 
     def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
-        if self._open_turn is not None:
+        if self.open_turn is not None:
             raise InputError(
-                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self._open_turn[0]} turn"
+                f"{_indefinite_article(role)} {role} turn cannot begin inside the {self.open_turn[0]} turn"
             )
         self.write(prefix, control=True)
-        self._open_turn = (role, len(self.segments))
+        self.open_turn = (role, len(self.segments))
         write_content()
-        self.turns.append(Turn(role, self._open_turn[1], len(self.segments)))
-        self._open_turn = None
+        self.turns.append(Turn(role, self.open_turn[1], len(self.segments)))
+        self.open_turn = None
         self.write(suffix, control=True)
 
     @property
     def in_turn(self) -> bool:
         """Whether a turn is open."""
-        return self._open_turn is not None
+        return self.open_turn is not None
 
     def messages(self) -> list[tuple[Role, SegmentRange]]:
         """Returns (role, content) of each turn. The last turn may still be open."""
         turns = list(self.turns)
-        if self._open_turn is not None:
-            turns.append(Turn(*self._open_turn, len(self.segments)))
+        if self.open_turn is not None:
+            turns.append(Turn(*self.open_turn, len(self.segments)))
         return [(turn.role, SegmentRange(self.segments[turn.start : turn.stop])) for turn in turns]
 
     def _roles(self) -> tuple[Role, ...]:
@@ -159,13 +163,13 @@ class Branch:
     def fork(self, size: int) -> list[Branch]:
         """Returns `size` branches that begin with this branch's text, turns and variables."""
         children = []
-        sessions = self.session().fork(size)
+        sessions: Sequence[AnySession] = self.session().fork(size)
         for session, seed_path in zip(sessions, self.seed_path.fork(size), strict=True):
             child = type(self)(self.run, self.run.register_session(session), self)
             child.segments = list(self.segments)
             child.variables = dict(self.variables)
             child.turns = list(self.turns)
-            child._open_turn = self._open_turn
+            child.open_turn = self.open_turn
             child.seed_path = seed_path
             child._num_inherited_segments = len(child.segments)
             self._children.add(child)
@@ -173,16 +177,29 @@ class Branch:
         return children
 
     def append_from_child(self, child: Branch, start: int, num_turns: int) -> None:
-        """Appends what `child` has after segment `start` and turn `num_turns`. The calls in it must have ended."""
+        """Appends what `child` has after segment `start` and turn `num_turns`. Its calls may still run."""
         shift = len(self.segments) - start
-        if child._open_turn != self._open_turn:
+        if child.open_turn != self.open_turn:
             raise InputError("a branch opened or closed a turn that it did not finish; its text cannot be appended")
         for segment in child.segments[start:]:
             self._copy_segment(segment)
         self.turns += [Turn(role, begin + shift, end + shift) for role, begin, end in child.turns[num_turns:]]
 
+    def take_calls_of(self, joined: Branch) -> None:
+        """Makes the calls of a joined branch calls of this one: whoever waits for or ends this branch does so with
+        them."""
+        self._joined_calls += joined.own_call_segments()
+        self._children.discard(joined)
+
     def _copy_segment(self, segment: Segment) -> None:
-        self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
+        """Appends the text of a segment of another branch, now or when it is known."""
+        calls = segment.calls()
+        if all(call.usage is not None for call in calls):  # they have ended without an error
+            self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
+            return
+        session = self._session = self.run.deferred(self.session())
+        session.append_later(calls, segment.text)
+        self._add_segment(CopiedText(segment))
 
     def close(self, reason: str) -> None:
         """Releases the session once its calls are done. The text stays readable. Idempotent."""
@@ -194,6 +211,10 @@ class Branch:
     def call_segments(self) -> Sequence[CallSegment]:
         """Returns the calls whose text is part of this branch's text."""
         return _call_segments_in(self.segments)
+
+    def awaited_call_segments(self) -> Sequence[CallSegment]:
+        """Returns the calls of this branch's text, and those of the branches that were joined to it."""
+        return [*self.call_segments(), *self._joined_calls]
 
     def __del__(self) -> None:
         if self._session is not None and self._close_reason is None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from plait.lang.core.expressions import Expr, as_expr
-from plait.lang.core.results import AssignedValue
+from plait.lang.core.joined_values import JoinedValues
+from plait.lang.core.results import Segment
 from plait.lang.core.state_writer import StateWriter
 from plait.runtime.errors import InputError
 
@@ -52,22 +53,28 @@ class ForkGroup(Generic[S]):
         for state in self.states:
             state._branch.close("this branch was joined")  # takes effect after its calls
 
-    def _finish_join(self, mode: JoinMode) -> None:
-        """Brings the results to the source state. All calls of the branches must have ended."""
+    def _join(self, mode: JoinMode) -> None:
+        """Brings the results of the branches to the source state. The calls of the branches may still run."""
+        self._begin_join(mode)
+        for state in self.states:
+            self.src_state._branch.take_calls_of(state._branch)
         if mode == "gather_variable":
             self._gather()
         else:
-            for state in self.states:
-                self.src_state._branch.append_from_child(state._branch, self._fork_position, self._num_turns_at_fork)
+            self._append_texts()
+
+    def _append_texts(self) -> None:
+        for state in self.states:
+            self.src_state._branch.append_from_child(state._branch, self._fork_position, self._num_turns_at_fork)
 
     def _gather(self) -> None:
-        gathered: dict[str, list[Any]] = {}
+        source, gathered = self.src_state._branch, dict[str, list[Segment]]()
         for state in self.states:
             for name, variable in state._branch.variables.items():
                 if name not in self._names_before_fork:
-                    gathered.setdefault(name, []).append(variable.value())
-        for name, values in gathered.items():
-            self.src_state._branch.set(name, AssignedValue(values))
+                    gathered.setdefault(name, []).append(variable)
+        for name, variables in gathered.items():
+            source.set(name, JoinedValues(variables))
 
     def __iadd__(self: G, other: str | Expr | Sequence[str | Expr] | Callable[[int], str | Expr]) -> G:
         """Appends to every branch: the same text or expression, the items of a list (one per branch), or `other(i)`."""

@@ -24,7 +24,7 @@ from plait.lang.source_location import caller_location
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
-    from plait.runtime.client.session import Session
+    from plait.lang.core.run import AnySession
 
 
 def execute(expr: Expr, branch: Branch) -> None:
@@ -73,7 +73,7 @@ def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
         raise program_error(branch.run.program, expr.name, error, caller_location()) from error
 
 
-def _announce_call(session: Session, name: str | None) -> None:
+def _announce_call(session: AnySession, name: str | None) -> None:
     """Tells the session the variable of its next call, if it takes names. Only the sessions of plait.testing do."""
     set_next_call_name = getattr(session, "set_next_call_name", None)
     if set_next_call_name is not None:

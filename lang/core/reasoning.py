@@ -88,27 +88,27 @@ class ReasoningPart(Segment):
     """The reasoning (`index` 0) or the answer (`index` 1) in the output of a gen."""
 
     def __init__(self, output: Segment, tags: ReasoningTags, index: int) -> None:
-        self._segment, self._tags, self._index = output, tags, index
+        self.output, self.tags, self.index = output, tags, index
 
     def value(self) -> Any:
-        output = self._segment.value()
+        output = self.output.value()
         return [self._part(text) for text in output] if isinstance(output, list) else self._part(output)
 
     def text(self) -> str:
-        return self._part(self._segment.text())
+        return self._part(self.output.text())
 
     def meta(self) -> Any:
-        return self._segment.meta()
+        return self.output.meta()
 
     def abort(self) -> None:
-        self._segment.abort()
+        self.output.abort()
 
     async def aiter_text(self) -> Any:
-        await self._segment.wait_ready()
+        await self.output.wait_ready()
         yield self.text()
 
     async def wait_ready(self) -> None:
-        await self._segment.wait_ready()
+        await self.output.wait_ready()
 
     def _part(self, text: str) -> str:
-        return self._tags.split(text)[self._index]
+        return self.tags.split(text)[self.index]

@@ -36,6 +36,10 @@ class Segment:
         """Returns the meta info of the call. Raises InputError for a value without a call."""
         raise InputError("the program set this value itself, so there is no meta info of a call")
 
+    def calls(self) -> Sequence[Call]:
+        """Returns the calls that generate the text."""
+        return ()
+
     def abort(self) -> None:
         """Ends the call, if there is one and it is still running."""
 
@@ -81,22 +85,22 @@ class SegmentRange(Segment):
     """A range of a state's text: a `var_scope`, or the content of a turn."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
-        self._segments = tuple(segments)
+        self.segments = tuple(segments)
 
     def text(self) -> str:
-        return "".join(segment.text() for segment in self._segments)
+        return "".join(segment.text() for segment in self.segments)
 
     def iter_text(self) -> Iterator[str]:
-        for segment in self._segments:
+        for segment in self.segments:
             yield from segment.iter_text()
 
     async def aiter_text(self) -> AsyncIterator[str]:
-        for segment in self._segments:
+        for segment in self.segments:
             async for piece in segment.aiter_text():
                 yield piece
 
     async def wait_ready(self) -> None:
-        for segment in self._segments:
+        for segment in self.segments:
             await segment.wait_ready()
 
 
@@ -141,6 +145,9 @@ class CallSegment(Segment):
 
     def text(self) -> str:
         return self.result().text
+
+    def calls(self) -> Sequence[Call]:
+        return (self.call,)
 
     def abort(self) -> None:
         self.call.abort()
@@ -195,6 +202,10 @@ class GenResult(CallSegment):
             self._value = self._parse(self.value_format)
         return self._value
 
+    def has_format(self, value_format: ValueFormat | None) -> bool:
+        """Whether this is the result of the gen with this format."""
+        return self.value_format is value_format
+
     def _parse(self, value_format: ValueFormat) -> Any:
         result = self.result()
         program, text = self._run.program, result.text
@@ -239,6 +250,9 @@ class Samples(Segment):
 
     def text(self) -> str:
         return self.call_segments[0].text()
+
+    def calls(self) -> Sequence[Call]:
+        return self.call_segments[0].calls()
 
     def iter_text(self) -> Iterator[str]:
         return self.call_segments[0].iter_text()

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
@@ -19,7 +19,11 @@ from plait.runtime.errors import Aborted
 if TYPE_CHECKING:
     from plait.lang.core.results import CallSegment
     from plait.runtime.client.client import Client
+    from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.client.session import Session
+
+AnySession: TypeAlias = "Session | DeferredSession"
+S = TypeVar("S", bound=AnySession)
 
 
 run_listeners: list[Callable[[Run], None]] = []
@@ -40,8 +44,8 @@ class Run:
         self._listeners: list[Callable[[], None]] = []
         self._call_segments: list[CallSegment] = []
         self._program_id = client.next_id()
-        self._sessions: dict[int, Session] = {}
-        self._unreferenced_sessions: deque[Session] = deque()
+        self._sessions: dict[int, AnySession] = {}
+        self._unreferenced_sessions: deque[AnySession] = deque()
         self._handled_causes: list[BaseException] = []
         self._detached: set[int] = set()
         self.started_s = time.monotonic()
@@ -60,7 +64,7 @@ class Run:
         """Opens a session. The scheduler's fairness counts all sessions of this run as one program."""
         return self.register_session(self.client.open_session(program=self._program_id))
 
-    def register_session(self, session: Session) -> Session:
+    def register_session(self, session: S) -> S:
         """Registers `session` to be closed at the end, and closes those whose states were garbage-collected.
 
         Raises Aborted once the program was aborted.
@@ -73,7 +77,18 @@ class Run:
         self._sessions[id(session)] = session
         return session
 
-    def close(self, session: Session) -> None:
+    def deferred(self, session: AnySession) -> DeferredSession:
+        """Replaces a session by one whose instructions can wait for the text of calls, unless it is one already."""
+        from plait.runtime.client.deferred_session import DeferredSession  # lazy: it imports the tokenizer
+
+        if isinstance(session, DeferredSession):
+            return session
+        del self._sessions[id(session)]
+        deferred = DeferredSession(self.client, session)
+        self._sessions[id(deferred)] = deferred
+        return deferred
+
+    def close(self, session: AnySession) -> None:
         """Closes one session; its calls run to their end."""
         self._sessions.pop(id(session), None)
         session.close()
@@ -83,7 +98,7 @@ class Run:
         self.lanes.append(parent)
         return len(self.lanes) - 1
 
-    def abort_session(self, session: Session) -> None:
+    def abort_session(self, session: AnySession) -> None:
         """Aborts one session and its calls."""
         self._sessions.pop(id(session), None)
         session.abort()
@@ -92,7 +107,7 @@ class Run:
         """Excludes these calls from the final wait. If they fail, the program does not."""
         self._detached.update(map(id, call_segments))
 
-    def close_later(self, session: Session) -> None:
+    def close_later(self, session: AnySession) -> None:
         """Marks `session` as unreachable. It is closed later, since the garbage collector may be the caller."""
         self._unreferenced_sessions.append(session)
 

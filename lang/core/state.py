@@ -128,16 +128,14 @@ class ProgramStateGroup(ForkGroup[ProgramState]):
     """
 
     def join(self, mode: JoinMode = "gather_variable") -> None:
-        """Waits for the branches and brings their results to the state that was forked.
+        """Brings the results of the branches to the state that was forked.
 
         "gather_variable": each new variable of the branches becomes a list of their values, in order.
         "concate_and_append": the text that each branch added is appended, in order.
-        Afterwards the branches can be read but not extended. Raises the ProgramError of a branch that failed.
+        Nothing waits: values and texts may still be generated. A read waits for them, and raises the ProgramError of a
+        branch that failed. Afterwards the branches can be read but not extended.
         """
-        self._begin_join(mode)
-        for state in self.states:
-            state.sync()
-        self._finish_join(mode)
+        self._join(mode)
 
     def adopt(self, index: int) -> None:
         """Continues the forked state as branch `index`: appends its text and takes over its variables. The other

@@ -62,8 +62,6 @@ class StateReader:
         """Waits for all calls in the turns and returns them as [{"role": ..., "content": ...}], an open turn
         included."""
         self._wait_for_end()
-        if self._branch.restored_messages is not None:
-            return [dict(message) for message in self._branch.restored_messages]
         with self._marking_handled_errors():
             return [{"role": role, "content": content.text()} for role, content in self._branch.messages()]
 
@@ -74,7 +72,7 @@ class StateReader:
             self._run.wait_and_raise()
             return
         with self._marking_handled_errors():
-            for call_segment in self._branch.call_segments():
+            for call_segment in self._branch.awaited_call_segments():
                 call_segment.result()
 
     def error(self) -> ProgramError | None:
@@ -193,7 +191,7 @@ class StateReader:
             type_name = handle.value_format and handle.value_format.type_name
             raise InputError(f"a typed gen without a name cannot be read: write gen('x', type={type_name})")
         variable = self._variable(handle.name)
-        if not isinstance(variable, GenResult) or variable.value_format is not handle.value_format:
+        if not isinstance(variable, GenResult) or not variable.has_format(handle.value_format):
             raise InputError(
                 f"variable {handle.name!r} is not the value of this gen: it was set again, joined or sampled n times; "
                 f"read s[{handle.name!r}]"

@@ -51,7 +51,7 @@ def show(run: Run, path: str | Path | None) -> Path:
 
 def as_html(branch: Branch) -> str:
     """Returns the text of a state for notebooks: generated text is highlighted, the chat template is grey."""
-    if not branch.run.ended:
+    if not branch.run.ended or not all(call_segment.call.done() for call_segment in branch.run.call_segments()):
         return f"<pre>{escape(f'program {branch.run.program!r} is still running')}</pre>"
     parts = []
     for segment in list(branch.segments):

@@ -32,7 +32,7 @@ class _TracedJoin(ForkGroup[Any]):
         elif mode == "gather_variable":
             self._gather()
         else:
-            self._finish_join(mode)
+            self._append_texts()
 
     def _join_winners(self, mode: JoinMode, source: TracedBranch, winners: int) -> None:
         """Sets the variables that all branches have. Which branches won is known at run time only."""

@@ -34,6 +34,7 @@ from plait.runtime.client.session import check_fork_size
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
+    from plait.lang.core.run import AnySession
     from plait.runtime.client.client import Client
     from plait.runtime.client.session import Session
     from plait.runtime.tokenizer.chat_template import ChatTemplate
@@ -69,11 +70,11 @@ class TracedBranch(Branch):
 
     run: TracedRun
 
-    def __init__(self, run: TracedRun, session: Session | None = None, parent: Branch | None = None) -> None:
+    def __init__(self, run: TracedRun, session: AnySession | None = None, parent: Branch | None = None) -> None:
         super().__init__(run, session, parent)
         self.has_text: bool = isinstance(parent, TracedBranch) and parent.has_text
 
-    def session(self) -> Session:
+    def session(self) -> AnySession:
         if self._session is None and not self.run.ended and self._close_reason is None:
             self._session = cast("Session", _NullSession())
         return super().session()

@@ -29,9 +29,28 @@ def test_file_gets_its_arguments_and_imports_from_its_folder(backend, tmp_path, 
         """,
     )
     before = list(sys.argv), list(sys.path)
-    assert main(["run", path, "--model", "x", "--", "-v"]) == 0
-    assert capsys.readouterr().out == "['--model', 'x', '--', '-v'] beside fine.\n"
+    assert main(["run", path, "--mode", "x", "-v", "--", "--model", "x", "--", "-h"]) == 0
+    assert capsys.readouterr().out == "['--mode', 'x', '-v', '--model', 'x', '--', '-h'] beside fine.\n"
     assert (sys.argv, sys.path) == before
+
+
+def test_options_after_the_file_are_those_of_plait(backend, tmp_path, capsys):
+    path, trace = write_program(tmp_path, "import sys\nprint(sys.argv[1:])"), tmp_path / "out.html"
+    assert main(["run", path, "a", "--trace", str(trace), "--verbose", "--trace=" + str(trace), "b"]) == 0
+    assert capsys.readouterr().out == "['a', '--verbose', 'b']\n" and trace.exists()
+    trace.unlink()
+    assert main(["run", path, "--", "--trace", str(trace)]) == 0
+    assert capsys.readouterr().out == f"['--trace', '{trace}']\n" and not trace.exists()
+    assert main(["run", path, "--trace", "out.txt"]) == 1 and main(["run", path, "--device", "toaster"]) == 1
+    assert "--device must be auto, cpu" in capsys.readouterr().err
+    for wrong, message in (
+        (["--trace"], "argument --trace: expected one argument"),
+        (["--weights", "paper"], "argument --weights: invalid choice"),
+        (["--device", "cpu"], "--device is given before the file and after it"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(["run", "--device", "cuda", path, *wrong])
+        assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_missing_file_is_an_error(capsys):

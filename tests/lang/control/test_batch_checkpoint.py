@@ -40,7 +40,7 @@ def test_finished_items_are_read_from_the_file(backend, tmp_path):
     extended = qa.run_batch([*items, {"question": "c"}], resume=file)
     assert observable_results(extended)[:3] == first and extended[3].messages()[0]["content"] == "c"
     assert len(backend.scheduler.sent(Generate)) == 4
-    assert "".join(extended[0].text_iter()) == extended[0].text() and extended[0].usage.calls == 0
+    assert "".join(extended[0].text_iter()) == extended[0].text() and extended[0].usage.calls == 1
 
 
 def test_failed_items_run_again(backend, tmp_path):
@@ -88,7 +88,8 @@ def test_truncated_last_line_is_removed(backend, tmp_path):
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(lines[0] + lines[1][:20])
     qa.run_batch(items, resume=file)
-    assert sorted(json.loads(line)["messages"][0]["content"] for line in file.read_text().splitlines()) == ["a", "b"]
+    runs = [json.loads(line)["run"] for line in file.read_text().splitlines()]
+    assert sorted(run["ret_value"]["value"] for run in runs) == [["a"], ["b"]]
     assert len(backend.scheduler.sent(Generate)) == 3
 
 
@@ -100,15 +101,22 @@ def test_async_batch_resumes(backend, tmp_path):
     assert asyncio.run(async_program.arun_batch(items))[0]["answer"] == " fine."
 
 
-def test_values_that_json_cannot_store_are_errors(backend, tmp_path):
+def test_item_with_a_value_that_cannot_be_saved_runs_again(backend, tmp_path):
     @plait.function
-    def typed(s, question):
-        s += question + gen("n", type=int)
-        s["pair"] = (1, 2)
+    def program(s, question):
+        s += question + gen("n")
+        s["now"] = lambda: 0
 
     file = tmp_path / "batch.jsonl"
-    state = typed.run_batch([{"question": "a"}], resume=file)[0]
-    assert "resume saves JSON values only: pair is a tuple" in str(state.error()) and file.read_text() == ""
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="item 0 is not saved and will run again: now is a function"):
+            state = program.run_batch([{"question": "a"}], resume=file)[0]
+        assert state.error() is None and state["n"] == " fine." and file.read_text() == ""
+    assert len(backend.scheduler.sent(Generate)) == 2
+
+
+def test_invalid_files_and_arguments_are_errors(backend, tmp_path):
+    file = tmp_path / "batch.jsonl"
     with pytest.raises(plait.InputError, match="item 0 of run_batch has arguments that are not JSON values"):
         qa.run_batch([{"question": {1, 2}}], resume=file)
     with pytest.raises(plait.InputError, match="cannot be combined"):
