@@ -30,7 +30,7 @@ from plait.kernels.cpu.compile_cache import SOURCE_HASH
 COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute on an idle machine
 REPORT_INTERVAL_S = 1.0
 NUM_FUNCTIONS = 165  # about as many functions as all kernels consist of; only for the progress that is shown
-COMPILING = "compiling kernels for this processor, once (about half a minute)"
+COMPILING = "compiling kernels, once (half a minute)"
 WAITING = "compiling kernels, which another process does"
 CompileProgress = Callable[[float, str], None]  # (fraction done, 0 to 1; current activity)
 LAUNCH_SIGNATURE = (types.int64, types.Array(types.int64, 2, "C"), types.int64)

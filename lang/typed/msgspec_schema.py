@@ -102,9 +102,17 @@ class _Writer:
     @_write.register(inspect.ListType)
     @_write.register(inspect.VarTupleType)
     @_write.register(inspect.CollectionType)
+    def _(self, node: Any) -> dict[str, Any]:
+        keywords = {"minItems": node.min_length, "maxItems": node.max_length}
+        return {"type": "array", "items": self.write(node.item_type)} | _without_none(keywords)
+
     @_write.register(inspect.SetType)
     @_write.register(inspect.FrozenSetType)
     def _(self, node: Any) -> dict[str, Any]:
+        if (node.min_length or 0) > 1:
+            raise UnknownType("a constraint cannot ensure that a set has at least two different items")
+        if not _is_hashable(node.item_type):
+            raise UnknownType("a constraint cannot ensure that the items of this set are hashable; name their type")
         keywords = {"minItems": node.min_length, "maxItems": node.max_length}
         return {"type": "array", "items": self.write(node.item_type)} | _without_none(keywords)
 
@@ -177,6 +185,25 @@ class _Writer:
 
 def _array(items: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items)}
+
+
+def _is_hashable(node: inspect.Type) -> bool:
+    """Whether all values of the type can be items of a set."""
+    match node:
+        case inspect.UnionType():
+            return all(map(_is_hashable, node.types))
+        case inspect.TupleType():
+            return all(map(_is_hashable, node.item_types))
+        case inspect.VarTupleType() | inspect.FrozenSetType():
+            return _is_hashable(node.item_type)
+        case inspect.Metadata():
+            return _is_hashable(node.type)
+        case inspect.NamedTupleType():
+            return all(_is_hashable(field.type) for field in node.fields)
+        case inspect.DataclassType() | inspect.StructType():
+            return node.cls.__hash__ is not None and all(_is_hashable(field.type) for field in node.fields)
+    kinds = inspect.AnyType | inspect.ListType | inspect.CollectionType | inspect.SetType | inspect.DictType
+    return not isinstance(node, kinds | inspect.TypedDictType)
 
 
 def _bounds(node: Any) -> dict[str, Any]:

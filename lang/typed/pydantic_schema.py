@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import JsonSchemaValue
 
 from plait.lang.typed import patterns
+from plait.lang.typed.pydantic_texts import ReadableTextGenerator, refuse
 
 _KEYS = {"int": patterns.INTEGER, "float": patterns.NUMBER, "decimal": patterns.NUMBER, "bool": "true|false"}
 _BOUNDS = frozenset(("ge", "gt", "le", "lt", "multiple_of", "max_digits", "decimal_places"))
@@ -23,9 +24,18 @@ _PLAIN = (str, int, float, bool, type(None))
 _NO_KEYS = ("tuple", "bytes", "model", "dataclass", "typed-dict", "definition-ref")
 
 
-class DictKeySchemaGenerator(GenerateJsonSchema):
+_UNHASHABLE = ("any", "list", "set", "dict", "model", "dataclass", "typed-dict", "definition-ref", "generator", "chain")
+
+
+class ReadableSchemaGenerator(ReadableTextGenerator):
     """Generates schemas with a pattern for the keys of every dict. Raises PydanticUserError for a type whose schema
     allows values that Pydantic cannot parse, since a complete generated value must always be readable."""
+
+    def set_schema(self, schema: Any) -> JsonSchemaValue:
+        return _set_of(schema, super().set_schema(schema))
+
+    def frozenset_schema(self, schema: Any) -> JsonSchemaValue:
+        return _set_of(schema, super().frozenset_schema(schema))
 
     def enum_schema(self, schema: Any) -> JsonSchemaValue:
         if not all(isinstance(member.value, _PLAIN) for member in schema["members"]):
@@ -43,7 +53,7 @@ class DictKeySchemaGenerator(GenerateJsonSchema):
         return super().literal_schema(schema)
 
     def dict_schema(self, schema: Any) -> JsonSchemaValue:
-        json_schema, key = super().dict_schema(schema), schema.get("keys_schema", {})
+        json_schema, key = _with_property_names(super().dict_schema(schema)), schema.get("keys_schema", {})
         while key.get("type") in _VALIDATORS:
             key = key["schema"]
         kind = key.get("type", "any")
@@ -55,6 +65,36 @@ class DictKeySchemaGenerator(GenerateJsonSchema):
         if not is_constrained and not _is_text(key):
             raise PydanticUserError("the keys of a dict must be text, or numbers without bounds", code=None)
         return json_schema
+
+
+def _with_property_names(json_schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Returns the schema of a dict in which the pattern of keys is one of all names; Pydantic parses no other names."""
+    if "patternProperties" not in json_schema:
+        return json_schema
+    rest = {name: value for name, value in json_schema.items() if name != "patternProperties"}
+    ((pattern, values),) = json_schema["patternProperties"].items()
+    return rest | {"additionalProperties": values, "propertyNames": {"type": "string", "pattern": pattern}}
+
+
+def _set_of(schema: Any, json_schema: JsonSchemaValue) -> JsonSchemaValue:
+    """Returns the schema without `uniqueItems`: items that repeat are one item of the set that is read."""
+    if schema.get("min_length", 0) > 1:
+        refuse("a constraint cannot ensure that a set has at least two different items")
+    if not _is_hashable(schema.get("items_schema", {})):
+        refuse("a constraint cannot ensure that the items of this set are hashable; name their type")
+    return {name: value for name, value in json_schema.items() if name != "uniqueItems"}
+
+
+def _is_hashable(schema: Any) -> bool:
+    """Whether all values of a core schema can be items of a set."""
+    kind = schema.get("type", "any")
+    if kind == "nullable" or kind in _VALIDATORS:
+        return _is_hashable(schema["schema"])
+    if kind == "union":
+        return all(_is_hashable(choice[0] if isinstance(choice, tuple) else choice) for choice in schema["choices"])
+    if kind == "tuple":
+        return all(map(_is_hashable, schema["items_schema"]))
+    return kind not in _UNHASHABLE
 
 
 def _is_read_from_text(key: Any) -> bool:
@@ -77,6 +117,6 @@ def schema_and_reader(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]
     """Returns the schema of `type_` and a parser of its JSON text. Raises TypeError for an unsupported type."""
     try:
         adapter = TypeAdapter(type_)
-        return adapter.json_schema(schema_generator=DictKeySchemaGenerator), adapter.validate_json
-    except (PydanticSchemaGenerationError, PydanticUserError) as error:
+        return adapter.json_schema(schema_generator=ReadableSchemaGenerator), adapter.validate_json
+    except (PydanticSchemaGenerationError, PydanticUserError, ImportError) as error:  # of a package for a type of text
         raise TypeError(str(error).splitlines()[0]) from None

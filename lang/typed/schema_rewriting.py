@@ -16,7 +16,9 @@ class UnknownType(TypeError):
 
 def close_schema(schema: Any) -> Any:
     """Returns a schema from elsewhere, such as Pydantic, as a constraint: objects are closed, formats become patterns,
-    numbers get bounds, and `discriminator` (a hint of OpenAPI without effect) is dropped. Raises UnknownType for bytes.
+    numbers get bounds, and `discriminator` (a hint of OpenAPI without effect) is dropped.
+
+    Raises UnknownType for formats, such as those of bytes, whose texts cannot all be read.
     """
     if isinstance(schema, list):
         return [close_schema(item) for item in schema]
@@ -25,13 +27,20 @@ def close_schema(schema: Any) -> Any:
     closed = {key: _rewrite_value(close_schema, key, value) for key, value in schema.items() if key != "discriminator"}
     if schema.get("type") == "object" and "properties" in schema:
         closed.setdefault("additionalProperties", False)
-    pattern = patterns.FORMATS.get(str(schema.get("format")))
-    if pattern is not None and schema.get("type", "string") == "string":
-        del closed["format"]
-        closed |= patterns.text_schema(pattern)
-    if schema.get("format") == "binary":
-        raise UnknownType("bytes cannot be written as JSON here")
+    if isinstance(schema.get("format"), str) and schema.get("type", "string") == "string":
+        closed |= _pattern_of_format(closed.pop("format"), "pattern" in schema)
     return with_finite_bounds(closed) if schema.get("type") in ("number", "integer") else closed
+
+
+def _pattern_of_format(name: str, has_pattern: bool) -> dict[str, str]:
+    """Returns the keywords that replace a `format`; a schema that has a pattern keeps it alone."""
+    if has_pattern or name in patterns.FREE_FORMATS:
+        return {}
+    if name == "binary":
+        raise UnknownType("bytes cannot be written as JSON here")
+    if name not in patterns.FORMATS:
+        raise UnknownType(f"a constraint cannot ensure that a text of the format {name!r} can be read; use str")
+    return patterns.text_schema(patterns.FORMATS[name])
 
 
 def schema_for_prompt(schema: Any) -> Any:

@@ -50,8 +50,9 @@ _PATTERNS: dict[type, str] = {
     datetime: patterns.DATETIME,
     timedelta: patterns.DURATION,
     UUID: patterns.UUID,
+    complex: patterns.COMPLEX,
 }
-_UNSUPPORTED_TYPES = (bytes, bytearray, memoryview, complex)  # Pydantic's schema of these allows unreadable values
+_UNSUPPORTED_TYPES = (bytes, bytearray, memoryview)  # Pydantic's schema of these allows unreadable values
 
 
 def value_format_of(where: str, type_: Any) -> ValueFormat:
@@ -142,7 +143,7 @@ def _literal_text(value: Any) -> str:
 
 
 def _reader_of(type_: type) -> Callable[[str], Any]:
-    if type_ in (int, float, Decimal, UUID):
+    if type_ in (int, float, Decimal, UUID, complex):
         return type_
     read = decoder_of(type_)
     return lambda text: read(f'"{text}"')

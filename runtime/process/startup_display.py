@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -84,4 +85,10 @@ def is_compiling(doing: str) -> bool:
 def _tqdm_bar() -> tqdm[Any]:
     from tqdm import tqdm
 
-    return tqdm(total=100, unit="%", bar_format="{desc} {bar} {percentage:3.0f}%", leave=False, file=sys.stderr)
+    return tqdm(
+        total=100,
+        bar_format="{desc} {bar} {percentage:3.0f}%",
+        leave=False,
+        file=sys.stderr,
+        ncols=shutil.get_terminal_size().columns,  # tqdm alone shows nothing on a terminal of unknown width
+    )

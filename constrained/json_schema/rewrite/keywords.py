@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from plait.constrained.json_schema.rewrite.misspelling import misspelt_keyword
 from plait.constrained.specs import GrammarError
 
 
@@ -45,21 +45,17 @@ _NULLABLE = "nullable is OpenAPI's; write the type as a list with null in it"
 def unknown_keyword_reason(name: str, value: object) -> str | None:
     """Returns why an unknown keyword is refused; None if it counts as an annotation.
 
-    Names that begin with `x-` and names unlike any keyword are annotations. A probable misspelling of a keyword is
-    refused.
+    As the specification says, a name that is no keyword is an annotation. Refused is a probable misspelling of a keyword.
 
     >>> unknown_keyword_reason("minLenght", 3)
     'not a keyword; perhaps minLength is meant'
-    >>> unknown_keyword_reason("x-order", 3) is None
+    >>> unknown_keyword_reason("_minLength", 3) is None
     True
     """
-    if name.startswith("x-"):
-        return None
     if name == "nullable":
         return _NULLABLE if value is not False else None
-    near = {known for known in ASSERTIONS if known.lower() == name.lower()}
-    near |= set(difflib.get_close_matches(name, ASSERTIONS, 1, 0.87))
-    return f"not a keyword; perhaps {min(near)} is meant" if near else None
+    keyword = misspelt_keyword(name, ASSERTIONS)
+    return f"not a keyword; perhaps {keyword} is meant" if keyword else None
 
 
 def check_keyword_value(name: str, value: Any, at: str) -> None:

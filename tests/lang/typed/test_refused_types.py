@@ -54,7 +54,6 @@ class Wrapped(pydantic.BaseModel):
         ("int", "type takes a type, such as int or a dataclass, not the text 'int'"),
         (bytes, "values of type bytes cannot be generated: Bytes values"),
         (Wrapped, "bytes cannot be written as JSON"),
-        (complex, "values of type complex cannot be generated"),
         (type, "values of type type cannot be generated"),
         (collections.abc.Callable, "cannot be generated"),
         (dict[bytes, int], "cannot be generated"),
