@@ -43,27 +43,33 @@ GROUPS = {
     "logs": 100,
     "overload": 150,
     "event_loop": 150,
+    "scheduler": 150,
 }
+
+
+TOTAL_S = 20 * 60
 
 
 class GroupTimeout(Exception):
     """A group took longer than it may."""
 
 
-def figures_of(group: str, scale: Scale) -> Iterator[Figure]:
-    """The figures of a group; an error or the time limit is a broken promise as well."""
+def figures_of(group: str, scale: Scale, end: float) -> Iterator[Figure]:
+    """The figures of a group; an error or the time limit (the suite's is `end`) is a broken promise as well."""
+    limit_s = max(1, min(GROUPS[group], int(end - time.monotonic())))
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise GroupTimeout(f"the group took longer than {GROUPS[group]} s")
+        raise GroupTimeout(f"the group took longer than {limit_s} s")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(GROUPS[group])
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(limit_s)
     try:
         yield from importlib.import_module(f"faults.{group}").inflict(scale)
     except Exception as error:
         yield Figure("the group ran to its end", "no error", f"{type(error).__name__}: {error}"[:300], False)
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def main() -> int:
@@ -86,7 +92,7 @@ def main() -> int:
 
         groups = iter([("soak", soak(options.soak_minutes))])
     else:
-        groups = iter([(name, figures_of(name, scale)) for name in names])
+        groups = iter([(name, figures_of(name, scale, start + TOTAL_S)) for name in names])
     for group, figures in groups:
         for figure in figures:
             print(figure.row(group), flush=True)

@@ -23,13 +23,18 @@ LARGE = {"model": "default", "prompt": "The cat sat on the mat. " * 300, "max_to
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
+    yield from exhausted(scale)
+    yield small_pool(scale.count(32, 8))
+
+
+def exhausted(scale: Scale) -> Iterator[Figure]:
+    """Without descriptors, memory and disk space."""
     with serve() as server:
         canaries = server.canaries()
         yield from no_descriptors(server, scale.count(200, 60))
         yield from no_memory(server, server.own, "the HTTP process", canaries)
         yield from no_memory(server, server.runtime(), "the runtime", canaries)
     yield from full_disk(scale)
-    yield small_pool(scale.count(32, 8))
 
 
 def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
