@@ -102,7 +102,12 @@ def killed_compilers(server: Server, scale: Scale) -> Iterator[Figure]:
             answer = server.complete("The code is ", 12, regex=f"[a-z]{{3}}{number}")
         if answer.status_code != 200 or not answer.json()["choices"][0]["text"].endswith(str(number)):
             failures.append(f"{answer.status_code} {answer.text[:80]}")
-    yield none_of(f"{count} SIGKILLs of all compile processes: constraints asked next, a 503 once again", failures, count, "failed")
+    yield none_of(
+        f"{count} SIGKILLs of all compile processes: constraints asked next, a 503 once again",
+        failures,
+        count,
+        "failed",
+    )
 
 
 def killed_server(server: Server) -> Iterator[Figure]:

@@ -61,16 +61,15 @@ def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
 
 
 def no_memory(server: Server, process: psutil.Process, name: str, canaries: list[str]) -> Iterator[Figure]:
-    """A process may map 8 MiB more while eight large requests arrive: they may fail, but not be answered wrongly."""
+    """A process may map no more memory while eight large requests arrive: they may fail, but not be answered wrongly."""
     expected = server.http.post("/v1/completions", json=LARGE).json()["choices"][0]["text"]
     before = process.rlimit(psutil.RLIMIT_AS)
-    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + (8 << 20), before[1]))
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, before[1]))
     wrong: list[str] = []
     codes: list[int] = []
 
     def ask(number: int) -> None:
-        padding = "x" * (number << 19)  # an unknown field, so that a large body is read
-        body = LARGE if number % 2 else {**LARGE, "cache_salt": "s", "user": padding[: 4 << 20]}
+        body = LARGE if number % 2 else {**LARGE, "user": "x" * (number << 20)}  # an unknown field: the body is read
         try:
             answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=60, verify=False)
         except httpx.HTTPError:
@@ -110,14 +109,14 @@ def full_disk(scale: Scale) -> Iterator[Figure]:
         fill(folder)
         start = time.perf_counter()
         try:
-            with serve(folder=folder):
-                outcome = "it started"
+            with serve(folder=folder) as server:
+                outcome = "it starts and answers" if server.complete().status_code == 200 else "it does not answer"
         except RuntimeError as error:
             outcome = str(error)
         elapsed = time.perf_counter() - start
-        is_clear = "Traceback" not in outcome and "did not start" in outcome
+        is_clear = "Traceback" not in outcome and outcome != "it does not answer"
         measured = f"{outcome.splitlines()[-1][-120:]} after {elapsed:.1f} s"
-        yield Figure("a start on a full disk", "an error message, no traceback", measured, is_clear)
+        yield Figure("a start on a full disk", "it answers, or an error message", measured, is_clear)
 
 
 @contextlib.contextmanager
