@@ -61,7 +61,7 @@ def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
 
 
 def no_memory(server: Server, process: psutil.Process, name: str, canaries: list[str]) -> Iterator[Figure]:
-    """A process may map no more memory while eight large requests arrive: they may fail, but not be answered wrongly."""
+    """A process may map no more memory while eight large requests arrive: they may fail, not be answered wrongly."""
     expected = server.http.post("/v1/completions", json=LARGE).json()["choices"][0]["text"]
     before = process.rlimit(psutil.RLIMIT_AS)
     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, before[1]))
@@ -69,7 +69,7 @@ def no_memory(server: Server, process: psutil.Process, name: str, canaries: list
     codes: list[int] = []
 
     def ask(number: int) -> None:
-        body = LARGE if number % 2 else {**LARGE, "user": "x" * (number << 20)}  # an unknown field: the body is read
+        body = LARGE if number % 2 else {**LARGE, "user": "x" * (number << 20)}  # large bodies
         try:
             answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=60, verify=False)
         except httpx.HTTPError:
