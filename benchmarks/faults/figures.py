@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ class Scale:
 
 def at_most(fault: str, value: float, limit: float, unit: str, note: str = "", *, is_timed: bool = False) -> Figure:
     """A figure with an upper limit."""
-    measured = f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-    return Figure(fault, f"<= {limit:g} {unit}", measured + (f"; {note}" if note else ""), value <= limit, is_timed)
+    number = f"{value:,.0f}" if math.isfinite(value) and (value >= 1000 or value == int(value)) else f"{value:.3g}"
+    measured = f"{number} {unit}".strip() + (f"; {note}" if note else "")
+    return Figure(fault, f"<= {limit:g} {unit}".strip(), measured, value <= limit, is_timed)
 
 
 def none_of(fault: str, failures: list[str], count: int, what: str) -> Figure:

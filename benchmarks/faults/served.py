@@ -52,8 +52,8 @@ class Server:
         }
 
     def runtime_directory(self) -> Path:
-        (directory,) = [path for path in self.folder.iterdir() if (path / "frames").exists()]
-        return directory
+        directories = [path for path in self.folder.iterdir() if (path / "frames").exists()]
+        return max(directories, key=lambda path: path.stat().st_mtime)
 
     def counts(self) -> dict[str, Any]:
         """The runtime's counters."""

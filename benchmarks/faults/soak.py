@@ -21,6 +21,8 @@ from faults import soak_faults
 from faults.figures import Figure, at_most, none_of, wait_until
 from faults.served import Server, serve
 
+from plait.runtime.errors import PlaitError
+
 NUM_CLIENTS = 6
 FAULT_SHARE = 0.01
 GEN = {"max_tokens": 8, "ignore_eos": True}
@@ -79,7 +81,7 @@ class Soak:
             if self.draw.random() < FAULT_SHARE:
                 name, inflict = self.draw.choice(list(soak_faults.FAULTS.items()))
                 self.counts[f"fault: {name}"] += 1
-                with contextlib.suppress(OSError, psutil.Error):
+                with contextlib.suppress(OSError, psutil.Error, httpx.HTTPError, PlaitError, ValueError):  # the kill
                     await asyncio.to_thread(inflict, self.server, self.draw)
                 continue
             number, start = self.draw.randrange(len(REQUESTS)), time.monotonic()

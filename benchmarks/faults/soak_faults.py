@@ -59,11 +59,11 @@ def send_mutated_frames(server: Server, draw: random.Random) -> None:
 
 
 def ask_with_a_slow_schema(server: Server, draw: random.Random) -> None:
-    ask(server, "", field(slow(draw.randrange(10_000))))
+    ask(server, "none", field(slow(draw.randrange(10_000))))
 
 
 def ask_with_a_wrong_schema(server: Server, draw: random.Random) -> None:
-    ask(server, "", '"regex": "("')
+    ask(server, "none", '"regex": "("')
 
 
 def kill_a_compiler(server: Server, draw: random.Random) -> None:
