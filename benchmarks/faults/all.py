@@ -27,7 +27,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from faults.figures import Figure, Scale  # noqa: E402
 from server_comparison.signals import unwind_on_signal  # noqa: E402
 
-# name: the most seconds it may take. A module of this folder with a function `inflict(scale)`.
+# name: the most seconds it may take. A module of groups/ with a function `inflict(scale)`.
 GROUPS = {
     "programs": 150,
     "connections": 150,
@@ -64,7 +64,7 @@ def figures_of(group: str, scale: Scale, end: float) -> Iterator[Figure]:
     previous = signal.signal(signal.SIGALRM, stop)
     signal.alarm(limit_s)
     try:
-        yield from importlib.import_module(f"faults.{group}").inflict(scale)
+        yield from importlib.import_module(f"faults.groups.{group}").inflict(scale)
     except Exception as error:
         yield Figure("the group ran to its end", "no error", f"{type(error).__name__}: {error}"[:300], False)
     finally:

@@ -9,8 +9,8 @@ from functools import cache
 
 import frame_flood
 from constraints_tenants import slow
-from faults.constraints import ask, field
-from faults.frames import send
+from faults.groups.constraints import ask, field
+from faults.groups.frames import send
 from faults.plain_http import LONG, connect, head, open_stream, request, reset
 from faults.served import Server
 from frame_mutations import FrameMutator

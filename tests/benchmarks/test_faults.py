@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from faults import all as suite
-from faults import resources
 from faults.figures import Figure, Scale, at_most, none_of
+from faults.groups import resources
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 KEPT, BROKEN = at_most("a", 1, 2, "ms"), at_most("b", 3, 2, "ms")
@@ -21,7 +21,7 @@ KEPT, BROKEN = at_most("a", 1, 2, "ms"), at_most("b", 3, 2, "ms")
 def run(monkeypatch, inflict) -> int:
     """The exit code of the suite with one group."""
     monkeypatch.setattr(suite, "GROUPS", {"fake": 1})
-    monkeypatch.setitem(sys.modules, "faults.fake", SimpleNamespace(inflict=inflict))
+    monkeypatch.setitem(sys.modules, "faults.groups.fake", SimpleNamespace(inflict=inflict))
     monkeypatch.setattr(sys, "argv", ["all.py"])
     monkeypatch.setattr(suite, "unwind_on_signal", lambda: None)
     return suite.main()
@@ -59,7 +59,7 @@ def test_figures_without_a_case_are_broken() -> None:
 
 def test_every_group_has_a_module_and_its_promise_on_the_page() -> None:
     for group in suite.GROUPS:
-        assert callable(importlib.import_module(f"faults.{group}").inflict)
+        assert callable(importlib.import_module(f"faults.groups.{group}").inflict)
     assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE) == list(suite.GROUPS)
 
 

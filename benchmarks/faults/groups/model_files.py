@@ -24,7 +24,9 @@ from plait.runtime.tokenizer.tokenizer import load_tokenizer
 
 HEADER_BYTES = 1200  # of the model: the counts, the first keys, and the first lengths of arrays
 MEMORY_BYTES = 4 << 30
-CHILD = "import sys; sys.path[:0] = {path!r}; from faults.model_files import read_mutants; read_mutants({arguments})"
+CHILD = (
+    "import sys; sys.path[:0] = {path!r}; from faults.groups.model_files import read_mutants; read_mutants({arguments})"
+)
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
