@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL_OPTIONS := --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test suite check schemathesis clients audit lint types kernels docs hooks clean
+.PHONY: help run test suite check schemathesis faults clients audit lint types kernels docs hooks clean
 
 run: $(VENV)/.run  ## install plait and a small model, run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
@@ -40,6 +40,10 @@ check: $(VENV)/.run  ## say what plait does with the embedded model on this mach
 # Many requests made out of our own OpenAPI document; `make test` tries a few of them.
 schemathesis: $(VENV)/.test  ## many requests made from the OpenAPI document
 	PLAIT_EXAMPLES=100 $(BIN)/pytest --timeout=1200 tests/server/http/test_openapi_schemathesis.py
+
+# Kills, floods, damaged files and exhausted resources; docs/reliability.md has the promises and the figures.
+faults: $(VENV)/.test kernels  ## inflict faults on servers and compare what happens with the promises (at most 20 minutes)
+	$(BIN)/python benchmarks/faults/all.py
 
 # Clients too large for the tests, in environments of their own without torch: litellm and SGLang's own language below
 # programs of ours, and other people's clients of the server, which ask it over HTTP.

@@ -92,7 +92,7 @@ def other_tenant(client: Client, count: int) -> None:
     print(f"  the slow ones were answered after {time.perf_counter() - begun:.1f} s more: {sorted(set(answers))}")
 
 
-EXTRA: dict[str, Any] = {
+EXTRA_SPECS: dict[str, Any] = {
     "multiple_of": lambda: JsonSchema(
         {"allOf": [{"type": "integer", "multipleOf": n, "minimum": 1, "maximum": 10**15} for n in (9973, 9967, 9949)]}
     ),
@@ -116,7 +116,7 @@ def expensive(client: Client, streams: int) -> None:
     """The seconds until each expensive spec is answered while `streams` free texts decode."""
     busy = [start(client, "c", 4000, ignore_eos=True) for _ in range(streams)]
     try:
-        for name, make in (EXPENSIVE_SPECS | EXTRA).items():
+        for name, make in (EXPENSIVE_SPECS | EXTRA_SPECS).items():
             try:
                 spec = make()
             except GrammarError:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 from server_comparison.signals import unwind_on_signal
 
@@ -111,7 +112,26 @@ async def serve_other_key(client: Client, latencies: list[float], until: asyncio
         await asyncio.sleep(0.05)
 
 
-async def measure(address: str, options: argparse.Namespace) -> None:
+@dataclass
+class Departures:
+    """What was left of the programs after their last client had disconnected. Times in milliseconds."""
+
+    statuses: Counter[int]
+    programs_s: float
+    ended_ms: float
+    most_waiting: int
+    counts: dict
+    in_flight: int
+    other_ms: list[float]
+    other_ended_ms: float | None
+
+    @property
+    def lost_pages(self) -> int:
+        known = sum(self.counts[name] for name in ("free_pages", "cached_pages", "held_pages"))
+        return self.counts["total_pages"] - known
+
+
+async def measure(address: str, options: argparse.Namespace) -> Departures:
     client, other = Client(address, "first-key"), Client(address, "second-key")
     latencies: list[float] = []
     ended = asyncio.Event()
@@ -132,18 +152,24 @@ async def measure(address: str, options: argparse.Namespace) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(meanwhile, GIVE_UP_S)
         served_after = 1000 * (time.perf_counter() - last)
-    status = (await client.ask("GET", "/status"))[1]
+    in_flight = (await client.ask("GET", "/status"))[1]["in_flight"]
+    served_ms = [1000 * latency for latency in latencies]
+    return Departures(statuses, programs_s, elapsed_ms, most_waiting, counts, in_flight, served_ms, served_after)
+
+
+def report(left: Departures, num_programs: int) -> None:
+    statuses = dict(sorted(left.statuses.items()))
+    print(f"{num_programs} programs in {left.programs_s:.1f} s; statuses {statuses} (0: left first)")
     print(
-        f"{options.programs} programs in {programs_s:.1f} s; statuses {dict(sorted(statuses.items()))} (0: left first)"
+        f"no call runs or waits {left.ended_ms:.0f} ms after the last disconnect; "
+        f"most waiting then: {left.most_waiting}"
     )
-    print(f"no call runs or waits {elapsed_ms:.0f} ms after the last disconnect; most waiting then: {most_waiting}")
-    print(f"left: {counts}; in flight: {status['in_flight']}")
-    lost = counts["total_pages"] - counts["free_pages"] - counts["cached_pages"] - counts["held_pages"]
-    print(f"pages held: {counts['held_pages']}, lost: {lost}")
-    served_ms = [1000 * latency for latency in latencies] or [float("nan")]
+    print(f"left: {left.counts}; in flight: {left.in_flight}")
+    print(f"pages held: {left.counts['held_pages']}, lost: {left.lost_pages}")
+    served_ms = left.other_ms or [float("nan")]
     print(
-        f"other key: {len(latencies)} requests served, median {statistics.median(served_ms):.0f} ms, worst "
-        f"{max(served_ms):.0f} ms; the last one ended {served_after} ms after the last disconnect"
+        f"other key: {len(left.other_ms)} requests served, median {statistics.median(served_ms):.0f} ms, worst "
+        f"{max(served_ms):.0f} ms; the last one ended {left.other_ended_ms} ms after the last disconnect"
     )
 
 
@@ -166,7 +192,7 @@ def main() -> None:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert server.stdout is not None
-            asyncio.run(measure(server.stdout.readline().split()[-1], options))
+            report(asyncio.run(measure(server.stdout.readline().split()[-1], options)), options.programs)
         finally:
             server.terminate()
             server.wait()

@@ -107,7 +107,19 @@ def report(name: str, answers: list[Answer], start: float, seconds: float) -> tu
     return rate, percentile(ttft, 0.99)
 
 
-async def measure(port: int, seconds: float, factor: float, seed: int) -> None:
+@dataclass
+class Overload:
+    """What a load far above the peak did. Times in seconds."""
+
+    goodput: float  # answers per second, of those at the peak
+    p99_s: float
+    peak_p99_s: float
+    refusal_p99_s: float
+    recovery_s: float
+    num_errors: int  # answers other than 200, 429 and 503
+
+
+async def measure(port: int, seconds: float, factor: float, seed: int) -> Overload:
     load = Load(port, seed)
     await load.closed(4, NUM_CLIENTS)
     start = time.perf_counter()
@@ -126,10 +138,9 @@ async def measure(port: int, seconds: float, factor: float, seed: int) -> None:
     report("  from its third second on", settled, start + 3, seconds - 3)
     report("0.5 of the peak, afterwards", after, end, 10)
     late = [a.sent - end for a in after if a.status != 200 or a.first - a.sent > peak_p99]
-    print(
-        f"goodput {100 * rate / peak:.1f}% of the peak; p99 {p99 / peak_p99:.2f} of that at 0.9 of the peak; "
-        f"normal {max(late, default=0.0):.1f} s after the end"
-    )
+    refusal_p99 = percentile([answer.end - answer.sent for answer in overload if answer.status != 200], 0.99)
+    num_errors = sum(answer.status not in (200, 429, 503) for answer in [*overload, *after])
+    return Overload(rate / peak, p99, peak_p99, refusal_p99, max(late, default=0.0), num_errors)
 
 
 def main() -> None:
@@ -148,7 +159,11 @@ def main() -> None:
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline().rpartition(":")[2])
-        asyncio.run(measure(port, options.seconds, options.factor, options.seed))
+        result = asyncio.run(measure(port, options.seconds, options.factor, options.seed))
+        print(
+            f"goodput {100 * result.goodput:.1f}% of the peak; p99 {result.p99_s / result.peak_p99_s:.2f} of that at "
+            f"0.9 of the peak; normal {result.recovery_s:.1f} s after the end"
+        )
     finally:
         server.terminate()
         server.wait()

@@ -43,7 +43,10 @@ class GrammarError(ValueError):
 
 
 class CompileQueueFull(GrammarError):
-    """Raised for a constraint that was not compiled because too many others wait; it may be valid."""
+    """Raised for a constraint that was not compiled, because too many others wait or no compiler process started.
+
+    It may be valid.
+    """
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):

@@ -283,7 +283,7 @@ class CompilePool:
             self._last_start_succeeded = False
             pending = self._queue.pop(may_be_large=True)
             if pending is not None:
-                self._finish(pending, GrammarError("the compiler process did not start"))
+                self._finish(pending, CompileQueueFull("the compiler process did not start"))
 
     # -- results ----------------------------------------------------------------------------------
 

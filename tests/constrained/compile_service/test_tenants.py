@@ -252,6 +252,19 @@ def test_the_queue_of_a_tenant_is_bounded(small: Vocabulary, monkeypatch: pytest
     pool.close()
 
 
+def test_a_failed_start_does_not_blame_the_constraint(small: Vocabulary) -> None:
+    pool, workers = make_pool(small)
+    pool.submit(large(0), "a")
+    waiting = pool.submit(large(1), "a")
+    workers.failed_starts = 1
+    ((ticket, error),) = pool.collect()
+    assert ticket == waiting and isinstance(error, CompileQueueFull)
+    assert str(error) == "the compiler process did not start"
+    again = pool.submit(large(1), "a")
+    assert again not in dict(pool.collect()), "nothing is cached"
+    pool.close()
+
+
 def test_a_wait_in_the_queue_ends(small: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     now = monotonic()
     monkeypatch.setattr(pool_module, "monotonic", lambda: now)

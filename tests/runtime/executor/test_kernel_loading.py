@@ -12,22 +12,32 @@ from plait.runtime.executor.packed_cpu_runner import _KernelLoading
 
 def test_kernels_are_loaded_while_the_block_runs(monkeypatch) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
-    loaded = []
+    loaded, shown = [], []
 
     def compile_missing(progress) -> None:
-        progress("compiling")
+        progress(0.5, "compiling")
         has_begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
 
     monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
     monkeypatch.setattr(
         packed_cpu_runner, "KERNELS", {"a": lambda: loaded.append("a"), "b": lambda: loaded.append("b")}
     )
-    with _KernelLoading() as kernels:
-        assert has_begun.wait(20)
-        assert kernels.doing == "compiling" and not loaded
+    with _KernelLoading(lambda fraction, doing: shown.append((fraction, doing))) as kernels:
+        assert has_begun.wait(60)
+        kernels.show(0.1, "loading")  # not shown: compiling takes longer
+        assert shown == [(0.5, "compiling")] and not loaded
         may_end.set()
     assert loaded == ["a", "b"]
+
+
+def test_what_the_block_does_is_shown_if_nothing_is_compiled(monkeypatch) -> None:
+    shown = []
+    monkeypatch.setattr(packed_cpu_runner, "compile_missing", lambda progress: None)
+    monkeypatch.setattr(packed_cpu_runner, "KERNELS", {})
+    with _KernelLoading(lambda fraction, doing: shown.append((fraction, doing))) as kernels:
+        kernels.show(0.1, "loading")
+    assert shown == [(0.1, "loading")]
 
 
 def test_an_error_of_the_kernels_is_raised_at_the_end_of_the_block(monkeypatch) -> None:
@@ -35,5 +45,5 @@ def test_an_error_of_the_kernels_is_raised_at_the_end_of_the_block(monkeypatch) 
         raise OSError("no compiler")
 
     monkeypatch.setattr(packed_cpu_runner, "compile_missing", compile_missing)
-    with pytest.raises(OSError, match="no compiler"), _KernelLoading():
+    with pytest.raises(OSError, match="no compiler"), _KernelLoading(lambda fraction, doing: None):
         pass

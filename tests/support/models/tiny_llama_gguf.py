@@ -18,13 +18,15 @@ WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 128
 GREEDY_TOKEN_PATTERN = re.compile("(Ġ?[a-z0-9]+|[0-9,.])")  # the tokens of greedy outputs
 
 
-def write_small_model(path, context=8192):
-    """Writes the model as a GGUF file, always the same one.
+def write_small_model(path, context=8192, chat_template=None):
+    """Writes the model as a GGUF file, always the same one; None: with SmolLM2's chat template.
 
     With a `context` of a million tokens, an output is longer than any test.
     """
     writer = gguf.GGUFWriter(path, "llama")
     tokenizer = _tokenizer()
+    if chat_template is not None:
+        tokenizer["tokenizer.chat_template"] = chat_template
     tokens = tokenizer["tokenizer.ggml.tokens"]
     for name, value in tokenizer.items():
         _add(writer, name, value)

@@ -1,0 +1,118 @@
+"""Hostile schemas, patterns and grammars over HTTP: what each costs, and what they cost another key."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+from constraints_tenants import EXTRA_SPECS, slow
+from expensive_specs import EXPENSIVE_SPECS
+from faults.figures import Figure, Scale, at_most, none_of
+from faults.plain_http import LONG, open_stream, reset
+from faults.served import KEYS, Server, serve
+
+from plait.constrained import Choices, Ebnf, GrammarError, JsonSchema, Lark, Regex, Spec
+
+DEADLINE_S = 2.0  # --compile-deadline
+SHORT = ("patterns", "regex_three", "members", "one_of", "reference_chain", "deep")
+
+
+def inflict(scale: Scale) -> Iterator[Figure]:
+    with serve(has_keys=True) as server:
+        canaries, pid = server.canaries(), server.runtime().pid
+        yield from expensive(server, scale)
+        yield from other_tenant(server, scale.count(20, 4))
+        yield clients_that_leave(server, scale.count(20, 4))
+        kept = server.runtime().pid == pid and server.canaries() == canaries and not server.num_tracebacks()
+        yield none_of("after all of these: the answers", [] if kept else ["differ, or it restarted"], 3, "differ")
+
+
+def field(spec: Spec) -> str:
+    """The field of a completion that asks for a constraint, as JSON. A schema's text is not parsed: it may be deep."""
+    if isinstance(spec, JsonSchema):
+        return f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "x", "schema": {spec.text}}}}}'
+    if isinstance(spec, Regex):
+        return f'"regex": {json.dumps(spec.pattern)}'
+    if isinstance(spec, Choices):
+        return f'"choices": {json.dumps(spec.choices)}'
+    if isinstance(spec, Ebnf):
+        return f'"ebnf": {json.dumps(spec.grammar)}'
+    assert isinstance(spec, Lark)
+    return f'"lark": {json.dumps(spec.grammar)}'
+
+
+def ask(server: Server, key: str, constraint: str, timeout_s: float = 60) -> int:
+    """The status of the answer to a completion with this field."""
+    body = f'{{"model": "default", "prompt": "One", "max_tokens": 1, "temperature": 0, {constraint}}}'
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    url = f"{server.address}/v1/completions"
+    return httpx.post(url, content=body, headers=headers, timeout=timeout_s, verify=False).status_code
+
+
+def expensive(server: Server, scale: Scale) -> Iterator[Figure]:
+    """Each spec beside four streams; the first answer, which no cache has."""
+    streams = [open_stream(server.port, LONG, server.key)[0] for _ in range(4)]
+    times: dict[str, float] = {}
+    failures = []
+    for name, make in (EXPENSIVE_SPECS | EXTRA_SPECS).items():
+        if scale.is_short and name not in SHORT:
+            continue
+        try:
+            constraint = field(make())
+        except GrammarError:
+            continue  # refused before it can be sent
+        start = time.perf_counter()
+        code = ask(server, KEYS[0], constraint)
+        times[name] = time.perf_counter() - start
+        if code not in (200, 400):
+            failures.append(f"{name}: {code}")
+    for stream in streams:
+        reset(stream)
+    slowest = max(times, key=lambda name: times[name])
+    fault = f"{len(times)} expensive constraints beside 4 streams"
+    yield at_most(f"{fault}: the slowest answer", times[slowest], DEADLINE_S + 1, "s", slowest, is_timed=True)
+    yield none_of(f"{fault}: answers", failures, len(times), "neither 200 nor 400")
+
+
+def other_tenant(server: Server, count: int) -> Iterator[Figure]:
+    """One key has `count` slow schemas waiting; another asks for small ones."""
+    codes: list[int] = []
+    threads = [
+        threading.Thread(
+            target=lambda number=number: codes.append(ask(server, KEYS[0], field(slow(number)))),
+            daemon=True,
+        )
+        for number in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    times = []
+    for number in range(5):
+        start = time.perf_counter()
+        small = field(JsonSchema({"type": "integer", "minimum": number}))
+        code = ask(server, KEYS[1], small)
+        times.append(time.perf_counter() - start if code == 200 else float("inf"))
+    fault = f"{count} slow schemas of one key: a small one of another"
+    yield at_most(fault, 1000 * max(times), 1000, "ms", is_timed=True)
+    for thread in threads:
+        thread.join(90)
+    failures = [str(code) for code in codes if code not in (400, 503)]
+    yield none_of("the same: the slow ones", failures, len(codes), "not refused")
+
+
+def clients_that_leave(server: Server, count: int) -> Figure:
+    """Clients of slow schemas leave after 0.3 s: the same key's next small schema does not wait for theirs."""
+    for number in range(count):
+        try:
+            ask(server, KEYS[0], field(slow(100 + number)), timeout_s=0.3)
+        except httpx.TimeoutException:
+            continue
+    start = time.perf_counter()
+    code = ask(server, KEYS[0], field(slow(200)))
+    elapsed = time.perf_counter() - start if code == 400 else float("inf")
+    fault = f"{count} clients of slow schemas leave: the next slow one is refused in"
+    return at_most(fault, elapsed, DEADLINE_S + 1, "s", is_timed=True)

@@ -1,0 +1,55 @@
+"""Requests that hold the server's event loop: the longest gap between the wake-ups of a task, for each kind.
+
+The application runs in this process, since the gaps of another process cannot be seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Iterator
+
+import httpx
+import loop_gaps
+from faults.figures import Figure, Scale, at_most, none_of
+
+from plait import Runtime
+from plait.runtime.server.app import create_app
+from plait.runtime.server.settings import server_settings
+
+LIMIT_MS = 50.0
+SHORT = ("8 MiB of []", "a message of 1 MB", "128 tools of 0 properties")
+
+
+def inflict(scale: Scale) -> Iterator[Figure]:
+    with Runtime() as runtime:
+        gc.collect()
+        gc.freeze()  # as `plait serve` does
+        try:
+            gaps = asyncio.run(measure_all(runtime, scale))
+        finally:
+            gc.unfreeze()
+    slowest = max(gaps, key=lambda name: gaps[name][1])
+    wall, cpu = gaps[slowest]
+    above = [f"{name}: {own:.0f} ms" for name, (_, own) in gaps.items() if own > LIMIT_MS]
+    fault = f"{len(gaps)} kinds of large requests"
+    note = f"{slowest}; by the clock {wall:.0f} ms"
+    yield at_most(f"{fault}: the longest gap of the loop, in processor time", cpu, LIMIT_MS, "ms", note, is_timed=True)
+    yield none_of(f"{fault}: those above {LIMIT_MS:g} ms", above, len(gaps), "kinds")
+
+
+async def measure_all(runtime: Runtime, scale: Scale) -> dict[str, tuple[float, float]]:
+    """{kind: (longest gap by the clock, in processor time)}, in ms."""
+    app = create_app(runtime, server_settings(max_queue=2048, max_body_bytes=loop_gaps.MAX_BODY))
+    runtime.client.attach_to_loop()
+    transport = httpx.ASGITransport(app=app)
+    gaps: dict[str, tuple[float, float]] = {}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
+        await loop_gaps.measure(client, "/v1/chat/completions", json.dumps(loop_gaps.CHAT).encode())
+        for name, path, body in loop_gaps.cases():
+            if not scale.is_short or name in SHORT:
+                wall, cpu, _, _ = await loop_gaps.measure(client, path, body)
+                gaps[name] = wall, cpu
+    runtime.client.detach_from_loop()
+    return gaps

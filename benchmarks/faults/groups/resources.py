@@ -1,0 +1,160 @@
+"""Resources that run out: descriptors, memory, disk, pages of the KV cache."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+from faults.figures import Figure, Scale, at_most, none_of
+from faults.plain_http import connect
+from faults.served import Server, serve
+
+from plait import Runtime
+from plait.runtime.sampling_params import sampling_params
+
+LARGE = {"model": "default", "prompt": "The cat sat on the mat. " * 300, "max_tokens": 4, "temperature": 0}
+
+
+def inflict(scale: Scale) -> Iterator[Figure]:
+    yield from exhausted(scale)
+    yield small_pool(scale.count(32, 8))
+
+
+def exhausted(scale: Scale) -> Iterator[Figure]:
+    """Without descriptors, memory and disk space."""
+    with serve() as server:
+        canaries = server.canaries()
+        yield from no_descriptors(server, scale.count(200, 60))
+        yield from no_memory(server, server.own, "the HTTP process", canaries)
+        yield from no_memory(server, server.runtime(), "the runtime", canaries)
+    yield from full_disk(scale)
+
+
+def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
+    """The HTTP process may open 20 descriptors more; then come `count` connections."""
+    before = psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE)
+    server.own.rlimit(psutil.RLIMIT_NOFILE, (server.own.num_fds() + 20, before[1]))
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(connect(server.port))
+        cpu, start = sum(server.own.cpu_times()[:2]), time.perf_counter()
+        codes = [server.complete().status_code for _ in range(5)]
+        time.sleep(2)
+        used = (sum(server.own.cpu_times()[:2]) - cpu) / (time.perf_counter() - start)
+    fault = f"{count} connections where 20 descriptors are left"
+    failures = [str(code) for code in codes if code != 200]
+    yield none_of(f"{fault}: requests of an open connection", failures, 5, "failed")
+    yield at_most("the same: processor time meanwhile", 100 * used, 60, "% of a core", is_timed=True)
+    start, is_served = time.perf_counter(), False
+    while not is_served and time.perf_counter() - start < 30:
+        with contextlib.suppress(httpx.HTTPError):
+            is_served = httpx.get(f"{server.address}/health", timeout=5, verify=False).status_code == 200
+    yield at_most("the same: a new connection afterwards", time.perf_counter() - start, 3, "s")
+    server.own.rlimit(psutil.RLIMIT_NOFILE, before)
+
+
+def no_memory(server: Server, process: psutil.Process, name: str, canaries: list[str]) -> Iterator[Figure]:
+    """A process may map no more memory while eight large requests arrive: they may fail, not be answered wrongly."""
+    expected = server.http.post("/v1/completions", json=LARGE).json()["choices"][0]["text"]
+    before = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, before[1]))
+    wrong: list[str] = []
+    codes: list[int] = []
+
+    def ask(number: int) -> None:
+        body = LARGE if number % 2 else {**LARGE, "user": "x" * (number << 20)}  # large bodies
+        try:
+            answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=60, verify=False)
+        except httpx.HTTPError:
+            codes.append(0)
+            return
+        codes.append(answer.status_code)
+        if answer.status_code == 200 and answer.json()["choices"][0]["text"] != expected:
+            wrong.append(answer.text[:60])
+
+    threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.rlimit(psutil.RLIMIT_AS, before)
+    summary = {code: codes.count(code) for code in sorted(set(codes))}
+    yield none_of(f"no memory for {name}: 8 requests ({summary})", wrong, len(codes), "wrong answers")
+    server.wait_ready()
+    kept = server.process.poll() is None and server.canaries() == canaries
+    yield none_of("the same: answers afterwards", [] if kept else ["differ"], 3, "differ")
+
+
+def full_disk(scale: Scale) -> Iterator[Figure]:
+    """TMPDIR and the log on a file system of 1 MiB, which is then filled; and a start on a full one."""
+    with small_file_system() as folder:
+        if folder is None:
+            yield Figure("a full disk", "served", "not tried: no file system can be mounted here (needs root)", True)
+            return
+        with (folder / "log").open("w") as log, serve(folder=folder, log=log) as server:
+            canaries = server.canaries()
+            fill(folder)
+            codes = [server.http.get("/" + "x" * 200).status_code for _ in range(scale.count(2000, 100))]
+            failures = [str(code) for code in codes if code != 404]
+            failures += [] if server.canaries() == canaries else ["answers differ"]
+            yield none_of("a full disk under TMPDIR and the log: requests", failures, len(codes) + 3, "failed")
+        fill(folder)
+        start = time.perf_counter()
+        try:
+            with serve(folder=folder) as server:
+                outcome = "it starts and answers" if server.complete().status_code == 200 else "it does not answer"
+        except RuntimeError as error:
+            outcome = str(error)
+        elapsed = time.perf_counter() - start
+        is_clear = "Traceback" not in outcome and outcome != "it does not answer"
+        measured = f"{outcome.splitlines()[-1][-120:]} after {elapsed:.1f} s"
+        yield Figure("a start on a full disk", "it answers, or an error message", measured, is_clear)
+
+
+@contextlib.contextmanager
+def small_file_system() -> Iterator[Path | None]:
+    """A mounted tmpfs of 1 MiB, or None where that is not allowed."""
+    with tempfile.TemporaryDirectory(prefix="plait-full-") as name:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", name]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            yield None
+            return
+        try:
+            yield Path(name)
+        finally:
+            subprocess.run(["umount", "-l", name], check=True)
+
+
+def fill(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "filler").open("ab", buffering=0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+
+
+def small_pool(count: int) -> Figure:
+    """Long answers in a KV pool that holds a few of them: preempted and computed again, to the same tokens."""
+    prompts = [f"Story number {number} begins" for number in range(count)]
+    texts = []
+    for max_pages in (None, 600):
+        settings = {} if max_pages is None else {"max_pages": max_pages}
+        with Runtime(deterministic=True, context_length=512, **settings) as runtime:
+            calls = []
+            for prompt in prompts:
+                session = runtime.client.open_session()
+                session.append(prompt)
+                calls.append(
+                    session.generate(sampling_params(max_tokens=100, temperature=1.0, seed=5, ignore_eos=True))
+                )
+                session.close()
+            texts.append([call.result(300).text for call in calls])
+            retractions = runtime.client.status().retractions if max_pages else 0
+    different = [f"answer {number}" for number, pair in enumerate(zip(*texts, strict=True)) if pair[0] != pair[1]]
+    return none_of(f"{count} answers in 600 pages ({retractions} preemptions)", different, count, "different answers")
