@@ -181,7 +181,7 @@ class _Saver:
         }
 
     def _typed_value(self, call_segment: CallSegment) -> dict[str, Any]:
-        if not isinstance(call_segment, GenResult) or call_segment.value_format is None:
+        if not isinstance(call_segment, GenResult | SelectResult) or call_segment.value_format is None:
             return {}
         type_name = call_segment.value_format.type_name
         try:
@@ -221,7 +221,9 @@ class _Loader:
         call, run = SavedCall(self._client, data, self._codec), self._run
         call_segment: CallSegment
         if data["kind"] == "select":
-            call_segment = SelectResult(run, data["name"], call)
+            value = self._codec.decode(data.get("value"))
+            value_format = None if "type" not in data else ValueFormat(data["type"], None, lambda text: value)
+            call_segment = SelectResult(run, data["name"], call, value_format)
         else:
             call_segment = SavedGen(run, data["name"], call, data.get("type"), self._reader(data))
         call_segment.lane = data["lane"]

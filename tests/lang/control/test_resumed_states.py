@@ -84,6 +84,7 @@ def test_resumed_item_gives_everything_that_a_fresh_one_gives(backend, tmp_path)
     assert isinstance(state["person"], Person) and state["call"].tool.function is resumable_programs.add
     assert state["seen"]["colours"] == {Colour.RED} and state["leaf"] == [[" fine.", " fine."]]
     assert len(state.get_meta_info("mood")["choice_scores"]) == 2
+    assert state["tint"] is Colour.RED and state.text_of("tint") == "red"
     assert state.show(trace) == trace and trace.read_text().count('class="span"') == state.usage.calls
     with pytest.raises(plait.PlaitError, match="the program has ended"):
         state._append(plait.lang.core.expressions.as_expr("more"))

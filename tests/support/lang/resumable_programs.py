@@ -54,7 +54,9 @@ def add(a: int, b: int) -> int:
 def every_kind(s, question):
     s += user(question)
     with s.var_scope("turn"):
-        s += assistant(gen("person", type=Person) + " is " + select("mood", ["calm", "lively"]))
+        s += assistant(
+            gen("person", type=Person) + " is " + select("mood", ["calm", "lively"]) + " in " + select("tint", Colour)
+        )
     person = s["person"]
     s["seen"] = {"pair": Pair(1, "b"), "colours": {Colour.RED}, 3: (1.5, float("inf"), b"x"), "day": date(2024, 5, 1)}
     branches = s.fork(2)
