@@ -87,10 +87,15 @@ def cases() -> Iterator[tuple[str, str, bytes]]:
     yield "1024 messages", chat, json.dumps(CHAT | {"messages": CHAT["messages"] * 1024}).encode()
     ids = [[1000 + i % 1000 for i in range(8000)]] * 100
     yield "100 prompts of 8,000 ids", generate, json.dumps({"input_ids": ids}).encode()
+    yield "60 prompts of 8,000 ids", generate, json.dumps({"input_ids": ids[:60]}).encode()
     for count, properties in ((128, 0), (128, 20), (128, 100)):
         body = CHAT | {"tools": tools(count, properties)}
         yield f"{count} tools of {properties} properties", chat, json.dumps(body).encode()
         yield "the same, required", chat, json.dumps(body | {"tool_choice": "required"}).encode()
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(115):  # with the rest of the body near the limit of 128 levels
+        deep = {"items": deep}
+    yield "a schema of 115 levels", chat, json.dumps(with_schema(deep)).encode()
     for levels in (30, 60):
         yield f"a schema of {levels} levels", chat, json.dumps(with_schema(nested_schema(levels))).encode()
     for count in (5000, 20_000):
@@ -98,9 +103,42 @@ def cases() -> Iterator[tuple[str, str, bytes]]:
     yield "10,000 choices", chat, json.dumps(CHAT | {"choices": [f"choice {i}" for i in range(10_000)]}).encode()
     answer = {"max_tokens": 2000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
     yield "2,000 tokens with 20 logprobs", chat, json.dumps(CHAT | answer).encode()
+    yield "16 of 500 tokens with 20 logprobs", chat, json.dumps(CHAT | answer | {"max_tokens": 500, "n": 16}).encode()
+    yield (
+        "the same as a stream",
+        chat,
+        json.dumps(CHAT | answer | {"max_tokens": 500, "n": 16, "stream": True}).encode(),
+    )
+    for count, repeats in ((2048, 1), (100, 300)):
+        inputs = [f"{i} {SENTENCE * repeats}" for i in range(count)]
+        yield (
+            f"{count:,} texts of {len(inputs[-1]):,} characters to embed",
+            "/v1/embeddings",
+            json.dumps({"model": "default", "input": inputs}).encode(),
+        )
+    for size in (1 << 20, MAX_BODY - (1 << 12)):
+        text = (SENTENCE * (size // len(SENTENCE)))[:size]
+        yield f"{size >> 20} MiB to tokenize", "/tokenize", json.dumps({"prompt": text}).encode()
+    yield from program_cases()
     prompt_logprobs = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
     sglang = {"text": SENTENCE * 300, "sampling_params": {"max_new_tokens": 1}} | prompt_logprobs
     yield "3,000 prompt tokens with 20 logprobs", generate, json.dumps(sglang).encode()
+
+
+def program_cases() -> Iterator[tuple[str, str, bytes]]:
+    """Programs near the limits of nodes, of branches and of text."""
+    gen = {"gen": {"max_tokens": 1}}
+    texts = [{"text": "a"} for _ in range(4000)]
+    wide = [{"fork": {"branches": [[{"text": f"{i} {SENTENCE}"}, gen] for i in range(126)]}}]
+    long = [{"text": SENTENCE * 150}, gen] * 20
+    many = [{"role": "user", "content": [{"text": SENTENCE}]} for _ in range(1000)]
+    for name, nodes in (
+        ("4,000 texts", [*texts, gen]),
+        ("126 branches", wide),
+        ("20 calls of 7 KB", long),
+        ("1,000 turns", many + [gen]),
+    ):
+        yield f"a program of {name}", "/v1/programs", json.dumps({"program": nodes}).encode()
 
 
 async def probe(gaps: list[tuple[float, float]]) -> None:
@@ -141,7 +179,7 @@ async def run(runtime: Runtime, only: str, rounds: int) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
         await measure(client, "/v1/chat/completions", json.dumps(CHAT).encode())  # loads what is loaded on demand
         for name, path, body in cases():
-            if only in name:
+            if any(text in name for text in only.split("|")):
                 results = [await measure(client, path, body) for _ in range(rounds)]
                 wall, cpu, total = (statistics.median(result[i] for result in results) for i in range(3))  # type: ignore[type-var]
                 print(f"| {name} | {wall:.0f} | {cpu:.0f} | {total:.0f} | {results[0][3]} |", flush=True)

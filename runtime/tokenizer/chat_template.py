@@ -128,6 +128,8 @@ class ChatTemplate:
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
             before, after = self._layout(key[0]), self._layout((*key[0], role))
+            if not after.startswith(before):  # rendered without a comparison
+                raise InputError(f"the chat template rewrites the turns before one of {role!r:.40}")
             prefix, suffix = after[len(before) :].split(_placeholder(len(key[0])))
             self._turns[key] = prefix, suffix
             if len(self._turns) > _MAX_TURN_TEXTS:
@@ -148,15 +150,14 @@ class ChatTemplate:
         (user,)            "<s>[INST] #0# [/INST]"
         (user, assistant)  "<s>[INST] #0# [/INST] #1# </s>"
         """
-        text, today = "", self._today
-        num_cached = len(roles)
-        while num_cached and (roles[:num_cached], today) not in self._layouts:
-            num_cached -= 1
-        if num_cached:
-            text = self._layouts[roles[:num_cached], today]
-        for count in range(num_cached + 1, len(roles) + 1):
-            text = self._extend_layout(text, roles[:count])
-            self._layouts[roles[:count], today] = text
+        if not roles:
+            return ""
+        key = (roles, self._today)
+        text = self._layouts.get(key)
+        if text is None:
+            # The layout of one turn less is compared if it is known; rendering all before it again would take long.
+            text = self._extend_layout(self._layouts.get((roles[:-1], key[1]), ""), roles)
+            self._layouts[key] = text
             if len(self._layouts) > _MAX_LAYOUTS:
                 self._layouts.popitem(last=False)
         return text

@@ -25,6 +25,7 @@ from plait.runtime.server.in_flight import current_request
 MAX_INPUTS = 2048  # per request, as OpenAI's limit
 MAX_TOKENS = 300_000  # of all inputs, as OpenAI's limit; the context length if that is more
 MAX_CONCURRENT_INPUTS = 64
+LARGE_VECTORS = 64  # an answer with more of them is made in a thread
 
 EmbeddingInput = str | list[int]
 
@@ -82,7 +83,7 @@ async def tokenize_inputs(
     if not 1 <= len(inputs) <= MAX_INPUTS:
         raise invalid(f"'{param}' must hold from 1 to {MAX_INPUTS} inputs, not {len(inputs)}", param)
     names = [f"{param}[{i}]" if len(inputs) > 1 else param for i in range(len(inputs))]
-    if sum(len(text) for text in inputs if isinstance(text, str)) > TOKENIZE_IN_THREAD_CHARS:
+    if sum(map(len, inputs)) > TOKENIZE_IN_THREAD_CHARS:
         return await asyncio.to_thread(_tokenize_all, client, inputs, names, truncate, limit)
     return _tokenize_all(client, inputs, names, truncate, limit)
 
@@ -112,8 +113,9 @@ def _tokenize_input(client: Client, item: EmbeddingInput, name: str, truncate: b
     if not item:
         raise invalid(f"'{name}' is empty", name)
     if isinstance(item, list):
-        if any(not 0 <= token_id < client.model.vocab_size for token_id in item):
-            raise invalid(f"'{name}' holds a token id that is not from 0 to {client.model.vocab_size - 1}", name)
+        vocab_size = client.model.vocab_size
+        if not 0 <= min(item) <= max(item) < vocab_size:
+            raise invalid(f"'{name}' holds a token id that is not from 0 to {vocab_size - 1}", name)
         ids = item
     elif not truncate and len(item) > limit * max_token_bytes(tokenizer.vocabulary):
         text = f"{context_limit_message(limit)}; '{name}' has {len(item)} characters, which are more tokens than that"

@@ -12,7 +12,7 @@ from plait.runtime.server.errors import invalid
 
 MAX_CONTAINERS = 20_000  # arrays and objects
 MAX_KEYS = 100_000  # of all objects
-MAX_ELEMENTS = 1_000_000  # separators: about the values of all arrays and objects, such as token ids
+MAX_ELEMENTS = 500_000  # separators: about the values of all arrays and objects, such as token ids
 PIECE_BYTES = 1 << 19  # scanned at once
 
 

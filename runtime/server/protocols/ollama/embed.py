@@ -14,7 +14,9 @@ from plait.runtime.errors import PlaitError
 from plait.runtime.sampling_params import NAMES
 from plait.runtime.server.app_state import state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
+    LARGE_VECTORS,
     EmbeddingOptions,
     check_can_embed,
     check_dimensions,
@@ -87,7 +89,7 @@ async def embed(request: Request) -> Response:
     results = await _results(request, body, inputs, "input", body.truncate is not False, body.dimensions, True)
     longest = max((result.usage.wall_s for result in results), default=0.0)
     count = sum(result.usage.prompt_tokens for result in results)
-    vectors = [result.embedding.tolist() for result in results]
+    vectors = await run_aside(len(results) > LARGE_VECTORS, lambda: [result.embedding.tolist() for result in results])
     return json_response(EmbedResponse(body.model, vectors, int(longest * 1e9), 0, count))
 
 

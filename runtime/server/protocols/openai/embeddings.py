@@ -17,7 +17,9 @@ from plait.runtime.client.call import CallResult
 from plait.runtime.errors import PlaitError
 from plait.runtime.server.app_state import state_of, tenant_of
 from plait.runtime.server.errors import as_api_error, invalid
+from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.embedding import (
+    LARGE_VECTORS,
     EmbeddingInput,
     EmbeddingOptions,
     check_can_embed,
@@ -101,7 +103,9 @@ async def create_embedding(request: Request) -> Response:
         results = await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
-    return await json_response_in_pieces(_response(results, state.model_name, body.encoding_format or "float"))
+    is_large = len(results) > LARGE_VECTORS
+    response = await run_aside(is_large, _response, results, state.model_name, body.encoding_format or "float")
+    return await json_response_in_pieces(response)
 
 
 def split_inputs(value: str | Sequence[str | int | list[int]]) -> list[EmbeddingInput]:

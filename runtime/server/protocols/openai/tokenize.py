@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.chat.engine import prepare_chat
 from plait.runtime.server.errors import invalid
+from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import token_text
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, prepend_bos
 from plait.runtime.server.http.json_body import read_json
@@ -30,6 +32,7 @@ from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
 router = APIRouter()
 
 MAX_PROMPTS = 1024
+LARGE_ANSWER_TOKENS = 2000  # an answer with more is made in a thread
 
 
 class TokenizeRequest(StrictStruct):
@@ -91,12 +94,22 @@ async def tokenize_prompt(request: Request) -> Response:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
         token_lists = await _prompts(prompts, body, client)
-    names = [[token_text(client, token) for token in ids] for ids in token_lists] if body.return_token_strs else None
+    is_large = sum(map(len, token_lists)) > LARGE_ANSWER_TOKENS
+    return await run_aside(is_large, _tokenized, body, token_lists, client)
+
+
+def _tokenized(body: TokenizeRequest, token_lists: list[list[int]], client: Client) -> Response:
+    """The answer. Its lists are encoded one at a time, since other threads wait for the encoder."""
+    encode = msgspec.json.Encoder().encode
+    tokens: Any = [msgspec.Raw(encode(ids)) for ids in token_lists]
+    names: Any = None
+    if body.return_token_strs:
+        text_of = cache(lambda token: token_text(client, token))
+        names = [msgspec.Raw(encode([text_of(token) for token in ids])) for ids in token_lists]
     limit = client.model.context_length
     if isinstance(body.prompt, list):
-        return json_response(Tokenized(token_lists, [len(ids) for ids in token_lists], limit, names))
-    (ids,) = token_lists
-    return json_response(Tokenized(ids, len(ids), limit, names[0] if names else None))
+        return json_response(Tokenized(tokens, [len(ids) for ids in token_lists], limit, names))
+    return json_response(Tokenized(tokens[0], len(token_lists[0]), limit, names[0] if names else None))
 
 
 @router.post("/detokenize", **documented(DetokenizeRequest, Detokenized))

@@ -11,8 +11,16 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.errors import InputError
 from plait.runtime.seed_path import SeedPath
-from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context
+from plait.runtime.server.generation.aside import run_aside
+from plait.runtime.server.generation.submission import (
+    TOKENIZE_IN_THREAD_CHARS,
+    YIELD_AFTER_CHARS,
+    check_fits_context,
+)
 from plait.runtime.tokenizer.chat_template import ChatTemplate
+
+TURNS_AT_ONCE = 32
+TEXT_COST_CHARS = 20  # a text's own cost of being tokenized, in characters
 
 T = TypeVar("T")
 
@@ -42,11 +50,13 @@ class ProgramBranch:
     turns: list[tuple[str, int, int]] = field(default_factory=list)
     seed_path: SeedPath = field(default_factory=SeedPath)
     _num_unsent: int = 0  # characters that the next call or fork tokenizes
+    _num_unsent_texts: int = 0
 
     def write(self, text: str, *, control: bool = False) -> None:
         """Appends text."""
         self.session.append(text, control=control)
         self._num_unsent += len(text)
+        self._num_unsent_texts += 1
         self.pieces.append(TextPiece(text, control))
 
     async def run_tokenizing(self, start: Callable[[], T], abandoned: Callable[[], None]) -> T:
@@ -56,8 +66,11 @@ class ProgramBranch:
         Raises ContextOverflow, before any work, for a text that cannot fit however it is tokenized.
         """
         check_fits_context(self.client, self._num_unsent)
-        is_long, self._num_unsent = self._num_unsent > TOKENIZE_IN_THREAD_CHARS, 0
-        if not is_long:
+        cost = self._num_unsent + TEXT_COST_CHARS * self._num_unsent_texts
+        self._num_unsent = self._num_unsent_texts = 0
+        if cost <= TOKENIZE_IN_THREAD_CHARS:
+            if cost > YIELD_AFTER_CHARS:
+                await asyncio.sleep(0)  # a program may have many such calls in a row
             return start()
         work = asyncio.ensure_future(asyncio.to_thread(start))
 
@@ -73,9 +86,12 @@ class ProgramBranch:
             raise
         return work.result()
 
-    def begin_turn(self, role: str) -> int:
-        """Begins a turn; returns the index of its first piece."""
-        self.write(self._template().turn_prefix(self._roles(), role), control=True)
+    async def begin_turn(self, role: str) -> int:
+        """Begins a turn; returns the index of its first piece. Rendering many turns takes long, and has a thread."""
+        template, roles = self._template(), self._roles()
+        prefix = await run_aside(len(roles) > TURNS_AT_ONCE, template.turn_prefix, roles, role)
+        await asyncio.sleep(0)  # a program may have many turns in a row
+        self.write(prefix, control=True)
         return len(self.pieces)
 
     def end_turn(self, role: str, first: int) -> None:

@@ -7,20 +7,28 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from plait.runtime.client.call import CallResult
 from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
 from plait.runtime.errors import Aborted, PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
 from plait.runtime.server.errors import as_api_error
+from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
 from plait.runtime.server.generation.submission import MAX_UNREAD_BYTES
 from plait.runtime.server.generation.violation import find_violation
 from plait.runtime.server.http.json_body import read_json
 from plait.runtime.server.http.openapi import documented
-from plait.runtime.server.http.response import cancel_on_disconnect, json_response, named_sse_event, stream_response
+from plait.runtime.server.http.response import (
+    cancel_on_disconnect,
+    json_response_in_pieces,
+    named_sse_event,
+    stream_response,
+)
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, Value, resolve_value
 from plait.runtime.server.protocols.programs.compiler import Step, compile_program
 from plait.runtime.server.protocols.programs.program_run import FinishedCall, ProgramRun, TextDelta
@@ -52,12 +60,17 @@ async def run_program(request: Request) -> Response:
         execution = _Execution(state.client, body, steps, envelope, tenant_of(request))
         if body.stream:
             return await stream_response(request, execution.events())
-        return json_response(await cancel_on_disconnect(request, execution.run()))
+        return await json_response_in_pieces(await cancel_on_disconnect(request, execution.run()))
 
     try:
         return await run_again_if_lost(request, run)
     except PlaitError as error:
         raise as_api_error(error) from error
+
+
+def _is_large(result: CallResult) -> bool:
+    """Whether converting the logprobs of a call takes more than a few milliseconds."""
+    return result.encoded_logprobs is not None and len(result.token_ids) > LARGE_TOKENS
 
 
 class _EventQueue:
@@ -108,7 +121,10 @@ class _Execution:
             return await self._answer(run, program_branch)
 
     async def _answer(self, run: ProgramRun, program_branch: ProgramBranch) -> ProgramAnswer:
-        calls = [self._call_answer(done, await find_violation(done.result)) for done in run.done]
+        calls = [
+            await run_aside(_is_large(done.result), self._call_answer, done, await find_violation(done.result))
+            for done in run.done
+        ]
         usages = [call.usage for call in calls]
         prompt, completion = (
             sum(usage.prompt_tokens for usage in usages),
@@ -177,7 +193,8 @@ class _Execution:
                 yield event
             if events.has_dropped:
                 raise Aborted(UNREAD_STREAM)
-            yield named_sse_event("program.completed", {"type": "program.completed", "program": await task})
+            program = msgspec.Raw((await json_response_in_pieces(await task)).body)
+            yield named_sse_event("program.completed", {"type": "program.completed", "program": program})
         except Exception as error:
             if not has_begun:
                 raise

@@ -18,7 +18,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.session import Session
 from plait.runtime.client.stream import stream_updates
 from plait.runtime.errors import Aborted, PlaitError
-from plait.runtime.server.errors import ApiError, as_api_error
+from plait.runtime.server.errors import ApiError, as_api_error, invalid
 from plait.runtime.server.in_flight import current_request
 from plait.runtime.server.protocols.programs.branch import ProgramBranch, TextPiece, Value
 from plait.runtime.server.protocols.programs.call_count import max_calls_in_flight
@@ -32,6 +32,9 @@ from plait.runtime.server.protocols.programs.compiler import (
     VariableStep,
     gather_variables,
 )
+
+# The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
+MAX_RENDERED_TURNS = 50_000
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class ProgramRun:
         self._client, self._on_event = client, on_event
         self._tasks: asyncio.TaskGroup | None = None
         self._abort_reason = ""
+        self._num_rendered_turns = 0
         self.sessions: list[Session] = []  # all that were opened so far
         self.done: list[FinishedCall] = []
         self.calls: list[Call] = []
@@ -109,7 +113,8 @@ class ProgramRun:
                 program_branch.write(await _text_of(program_branch, step))
             elif isinstance(step, RoleStep):
                 with _errors_named(step.path):
-                    first = program_branch.begin_turn(step.role)
+                    self._count_turns(step, len(program_branch.turns) + 1)
+                    first = await program_branch.begin_turn(step.role)
                 await self._run(step.steps, program_branch)
                 with _errors_named(step.path):
                     program_branch.end_turn(step.role, first)
@@ -117,6 +122,13 @@ class ProgramRun:
                 await self._fork(step, program_branch)
             else:
                 await self._call(step, program_branch)
+
+    def _count_turns(self, step: RoleStep, count: int) -> None:
+        """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
+        self._num_rendered_turns += count
+        if self._num_rendered_turns > MAX_RENDERED_TURNS:
+            text = f"the program has too many turns: the chat template would render more than {MAX_RENDERED_TURNS}"
+            raise invalid(text, step.path)
 
     async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> None:
         """Starts a call. Its text becomes a piece of the branch's text, and a variable."""

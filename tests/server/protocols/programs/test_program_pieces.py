@@ -1,0 +1,70 @@
+"""The texts and turns of a program are prepared in pieces, or in a thread: other requests are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import httpx
+
+from plait.runtime.server.protocols.programs import branch as branch_module
+from plait.runtime.server.protocols.programs.branch import ProgramBranch
+
+
+def new_branch(monkeypatch) -> ProgramBranch:
+    monkeypatch.setattr(branch_module, "check_fits_context", lambda client, num_chars: None)
+    return ProgramBranch(None, SimpleNamespace(append=lambda text, control: None), {})
+
+
+def test_others_are_served_between_calls(monkeypatch) -> None:
+    branch, order = new_branch(monkeypatch), []
+
+    async def run() -> None:
+        for number in range(3):
+            asyncio.get_running_loop().call_soon(order.append, "other")
+            branch.write("x" * 5000)
+            await branch.run_tokenizing(lambda number=number: order.append(number), lambda: None)
+
+    asyncio.run(run())
+    assert order == ["other", 0, "other", 1, "other", 2]
+
+
+def test_many_short_texts_are_tokenized_in_a_thread(monkeypatch) -> None:
+    branch = new_branch(monkeypatch)
+
+    async def run(num_texts: int) -> int:
+        for _ in range(num_texts):
+            branch.write("a")
+        return await branch.run_tokenizing(threading.get_ident, lambda: None)
+
+    assert asyncio.run(run(10)) == threading.get_ident()
+    assert asyncio.run(run(2000)) != threading.get_ident()
+
+
+def test_many_turns_are_rendered_in_a_thread(monkeypatch) -> None:
+    branch, threads = new_branch(monkeypatch), []
+
+    def turn_prefix(roles, role) -> str:
+        threads.append(threading.get_ident() == threading.main_thread().ident)
+        return ""
+
+    monkeypatch.setattr(branch, "_template", lambda: SimpleNamespace(turn_prefix=turn_prefix, turn_suffix=turn_prefix))
+
+    async def run() -> None:
+        for _ in range(40):
+            await branch.begin_turn("user")
+            branch.turns.append(("user", 0, 0))
+
+    asyncio.run(run())
+    assert threads == [True] * 33 + [False] * 7
+
+
+def test_too_many_turns_are_refused(serve) -> None:
+    address, state = serve()
+    turns = [{"role": "user", "content": [{"text": "a"}]}] * 400
+    program = [*turns, {"gen": {"max_tokens": 1}}]
+    answer = httpx.post(f"{address}/v1/programs", json={"program": program}, timeout=60)
+    assert answer.status_code == 400 and "too many turns" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"].startswith("program[3")
+    assert state.in_flight.num_admitted == 0
