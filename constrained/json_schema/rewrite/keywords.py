@@ -45,7 +45,7 @@ _NULLABLE = "nullable is OpenAPI's; write the type as a list with null in it"
 def unknown_keyword_reason(name: str, value: object) -> str | None:
     """Returns why an unknown keyword is refused; None if it counts as an annotation.
 
-    As the specification says, a name that is no keyword is an annotation. Refused is a probable misspelling of a keyword.
+    A name that is no keyword is an annotation, as the specification says. A probable misspelling is refused.
 
     >>> unknown_keyword_reason("minLenght", 3)
     'not a keyword; perhaps minLength is meant'
