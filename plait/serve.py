@@ -22,6 +22,7 @@ def add_serve_options(server: argparse.ArgumentParser) -> None:
     server.add_argument("--model-name", metavar="NAME", help="the model's name in the API; default: its file's name")
     server.add_argument("--device", help="auto, cpu, cuda, ...; default: auto")
     add_weights_option(server)
+    server.add_argument("--chat-template", metavar="FILE", help="a Jinja chat template instead of the model's own")
     server.add_argument("--deterministic", action="store_true", help="answers do not depend on other requests; slower")
     _add_access(server.add_argument_group("access"))
     _add_limits(server.add_argument_group("limits and timeouts"))
@@ -124,7 +125,7 @@ def serve_command(options: argparse.Namespace) -> int:
         retry_after_s=options.retry_after,
     )
     engine = {"device": options.device, "weights": options.weights, "compile_deadline_s": options.compile_deadline}
-    engine["tenant_weights"] = weights or None
+    engine |= {"tenant_weights": weights or None, "chat_template": options.chat_template}
     engine = {name: value for name, value in engine.items() if value is not None}
     log_format: Literal["json", "text"] = options.log_format or ("text" if sys.stderr.isatty() else "json")
     return serve(options.model, settings, log_format, deterministic=options.deterministic, **engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -36,6 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compile_deadline_s: time limit for compiling a grammar, in seconds.
     order: "fair" shares the engine among tenants and programs, "first-come" is FIFO.
     tenant_weights: in the order "fair", how many tokens a tenant gets for one of another tenant; 1 unless set.
+    chat_template: a Jinja template for turns, instead of the model's; for models without one, and for faulty ones.
+        `engine_config` also takes the path of a file with it.
     prompt_lookup: verify several draft tokens, proposed from the text itself, in one step, where steps are not
         captured graphs. Tokens change no more than they do with different requests in the batch.
     check_integrity: verify the page accounting after every step (slow).
@@ -59,6 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     compile_deadline_s: float = 2.0
     order: SchedulingOrder = "fair"
     tenant_weights: dict[str, Annotated[float, msgspec.Meta(ge=0.001, le=1000)]] = {}
+    chat_template: str = ""
     prompt_lookup: bool = True
     check_integrity: bool = False
 
@@ -88,6 +92,8 @@ def engine_config(**settings: Any) -> EngineConfig:
         raise InputError(f"unknown runtime setting {sorted(unknown)[0]!r}; known are: {known}")
     if settings.get("model_path") is not None:
         settings["model_path"] = str(settings["model_path"])
+    if settings.get("chat_template") is not None:
+        settings["chat_template"] = _template_text(settings["chat_template"])
     non_default = {name: value for name, value in settings.items() if value is not None}
     try:
         config = msgspec.convert(non_default, EngineConfig)
@@ -99,3 +105,15 @@ def engine_config(**settings: Any) -> EngineConfig:
     if not (math.isfinite(config.compile_deadline_s) and 0 < config.compile_deadline_s <= 600):
         raise InputError(f"compile_deadline_s must be above 0 and at most 600, not {config.compile_deadline_s!r}")
     return config
+
+
+def _template_text(template: object) -> str:
+    """Returns the text of a chat template that is given as text or as the path of a file. Raises InputError."""
+    if not isinstance(template, str | Path) or not str(template).strip():
+        raise InputError("chat_template takes a Jinja template or the path of a file with one")
+    if isinstance(template, str) and ("{{" in template or "{%" in template):
+        return template
+    try:
+        return Path(template).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"chat_template: {str(template)[:200]!r} is not a template, nor a file: {error}") from None

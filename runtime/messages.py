@@ -158,7 +158,7 @@ class Welcome(Message, frozen=True):
     """The model that the scheduler serves.
 
     embeddings: None if the model gives none, for the reason `no_embeddings_reason`.
-    can_generate: it has an output head.
+    can_generate: it has an output head. chat_template: replaces the one of the model's files; "" for none.
     """
 
     protocol: int
@@ -169,6 +169,7 @@ class Welcome(Message, frozen=True):
     embeddings: EmbeddingInfo | None = None
     no_embeddings_reason: str = ""
     can_generate: bool = True
+    chat_template: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -120,7 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stage="draw")] = None
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Param(
         "Token id -> number added to its logit",
-        "openai sglang openai_client", json_type=dict[str, float],
+        "gen openai sglang openai_client", json_type=dict[str, float],
         stage="logits")] = msgspec.field(default_factory=dict)
     logprobs: Annotated[bool, Param(
         "Returns the logprob of every output token",
@@ -276,6 +276,8 @@ def sampling_params(protocol: str | None = None, /, **fields: Any) -> SamplingPa
             values[name] = (values[name],)
         elif isinstance(values.get(name), (list, set, frozenset)):
             values[name] = tuple(values[name])
+    if isinstance(values.get("logit_bias"), dict):
+        values["logit_bias"] = dict(values["logit_bias"])  # later changes by the caller have no effect
     for name, value in values.items():
         if name in _NUMBER_TYPES:
             values[name] = _checked_number(name, value, protocol)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, get_origin, overload
 
 from plait.constrained.specs import Choices, Spec
@@ -71,6 +71,7 @@ def gen(
     min_p: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
     same_seed: bool | None = None,
@@ -108,6 +109,7 @@ def gen(
     min_p: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
     same_seed: bool | None = None,
@@ -137,6 +139,7 @@ def gen(
       branch, and the number of the gen on its branch. So branches differ. `same_seed=True`: the seed is used as it is.
     - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: one or several patterns (Python
       syntax, no anchors or lookaround). The text ends where the first completed match begins.
+    - `logit_bias`: token id -> number added to the token's logit, -100 to 100.
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
       state continues with the first one. `get_meta_info` returns a list with one dict per sample.
     - `regex`: the whole text matches it (Python syntax). `json_schema` (JSON text, a dict or a Pydantic model): the

@@ -45,6 +45,8 @@ class Client:
     def __init__(self, transport: ClientTransport, tokenizer: Tokenizer | None = None) -> None:
         self.model: Welcome = transport.welcome
         self.tokenizer = tokenizer or load_tokenizer(Path(self.model.model_path), vocab_size=self.model.vocab_size)
+        if self.model.chat_template:
+            self.tokenizer.replace_chat_template(self.model.chat_template)
         self._transport = transport
         self._ids = itertools.count(1)
         self._lock = threading.Lock()

@@ -51,6 +51,7 @@ def build_engine_loop(
         embeddings=embeddings,
         no_embeddings_reason=pooling.reason if isinstance(pooling, UnsupportedPooling) else "",
         can_generate=runner.config.has_lm_head,
+        chat_template=config.chat_template,
     )
     return EngineLoop(config, welcome, runner, sampler, vocabulary, compiler, transport, launcher)
 

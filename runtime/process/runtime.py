@@ -49,7 +49,8 @@ class Runtime:
         kv_dtype ("auto", "fp8", "int8"), weights ("auto", "as-stored", "bf16", "int8", "int4"), kv_memory_bytes or
         max_pages (a page holds the KV of one token), context_length, max_batch_tokens and max_batch_rows (of one step),
         max_sessions, max_waiting_calls, cuda_graphs, prefix_groups, deterministic, order ("fair", "first-come"),
-        prompt_lookup, compile_deadline_s (of a constraint), check_integrity. An unknown one raises InputError.
+        prompt_lookup, chat_template (Jinja, or the path of a file with it), compile_deadline_s (of a constraint),
+        check_integrity. An unknown one raises InputError.
 
     Raises InputError, ModelNotFound, CorruptModel or UnsupportedModel before it returns, and RuntimeGone if the process
     cannot start. The process ends with `shutdown()`, with the `with` block, or with this process.
@@ -74,6 +75,10 @@ class Runtime:
             raise errors.InputError(
                 f"start_timeout_s must be above 0 and at most 86400 seconds, not {start_timeout_s!r}"
             )
+        if config.chat_template:
+            from plait.runtime.tokenizer.chat_template import check_template
+
+            check_template(config.chat_template)
         located_path = locate_model(config.model_path or None)
         self.address = tempfile.mkdtemp(prefix="plait-")  # created with mode 0700
         self._log = Path(self.address) / "runtime.log"

@@ -14,7 +14,7 @@ from datetime import date
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 
 from plait.runtime.errors import InputError, UnsupportedModel
@@ -28,6 +28,7 @@ from plait.runtime.tokenizer.template_sandbox import (
 
 MAX_SOURCE = 128 * 1024  # characters
 MAX_TURNS = 1024
+RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 _MAX_LAYOUTS = 64
 _MAX_TURN_TEXTS = 4096
 
@@ -57,15 +58,17 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Renders the conversation.
+        """Renders the conversation. `variables`: further variables of the template, such as `enable_thinking`.
 
-        Raises InputError if the template rejects the messages; UnsupportedModel if it does not compile, violates the
-        sandbox or exceeds its limits.
+        Raises InputError if the template rejects the messages or does not read one of the variables; UnsupportedModel
+        if it does not compile, violates the sandbox or exceeds its limits.
         """
-        template = self._compiled
+        template, more = self._compiled, dict(variables or {})
+        self._check_variables(more)
         try:
-            check_size((messages, tools))
+            check_size((messages, tools, more))
         except LimitReached as error:
             raise InputError("the messages are too long for one conversation") from error
         try:
@@ -77,6 +80,7 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                     bos_token=self.bos_token,
                     eos_token=self.eos_token,
+                    **more,
                 )
         except RaisedByTemplate as error:
             raise InputError(f"the chat template refuses these messages: {error}") from error
@@ -84,6 +88,28 @@ class ChatTemplate:
             raise UnsupportedModel(f"the chat template was stopped: {error}"[:300]) from error
         except Exception as error:  # a template is a program and may raise anything
             raise InputError(f"the chat template cannot render these messages ({type(error).__name__})") from error
+
+    def check(self) -> None:
+        """Raises UnsupportedModel if the template does not compile."""
+        assert self._compiled is not None
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name in RESERVED_VARIABLES:
+                raise InputError(f"chat_template_kwargs: {name!r} is set by the server", field="chat_template_kwargs")
+            if name not in self._variables:
+                known = ", ".join(sorted(self._variables)) or "none"
+                raise InputError(
+                    f"chat_template_kwargs: the chat template has no variable {name[:100]!r}; it has: {known[:300]}",
+                    field="chat_template_kwargs",
+                )
+
+    @cached_property
+    def _variables(self) -> frozenset[str]:
+        """The variables that the template reads, beside those that are always set."""
+        environment = BoundedEnvironment()
+        names = meta.find_undeclared_variables(environment.parse(self.source[:MAX_SOURCE]))
+        return frozenset(names) - set(environment.globals) - set(RESERVED_VARIABLES)
 
     @cached_property
     def _compiled(self) -> Template:
@@ -192,6 +218,14 @@ class ChatTemplate:
             return self.render(messages, add_generation_prompt=add_generation_prompt), ""
         except InputError as error:
             return None, str(error)
+
+
+def check_template(source: str) -> None:
+    """Raises InputError if the text, which a user gave, is not a chat template."""
+    try:
+        ChatTemplate(source, "", "").check()
+    except UnsupportedModel as error:
+        raise InputError(f"chat_template: {error}") from None
 
 
 def _placeholder(turn: int) -> str:

@@ -52,6 +52,16 @@ class Tokenizer:
         self._template_text_ids: dict[tuple[str, bool], list[int]] = {}
         self._added_pattern = literal_pattern(definition.added_tokens)
 
+    def replace_chat_template(self, source: str) -> None:
+        """Uses another chat template than that of the model's files. For the owner of a tokenizer, before its use."""
+        eos = next((self.control_texts[token] for token in self.eos_ids if token in self.control_texts), "")
+        bos = "" if self.bos_id is None else self.control_texts.get(self.bos_id, "")
+        if self.chat_template is not None:
+            bos, eos = self.chat_template.bos_token, self.chat_template.eos_token
+        self.chat_template = ChatTemplate(source, bos, eos)
+        self.__dict__.pop("_template_texts", None)
+        self._template_text_ids.clear()
+
     @property
     def vocab_size(self) -> int:
         """The number of logits; every id is below it."""

@@ -58,7 +58,8 @@ class Conversation:
 
     tools: shown to the model. callable_names: the tools it may call (None: all). must_call: the answer is only tool
     calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
-    parameter that it came from. continue_final: the answer continues the text of the last turn.
+    parameter that it came from. continue_final: the answer continues the text of the last turn. template_variables:
+    further variables of the chat template.
     """
 
     turns: tuple[Turn, ...]
@@ -70,6 +71,7 @@ class Conversation:
     constraint_param: str | None = None
     add_generation_prompt: bool = True
     continue_final: bool = False
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:

@@ -118,6 +118,7 @@ def render_chat(
         messages,
         add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final,
         tools=escaper.escape([tool_as_json(tool) for tool in tools]) or None,
+        variables=escaper.escape(dict(conversation.template_variables)),
     )
     if conversation.continue_final:
         before, end_marker, _ = rendered.partition(escaper.end_marker)

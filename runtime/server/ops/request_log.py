@@ -5,6 +5,7 @@ A request's line holds no text of its prompt or output, except for the beginning
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from functools import lru_cache
@@ -33,7 +34,8 @@ def log_request(record: RequestRecord) -> None:
     """Logs a request that has ended."""
     if log.isEnabledFor(logging.INFO):
         fields = request_log_fields(record)
-        arguments = (record.method, record.route, fields["status"])
+        path = record.route if "path" not in fields else json.dumps(fields["path"])[1:-1]  # without control characters
+        arguments = (record.method, path, fields["status"])
         line = log.makeRecord(REQUESTS, logging.INFO, "", 0, "%s %s %s", arguments, None, extra={"fields": fields})
         log.handle(line)  # log.info would look up the caller's file and line, which no line shows
 

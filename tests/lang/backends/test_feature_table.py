@@ -67,6 +67,7 @@ PROBES = {
         turns_with_gen(frequency_penalty=0.5),
         turns_with_gen(presence_penalty=0.5),
     ],
+    "`logit_bias`": [turns_with_gen(logit_bias={5: 1.0})],
     "`top_k`": [turns_with_gen(top_k=3)],
     "`min_p`, `min_tokens`, `ignore_eos`, `stop_token_ids`": [
         turns_with_gen(min_p=0.1),

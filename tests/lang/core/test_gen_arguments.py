@@ -24,6 +24,7 @@ def test_gen_sends_every_sampling_keyword(backend):
         "min_p": 0.1,
         "frequency_penalty": 0.2,
         "presence_penalty": -0.2,
+        "logit_bias": {5: 1.5, 7: -100},
         "ignore_eos": True,
         "seed": 7,
     }
@@ -69,6 +70,19 @@ def test_stop_list_of_the_caller_is_copied(backend):
     assert stops == ["\n"]
     stops.append("later")
     assert sampling_of_last_gen(backend).stop == ("\n",)
+
+
+def test_gen_copies_its_logit_bias_and_checks_it(backend):
+    bias = {5: 1.0}
+    expr = gen("x", logit_bias=bias)
+    bias[6] = 1.0
+    run_expression(expr)
+    assert sampling_of_last_gen(backend).logit_bias == {5: 1.0}
+    run_expression(gen("x"), logit_bias={3: 2.0})
+    assert sampling_of_last_gen(backend).logit_bias == {3: 2.0}
+    for wrong in ({5: 101}, {"5": 1.0}, [5], {-1: 1.0}):
+        with pytest.raises(plait.InputError, match="logit_bias"):
+            gen("x", logit_bias=wrong)
 
 
 def test_gen_copies_its_stop_list(backend):

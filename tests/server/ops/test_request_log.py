@@ -41,3 +41,13 @@ def test_log_prompts_adds_the_beginning_of_the_body(serve, caplog) -> None:
     assert wait_until(lambda: caplog.records)
     body = json.loads(_JsonLines().format(caplog.records[0]))["body"]
     assert "word word" in body and len(body) == 4096
+
+
+def test_the_text_log_has_the_path_of_a_request_without_a_route(serve, caplog) -> None:
+    address, _ = serve()
+    caplog.set_level(logging.INFO, "plait.requests")
+    httpx.get(f"{address}/v1/chat/completion%0Anew line")
+    httpx.post(f"{address}/v1/completions", json=BODY)
+    assert wait_until(lambda: len(caplog.records) == 2)
+    missing, found = (record.getMessage() for record in caplog.records)
+    assert missing == "GET /v1/chat/completion\\nnew line 404" and found == "POST /v1/completions 200"

@@ -94,6 +94,8 @@ CHAT = OPENAI | {
     "parallel_tool_calls": Effect(False, "constraint", {"tools": [CHAT_TOOL]}),
     "continue_final_message": Effect(True, "prompt", {"messages": [*ASK, {"role": "assistant", "content": "So"}]}),
     "add_generation_prompt": Effect(False, "prompt"),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
+    "enable_thinking": Effect(False, "prompt"),
     "safety_identifier": Effect("u", NO_EFFECT),
     "prompt_cache_key": Effect("k", NO_EFFECT),
 }

@@ -18,7 +18,8 @@ from plait.runtime.server.settings import server_settings
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + (m['content'] or '') + '<|im_end|>' + '\\n' }}"
     "{% endfor %}{% if tools %}{{ tools|tojson }}<tool_call>{% endif %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}{# <think></think> #}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}{# <think></think> #}"
 )
 VECTOR = bytes.fromhex("0000803f0000004000000040")  # float32: 1, 2, 2
 

@@ -124,6 +124,8 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
+    enable_thinking: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     audio: Any = None
