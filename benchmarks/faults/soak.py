@@ -25,7 +25,7 @@ from plait.runtime.errors import PlaitError
 
 NUM_CLIENTS = 6
 FAULT_SHARE = 0.01
-GEN = {"max_tokens": 8, "ignore_eos": True}
+GEN = {"max_tokens": 8, "ignore_eos": True, "temperature": 1, "seed": 3}
 SAMPLED = {"max_tokens": 24, "temperature": 1, "seed": 7, "ignore_eos": True}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

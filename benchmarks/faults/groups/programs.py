@@ -36,7 +36,7 @@ def programs_left(server: Server, scale: Scale) -> Iterator[Figure]:
     held = left.counts["held_pages"] + left.lost_pages + left.in_flight
     yield at_most(f"{fault}: pages and requests left", held, 0, "")
     worst = max(left.other_ms, default=float("inf"))
-    served = f"{len(left.other_ms)} requests of another key served meanwhile, the slowest in {worst:.0f} ms"
+    served = f"{len(left.other_ms)} of its requests served meanwhile; this is the slowest"
     yield at_most(f"{fault}: another key is served", worst, 5000, "ms", served, is_timed=True)
 
 
