@@ -22,7 +22,7 @@ def test_compiling_is_announced_and_ends_with_the_program(number, tmp_path) -> N
         [sys.executable, "-c", start], stdout=pipe, stderr=pipe, env=environment, text=True, start_new_session=True
     ) as program:
         try:
-            assert "compiling kernels" in program.stderr.readline()
+            assert any("compiling kernels" in line for line in program.stderr)  # behind "loading" on a busy machine
             owner = psutil.Process(program.pid)
             assert wait_until(lambda: len(_compilers(owner)) == 2, 60)
             processes = owner.children(recursive=True)
