@@ -62,6 +62,10 @@ class Soak:
         """The generated part of an answer, without ids and times; of an error, its body."""
         path, body = REQUESTS[number]
         answer = await http.post(path, json=body)
+        while answer.status_code == 503 and "queue_full" in answer.text and time.monotonic() < self.end:
+            self.counts["refusals, asked again"] += 1
+            await asyncio.sleep(float(answer.headers["retry-after"]))
+            answer = await http.post(path, json=body)
         if answer.status_code != 200:
             return f"{answer.status_code} {answer.text}"
         if body.get("stream"):
@@ -116,10 +120,9 @@ class Soak:
             await asyncio.gather(self.watch(), *(self.client(http) for _ in range(NUM_CLIENTS)))
 
     def growth(self, name: str) -> tuple[float, float]:
-        """(median memory in the fifth after the warm-up, in the last fifth), in MiB. The warm-up is a fifth as well;
-        for the processes of the runtime it begins with the kill."""
-        begin = self.killed_at + 15 if name != "http" else self.start
-        samples = [memory[name] for at, memory in self.memory if at > begin]
+        """(median memory in the fifth after the warm-up, in the last fifth), in MiB. The warm-up is a fifth as well
+        and begins with the kill, since the HTTP process also takes memory once for the next runtime."""
+        samples = [memory[name] for at, memory in self.memory if at > self.killed_at + 15]
         fifth = max(1, len(samples) // 5)
         first, last = sorted(samples[fifth : 2 * fifth] or samples), sorted(samples[-fifth:])
         return first[len(first) // 2], last[len(last) // 2]

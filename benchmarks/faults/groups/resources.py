@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import psutil
-from faults.figures import Figure, Scale, at_most, none_of
+from faults.figures import Figure, Scale, at_most, none_of, wait_until
 from faults.plain_http import connect
 from faults.served import Server, serve
 
@@ -37,12 +37,18 @@ def exhausted(scale: Scale) -> Iterator[Figure]:
         yield none_of("the same: answers afterwards", [] if answers == canaries else ["differ"], 3, "differ")
     with serve() as server:
         yield from no_memory(server, server.own, "the HTTP process")
+        is_clear = wait_until(lambda: server.process.poll() is not None or is_up(server), 60) < 60
         code = server.process.poll()
         outcome = "the process lives" if code is None else f"the process ended with {code}"
-        yield Figure(
-            "the same: afterwards", "lives, or has ended", outcome, code is not None or server.wait_ready() < 60
-        )
+        yield Figure("the same: afterwards", "answers, or has ended", outcome if is_clear else "it hangs", is_clear)
     yield from full_disk(scale)
+
+
+def is_up(server: Server) -> bool:
+    try:
+        return server.is_ready()
+    except httpx.HTTPError:
+        return False
 
 
 def no_descriptors(server: Server, count: int) -> Iterator[Figure]:
