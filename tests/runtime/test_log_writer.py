@@ -60,6 +60,9 @@ def test_flush_does_not_wait_for_a_reader_that_takes_nothing(pipe, monkeypatch) 
     for _ in range(300):
         writer.put("x" * 9999 + "\n")
     assert not writer.flush()
+    monkeypatch.setattr(log_writer, "FLUSH_TIMEOUT_S", 60.0)
+    os.close(pipe[0])
+    assert writer.flush()  # its thread must not write to a later pipe of the same number
 
 
 def test_flush_waits_for_a_slow_reader(pipe) -> None:
