@@ -10,8 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from plait.lang.batch import MAX_AUTO_THREADS, progress
-from plait.lang.core.dropped_states import abort_when_dropped
 from plait.lang.core.state import ProgramState
+from plait.lang.dropped_states import abort_when_dropped
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from plait.lang.budget import Budget
 from plait.lang.core.branch import Branch
-from plait.lang.core.dropped_states import abort_when_dropped
 from plait.lang.core.run import Run
 from plait.lang.core.state import ProgramState
+from plait.lang.dropped_states import abort_when_dropped
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import error_location

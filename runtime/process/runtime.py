@@ -21,7 +21,7 @@ from plait.runtime import errors
 from plait.runtime.config import EngineConfig, engine_config
 from plait.runtime.model_files.locate import locate_model
 from plait.runtime.process.child_environment import environment_without_secrets
-from plait.runtime.process.startup_display import StartupDisplay, startup_display
+from plait.runtime.process.startup_display import Progress, StartupDisplay, startup_display
 from plait.runtime.transport.fork import register_after_fork_in_child
 
 if TYPE_CHECKING:  # slow imports happen while the runtime process starts
@@ -42,7 +42,8 @@ class Runtime:
 
     model_path: a GGUF file, a folder of safetensors, or a Hugging Face id; None is the embedded model.
     progress: True shows a progress bar while loading, False nothing. None shows the bar on a terminal, and elsewhere
-        writes lines to standard error if kernels are compiled or loading takes longer than some seconds.
+        writes lines to standard error if kernels are compiled or loading takes longer than some seconds. A function
+        is called with these lines.
     start_timeout_s: time limit for starting, in seconds.
     meanwhile: called while the process loads, for work that the program can do in parallel, such as slow imports.
     settings, all optional: device ("auto", "cpu", "cuda", ...), dtype ("auto", "float32", "bfloat16", "float16"),
@@ -63,7 +64,7 @@ class Runtime:
         self,
         model_path: str | None = None,
         *,
-        progress: bool | None = None,
+        progress: Progress = None,
         start_timeout_s: float = START_TIMEOUT_S,
         meanwhile: Callable[[], object] | None = None,
         **settings: Any,

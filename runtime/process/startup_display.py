@@ -6,11 +6,13 @@ import contextlib
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # tqdm is imported when a bar is shown
     from tqdm import tqdm
 
+Progress: TypeAlias = bool | Callable[[str], object] | None  # the argument of Runtime
 BAR_DELAY_S = 0.5  # a bar appears if loading takes longer
 LINES_DELAY_S = 5.0  # lines appear if loading takes longer; at once if kernels are compiled
 LINE_INTERVAL_S = 10.0
@@ -27,8 +29,10 @@ class StartupDisplay:
         """Ends the display."""
 
 
-def startup_display(progress: bool | None, started: float) -> StartupDisplay:
+def startup_display(progress: Progress, started: float) -> StartupDisplay:
     """Returns the display for `Runtime(progress=...)`. `started`: when the start began, in monotonic seconds."""
+    if callable(progress):
+        return PlainLines(started, progress)
     if progress is None:
         return ProgressBar(started) if sys.stderr is not None and sys.stderr.isatty() else PlainLines(started)
     return ProgressBar(started) if progress else StartupDisplay()
@@ -56,10 +60,11 @@ class ProgressBar(StartupDisplay):
 
 
 class PlainLines(StartupDisplay):
-    """Lines on standard error: one for each slow activity, and one each ten seconds while it lasts."""
+    """Lines on standard error, or for `write`: one for each slow activity, and one each ten seconds while it lasts."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, write: Callable[[str], object] | None = None) -> None:
         self._started = started
+        self._write = write or _write_to_standard_error
         self._next_line_at = started + LINES_DELAY_S
         self._is_compiling = False
 
@@ -72,9 +77,10 @@ class PlainLines(StartupDisplay):
         self._next_line_at = now + LINE_INTERVAL_S
         self._write(f"{doing}, after {now - self._started:.0f} s [{fraction:.0%}]")
 
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or a pipe that nobody reads
-            print(f"plait: {text}", file=sys.stderr, flush=True)
+
+def _write_to_standard_error(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or a pipe that nobody reads
+        print(f"plait: {text}", file=sys.stderr, flush=True)
 
 
 def is_compiling(doing: str) -> bool:

@@ -87,7 +87,7 @@ class RestartingRuntime:
             runtime.client.attach_to_loop()
 
     def _start(self, meanwhile: Callable[[], object] | None = None) -> Runtime:
-        runtime = Runtime(self._model_path, meanwhile=meanwhile, **self._settings)
+        runtime = Runtime(self._model_path, meanwhile=meanwhile, **{"progress": _log_progress, **self._settings})
         runtime.client.set_liveness_check(LIVENESS_INTERVAL_S, self._stuck_after_s)
         return runtime
 
@@ -136,3 +136,7 @@ class RestartingRuntime:
         log.warning("the runtime is up again after %.1f s", self._started_at - died_at)
         if self._closing.is_set():
             runtime.shutdown()
+
+
+def _log_progress(text: str) -> None:
+    log.info("the runtime starts: %s", text)

@@ -53,6 +53,16 @@ def test_without_a_terminal_lines_are_written(monkeypatch) -> None:
     assert len(lines) == 2 and "compiling kernels" in lines[0] and "ready" in lines[1]
 
 
+def test_a_function_gets_the_lines(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    lines: list[str] = []
+    display = startup_display(lines.append, time.monotonic())
+    display.show(0.5, f"{precompile.COMPILING}: 3 functions")
+    display.show(1.0, "ready")
+    assert len(lines) == 2 and "compiling kernels" in lines[0] and "ready" in lines[1]
+    assert sys.stderr.getvalue() == ""
+
+
 def test_slow_loading_is_a_line_too(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     display = startup_display(None, time.monotonic() - LINES_DELAY_S)
