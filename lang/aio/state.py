@@ -109,7 +109,8 @@ class AsyncState(StateWriter):
         return self._run.ret_value
 
     def stream(self, name: str | None = None) -> AsyncIterator[str]:
-        """Yields the text of a variable, or the whole text, in pieces as it is generated.
+        """Yields the text of a variable, or the whole text, in pieces as it is generated. Outside the body, cancelling
+        the task that reads it aborts the program.
 
         >>> async for piece in s.stream("answer"): print(piece, end="")     # doctest: +SKIP
         """

@@ -6,6 +6,7 @@ variable to exist, or for the body to end. Then it raises the program's error, i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -129,7 +130,8 @@ class StateReader:
         self, var_name: str, return_meta_data: Literal[True]
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop; does not block a thread.
+        """`text_iter` for an event loop; does not block a thread. Outside the body, cancelling the task that reads it
+        aborts the program.
 
         With `return_meta_data` (needs a name) each item is (piece, meta). `meta` is {"finish_reason": None} until the
         call has ended; the last item is an empty piece with the complete meta info.
@@ -143,12 +145,12 @@ class StateReader:
         return self._aiter_text() if var_name is None else self._aiter_variable(var_name)
 
     async def _aiter_variable(self, name: str) -> AsyncIterator[str]:
-        with self._marking_handled_errors():
+        with self._marking_handled_errors(), self._ending_with_its_reader():
             async for piece in (await self._variable_async(name)).aiter_text():
                 yield piece
 
     async def _aiter_with_meta(self, name: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        with self._marking_handled_errors():
+        with self._marking_handled_errors(), self._ending_with_its_reader():
             variable = await self._variable_async(name)
             async for piece in variable.aiter_text():
                 yield piece, {"finish_reason": None}
@@ -156,7 +158,7 @@ class StateReader:
             yield "", variable.meta()
 
     async def _aiter_text(self) -> AsyncIterator[str]:
-        with self._marking_handled_errors():
+        with self._marking_handled_errors(), self._ending_with_its_reader():
             async for piece in self._stream_text_async():
                 yield piece
 
@@ -228,6 +230,16 @@ class StateReader:
         except ProgramError as error:
             if not self._is_external:
                 self._run.mark_handled(error)
+            raise
+
+    @contextmanager
+    def _ending_with_its_reader(self) -> Iterator[None]:
+        """Outside the body: aborts the program if the task that reads a stream is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_external:
+                self._run.abort()
             raise
 
 

@@ -62,6 +62,28 @@ def test_dropped_async_state_ends_the_program(backend, endless, kind):
     asyncio.run(main())
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("name", ["x", None])
+def test_cancelled_reader_of_a_stream_ends_the_program(backend, endless, kind, name):
+    async def main():
+        state, has_begun = await endless[kind].arun(stream=True), asyncio.Event()
+
+        async def read():
+            async for piece in state.stream(name):
+                if piece == "some":
+                    has_begun.set()
+
+        task = asyncio.create_task(read())
+        await has_begun.wait()
+        task.cancel()
+        while backend.scheduler.open_sessions():
+            await asyncio.sleep(0.01)
+        return state
+
+    asyncio.run(main())
+
+
 def test_a_read_holds_the_state(backend):
     backend.script(("p", "text"))
 
