@@ -1,6 +1,6 @@
 """Ends a streamed program when nobody can read it any more: its state was dropped, with every stream and read of it.
 
-So a web handler whose client leaves needs no code: its frame goes, the state with it, and the calls are aborted.
+So a handler that forgets a program needs no code: its frame goes, the state with it, and the calls are aborted.
 """
 
 from __future__ import annotations
