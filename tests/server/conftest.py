@@ -27,6 +27,7 @@ from plait.runtime.server.settings import server_settings
 def served(*model):
     """Runs `plait serve` for the block. Yields its address."""
     command = [sys.executable, "-P", "-m", "plait.cli", "serve", *map(str, model), "--port", "0"]
+    command += ["--max-queue-time", "0"]  # on a busy machine the default refuses what a test asks at once
     command += ["--deterministic", "--compile-deadline", "60"]  # compiling is slow on a busy machine
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline()
@@ -96,7 +97,7 @@ def serve(engine):
     with contextlib.ExitStack() as stack:
 
         def start(**settings):
-            settings = server_settings(**settings)
+            settings = server_settings(**{"max_queue_time_s": 0, **settings})
             app = create_app(engine, settings)
             http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
             return stack.enter_context(serve_app(app, http, settings.idle_timeout_s)), app.state.plait

@@ -44,7 +44,7 @@ def schema(small_model):
 
 
 def _app(engine):
-    return create_app(engine, server_settings(model_name="default"))
+    return create_app(engine, server_settings(model_name="default", max_queue_time_s=0))
 
 
 def _load(document, address):

@@ -45,7 +45,7 @@ def engine(folder, reference_model):
 
 @pytest.fixture(scope="module")
 def app(engine):
-    return create_app(engine, server_settings(api_keys={}))
+    return create_app(engine, server_settings(api_keys={}, max_queue_time_s=0))
 
 
 @pytest.fixture(scope="module")
