@@ -79,9 +79,9 @@ def test_cancelled_reader_of_a_stream_ends_the_program(backend, endless, kind, n
         task.cancel()
         while backend.scheduler.open_sessions():
             await asyncio.sleep(0.01)
-        return state
+        return await state.error()
 
-    asyncio.run(main())
+    assert isinstance(asyncio.run(main()).__cause__, plait.Aborted)
 
 
 def test_a_read_holds_the_state(backend):
