@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -100,7 +99,7 @@ class CpuDecoder:
     def __init__(self, weights: DecoderWeights, threads: int, amx_min_tokens: int | None = AMX_MIN_TOKENS) -> None:
         self.weights = weights
         self._amx_min_tokens = amx_min_tokens if amx.available() else None
-        self.threads = min(threads, numba.config.NUMBA_NUM_THREADS)
+        self.threads = threads
         self._tile_tokens = max(1, tiling.MAX_TILE_LANES // weights.heads.q_per_kv)
         self._head_args = KernelArgs(arg.HEAD_ENTRIES)
         self._head_settings = np.zeros((1, 2), np.int64)

@@ -31,16 +31,9 @@ from plait.kernels.cpu.kernel_args import (
 )
 from plait.kernels.cpu.kernel_types import AttentionBatch, HeadLayout, LayerKvCache, QuantizedActivations, StepBuffers
 from plait.kernels.cpu.ops import add_rms_norm, apply_rope_and_write_kv, quantize_blocks
+from plait.kernels.cpu.parallel.thread_pool import SERIAL_PART, ThreadKernel
 from plait.kernels.cpu.row_partition import partition_batch, partition_bounds, partition_buffers, partition_context
-from plait.kernels.cpu.threads import (
-    SERIAL_PART,
-    ThreadContext,
-    ThreadKernel,
-    barrier_wait,
-    claim_work,
-    items_per_claim,
-    mark_done,
-)
+from plait.kernels.cpu.threads import ThreadContext, barrier_wait, claim_work, items_per_claim, mark_done
 from plait.kernels.cpu.vector_ops import address_of
 
 GATE_UP_ROWS = amx.PASS_ROWS  # rows of a thread's buffer for gate and up

@@ -24,8 +24,9 @@ import numba
 from numba import types
 from numba.core import event
 
-from plait.kernels.cpu import decoder_kernels, isa, threads
+from plait.kernels.cpu import decoder_kernels, isa
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
+from plait.kernels.cpu.parallel import thread_pool
 
 COMPILE_TIMEOUT_S = 600.0  # compiling takes half a minute on an idle machine
 REPORT_INTERVAL_S = 1.0
@@ -33,10 +34,14 @@ NUM_FUNCTIONS = 165  # about as many functions as all kernels consist of; only f
 COMPILING = "compiling kernels, once (half a minute)"
 WAITING = "compiling kernels, which another process does"
 CompileProgress = Callable[[float, str], None]  # (fraction done, 0 to 1; current activity)
-LAUNCH_SIGNATURE = (types.int64, types.Array(types.int64, 2, "C"), types.int64)
+LAUNCH_SIGNATURE = (types.int64, types.Array(types.int64, 2, "C"), types.int64, types.int64)
 KERNELS: dict[str, Callable[[], object]] = {
     "forward": lambda: decoder_kernels.forward.address,
-    "compute_logits": lambda: (decoder_kernels.compute_logits.address, threads.launch.compile(LAUNCH_SIGNATURE)),
+    "compute_logits": lambda: (
+        decoder_kernels.compute_logits.address,
+        thread_pool.launch.compile(LAUNCH_SIGNATURE),
+        thread_pool.compiled_worker(),
+    ),
 }
 
 
@@ -127,7 +132,7 @@ def _marker_path() -> Path | None:
 
     None if there is no cache.
     """
-    folder = threads.launch.stats.cache_path
+    folder = thread_pool.launch.stats.cache_path
     if folder is None:
         return None
     key = (SOURCE_HASH, numba.__version__, sys.implementation.cache_tag, *isa.compile_target())

@@ -11,25 +11,14 @@ numba compiles no closures here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from plait.kernels.cpu import llvm as v
-from plait.kernels.cpu.compile_cache import SOURCE_HASH, cached_cfunc, cached_njit
 from plait.kernels.cpu.jit import inner_njit
-from plait.kernels.cpu.vector_ops import address_of
+from plait.kernels.cpu.parallel.atomics import add_and_wake, atomic_add, wait_until_at_least
 
-SERIAL_PART = -1  # the thread id with which a kernel runs once before its threads start
 COUNTER_STRIDE = 16  # int64 from one counter to the next: two cache lines, so that two counters never share a pair
-SPINS_BEFORE_YIELD = 4000  # reads of a counter before a waiting thread offers its processor to others
 
 
 class ThreadContext(NamedTuple):
@@ -39,98 +28,6 @@ class ThreadContext(NamedTuple):
     num_threads: int
     counters: int  # address of int64 [phases, 2 * COUNTER_STRIDE], shared by all threads
     scratch: int  # address of this thread's AMX scratch (`amx`); 0: without AMX
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def atomic_add(context: Any, address: Any, count: Any) -> Any:
-    """Adds `count` to the int64 at an address; returns the value before."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.atomic_rmw("add", v.pointer_at(b, values[0], v.I64), values[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def atomic_load(context: Any, address: Any) -> Any:
-    """Returns the int64 at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        return b.load_atomic(v.pointer_at(b, values[0], v.I64), "seq_cst", 8)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def spin_pause(context: Any) -> Any:
-    """The x86 PAUSE instruction, for waiting loops."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        v.call_intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def yield_thread(context: Any) -> Any:
-    """Calls `sched_yield` of the C library."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        function = cgutils.get_or_insert_function(b.module, ir.FunctionType(v.I32, []), "sched_yield")
-        b.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _call_kernel(context: Any, function: Any, thread_id: Any, threads: Any, args: Any) -> Any:
-    """Calls the machine code at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [v.I64] * 3)
-        b.call(b.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), generate
-
-
-def _compiled_launcher(source_hash: int) -> Any:
-    @cached_njit(parallel=True)
-    def launch(function: int, args: Any, threads: int) -> None:
-        """Runs the kernel at an address: first its serial part, then each thread's part in a parallel region."""
-        _ = source_hash
-        address = address_of(args)
-        _call_kernel(function, np.int64(SERIAL_PART), threads, address)
-        for thread_id in numba.prange(threads):
-            _call_kernel(function, np.int64(thread_id), threads, address)
-
-    return launch
-
-
-launch = _compiled_launcher(SOURCE_HASH)
-
-
-class ThreadKernel:
-    """A function (thread_id, threads, address of the arguments) that several threads run at once.
-
-    It is compiled by its first call, or found in the cache. numba compiles the body of a parallel loop four times; here
-    that body is one call of an address, so the function itself is compiled once.
-    """
-
-    def __init__(self, function: Callable[[int, int, int], None]) -> None:
-        self.function = function
-
-    @cached_property
-    def address(self) -> int:
-        """The address of the machine code."""
-        self._compiled = cached_cfunc(types.void(types.int64, types.int64, types.int64), self.function)
-        return int(self._compiled.address)
-
-    def __call__(self, args: Any, threads: int) -> None:
-        """Runs the kernel on `args`, int64 [entries, 3] (`kernel_args`), with `threads` threads."""
-        launch(self.address, args, threads)
 
 
 @inner_njit
@@ -166,15 +63,10 @@ def claim_local_work(counters: int, phase: int, count: int, items: int, thread_i
 @inner_njit
 def mark_done(counters: int, phase: int, count: int) -> None:
     """Adds `count` to the phase's finished items."""
-    atomic_add(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, count)
+    add_and_wake(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, count)
 
 
 @inner_njit
 def barrier_wait(counters: int, phase: int, items: int) -> None:
     """Waits until all `items` of the phase are done."""
-    spins = 0
-    while atomic_load(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE) < items:
-        spin_pause()
-        spins += 1
-        if spins > SPINS_BEFORE_YIELD:
-            yield_thread()
+    wait_until_at_least(counters + 16 * COUNTER_STRIDE * phase + 8 * COUNTER_STRIDE, items)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 from pathlib import Path
@@ -20,13 +21,50 @@ def may_have_gpu() -> bool:
 
 
 def num_threads() -> int:
-    """Threads for one computation: OMP_NUM_THREADS, else one per physical core that this process may use."""
+    """Threads for one computation: OMP_NUM_THREADS, else one per physical core that this process may use.
+
+    A container's CPU quota counts, rounded up: threads beyond it would be stopped while the others wait for them.
+    """
     omp_num_threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     if omp_num_threads.isdigit() and int(omp_num_threads) > 0:
         return int(omp_num_threads)
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
-    return len({_physical_core(processor) for processor in os.sched_getaffinity(0)})
+    cores = len({_physical_core(processor) for processor in os.sched_getaffinity(0)})
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Returns how many processors this process's control groups (Linux cgroups) let it use, or None for no limit.
+
+    root: where /proc and /sys are, for tests.
+    """
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in memberships:
+        _, controllers, group = line.split(":", 2)
+        mount = root / "sys/fs/cgroup" / ("" if not controllers else "cpu")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        folder = mount / group.lstrip("/")  # inside a container the group may be named as seen from outside
+        quotas += [_group_quota(path) for path in (folder, *folder.parents) if path.is_relative_to(mount)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _group_quota(folder: Path) -> float | None:
+    """Returns a control group's limit in processors: version 2's cpu.max, or version 1's two files."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
 
 
 def _physical_core(processor: int) -> str:

@@ -10,9 +10,15 @@ import pytest
 from numba import types
 from numba.core import caching
 
-from plait.kernels.cpu import compile_cache, decoder_kernels, precompile, threads
+from plait.kernels.cpu import compile_cache, decoder_kernels, precompile
+from plait.kernels.cpu.parallel import thread_pool
 
-CACHED = [decoder_kernels.forward.function, decoder_kernels.compute_logits.function, threads.launch.py_func]
+CACHED = [
+    decoder_kernels.forward.function,
+    decoder_kernels.compute_logits.function,
+    thread_pool.launch.py_func,
+    thread_pool.serve_steps,
+]
 
 
 @pytest.mark.parametrize("function", CACHED, ids=lambda function: function.__name__)
@@ -42,7 +48,7 @@ def test_without_a_writable_folder_kernels_are_compiled_but_not_cached(monkeypat
     assert function(2) == 3 and function.stats.cache_path is None
     pointer = compile_cache.cached_cfunc(types.int64(types.int64), lambda x: x + 1)
     assert pointer.ctypes(2) == 3 and pointer._cache.cache_path is None
-    monkeypatch.setattr(threads, "launch", function)
+    monkeypatch.setattr(thread_pool, "launch", function)
     messages: list[str] = []
     precompile.compile_missing(lambda fraction, doing: messages.append(doing))
     assert messages == []

@@ -12,7 +12,7 @@ from tiny_hf_models import all_logits, randomized, run, runner, text, transforme
 
 from plait.kernels.cpu import amx, decoder_args, precompile
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, MIN_PARTITION_ROWS, CpuDecoder, missing_features
-from plait.kernels.cpu.threads import launch
+from plait.kernels.cpu.parallel.thread_pool import launch
 from plait.kernels.numpy_layout import NumpyAttentionLayout
 from plait.runtime.errors import InputError
 
@@ -163,13 +163,14 @@ def test_gguf_weights_as_stored_are_packed(tmp_path):
 
 
 def test_threads_do_not_change_bits(packed):
-    """Row partitions do not either; the last one here does not fill its matrix registers."""
+    """More threads than processors do not, and neither do row partitions; the last here does not fill its registers."""
     tokens = text(3 * MIN_PARTITION_ROWS - 7, 6)
     kv, ids = np.zeros_like(packed.kv_cache), np.array(tokens, np.int32)
     for amx_min_tokens in (None, 1):
-        decoders = [CpuDecoder(packed.model.weights, threads, amx_min_tokens) for threads in (1, 2)]
+        decoders = [CpuDecoder(packed.model.weights, threads, amx_min_tokens) for threads in (1, 2, 3, 16)]
         assert decoders[1]._num_partitions(len(ids)) == (2 if decoders[1]._uses_amx(len(ids)) else 1)
-        assert np.array_equal(*(decoder.forward(ids, _layout(len(ids)), kv).copy() for decoder in decoders))
+        first, *others = (decoder.forward(ids, _layout(len(ids)), kv).copy() for decoder in decoders)
+        assert all(np.array_equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("others", [[], [(1, 20), (1, 300)], [(1, 20)] * 3])
