@@ -101,7 +101,7 @@ class OutputProcessor:
 
     def _append_with_forced(self, request: GenerationRequest, sampled: list[int]) -> FinishInfo | None:
         """Appends the sampled token, if there is one, and the forced tokens after it."""
-        tokens = sampled + self._forced_tokens(request)
+        tokens = sampled + self._forced_tokens(request, len(sampled))
         request.hold_following_text(sum(len(self.vocabulary.token_bytes[token]) for token in tokens))
         if request.completion_plan is not None and tokens and not self._can_complete_within(request, tokens):
             return self._follow_completion_plan(request, request.completion_plan, len(tokens), bool(sampled))
@@ -113,7 +113,7 @@ class OutputProcessor:
                 return finish_info
         return None
 
-    def _forced_tokens(self, request: GenerationRequest) -> list[int]:
+    def _forced_tokens(self, request: GenerationRequest, num_new: int) -> list[int]:
         """Jump-forward: returns the tokens that the constraint forces next, after the matcher has accepted them.
 
         The next step computes them together. If logprobs are requested, returns [] and queues the tokens instead, so
@@ -124,11 +124,12 @@ class OutputProcessor:
         if request.params.logprobs:
             request.forced_queue = request.forced_queue or request.matcher.forced_tokens()
             return []
-        if isinstance(request.matcher, FollowedMatcher) and request.matcher.is_in_text:
-            num_left = self.max_length - len(request.seq)  # max_tokens is for the value
-        else:
-            num_left = request.num_tokens_left(self.max_length)
-        tokens = request.matcher.forced_tokens()[: max(0, num_left)]
+        num_left = request.num_tokens_left(self.max_length)
+        if isinstance(request.matcher, FollowedMatcher):
+            if request.matcher.is_in_text:  # max_tokens is for the value
+                num_left = self.max_length - len(request.seq)
+            num_left = max(0, num_left - num_new)
+        tokens = request.matcher.forced_tokens()[:num_left]
         for token in tokens:
             if not request.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which it had forced")
@@ -196,6 +197,8 @@ class OutputProcessor:
             return FinishInfo("stop")
         if request.matcher is not None and is_last and self.token_masks.allows_only_eos(request.matcher):
             return FinishInfo("stop")
+        if request.followed_value is not None and not is_last:
+            return None  # the matcher is ahead of the output
         if request.num_tokens_left(self.max_length) <= 0:
             is_complete = request.completion_plan is not None and not (
                 request.params.if_it_fits and request.has_free_text
