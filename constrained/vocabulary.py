@@ -84,6 +84,7 @@ class Vocabulary:
         """Computes the cached properties now; some tens of ms each for 49,152 tokens."""
         self.is_proper_prefix_of_token(b"a")
         len(self.byte_rank)
+        len(self.ids_by_last_byte)
         self.number_limiter.continues_number(0)
 
     def is_proper_prefix_of_token(self, text: bytes) -> bool:
@@ -104,6 +105,38 @@ class Vocabulary:
         ends = frozenset(self.eos_ids)
         adding = (token for i, token in enumerate(self.token_bytes) if i not in ends)
         return frozenset(token[:end] for token in adding for end in range(1, len(token)))
+
+    @cached_property
+    def ids_by_bytes(self) -> dict[bytes, int]:
+        """The token of each byte string that is one, without end tokens; of several, the one with the lowest id."""
+        ends = frozenset(self.eos_ids)
+        numbered = reversed(list(enumerate(self.token_bytes)))
+        return {token: i for i, token in numbered if token and i not in ends}
+
+    @cached_property
+    def ids_by_last_byte(self) -> dict[int, list[int]]:
+        """The tokens that end with each byte."""
+        found: dict[int, list[int]] = {}
+        for token, i in self.ids_by_bytes.items():
+            found.setdefault(token[-1], []).append(i)
+        return found
+
+    def spell_bytes(self, data: bytes) -> list[int]:
+        """Covers `data` with tokens, always taking the longest that matches; skips bytes that no token begins with.
+
+        >>> Vocabulary((b"", b"a", b"ab"), (0,), lambda text: []).spell_bytes(b"aab")
+        [1, 2]
+        """
+        tokens, start = list[int](), 0
+        while start < len(data):
+            ends = range(min(len(data), start + self.max_token_bytes), start, -1)
+            end = next((end for end in ends if data[start:end] in self.ids_by_bytes), None)
+            if end is None:
+                start += 1
+                continue
+            tokens.append(self.ids_by_bytes[data[start:end]])
+            start = end
+        return tokens
 
     @cached_property
     def completion_search(self) -> CompletionSearch:

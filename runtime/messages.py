@@ -19,11 +19,12 @@ from msgspec import Meta
 from plait.constrained.specs import Spec
 from plait.runtime.sampling_params import SamplingParams
 
-PROTOCOL = 6  # incremented when the layout of any message changes
+PROTOCOL = 7  # incremented when the layout of any message changes
 MAX_APPEND_TOKENS = 1 << 14  # per Append; longer texts take several
 MAX_CHOICES = 1024
 MAX_REPLACED = 8  # last tokens of a text that a Select may replace
 MAX_FORK_CHILDREN = 4096
+MAX_FOLLOWED_BY_BYTES = 256  # of the text behind a value that belongs to its constraint
 MAX_NAME_CHARS = 256  # of a tenant or cache salt
 MAX_PRIORITY = 1_000_000
 
@@ -58,12 +59,17 @@ class Append(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """Samples tokens after the session's text and appends them to it."""
+    """Samples tokens after the session's text and appends them to it.
+
+    followed_by: text that the session's text continues with, whether the call ends with a value or not. A value under
+        `constraint` ends only where this text can follow. It is no part of the value, of `max_tokens` or of the reply.
+    """
 
     session: int
     call: int
     sampling: SamplingParams
     constraint: Spec | None = None
+    followed_by: str = ""
 
 
 class Select(Message, frozen=True):
@@ -138,6 +144,17 @@ class FlushCache(Message, frozen=True):
 
 ClientMessage = Hello | Open | Append | Generate | Select | Embed | Fork | Close | Abort | Inspect | FlushCache
 SessionCall = Generate | Select | Embed
+
+
+def followed_by_error(followed_by: str, sampling: SamplingParams, constraint: Spec | None) -> str | None:
+    """Returns why a Generate cannot have this `followed_by`, or None if it can."""
+    if not followed_by:
+        return None
+    if constraint is None or sampling.min_tokens:
+        return "followed_by needs a constraint, and excludes min_tokens"
+    if len(followed_by.encode(errors="replace")) > MAX_FOLLOWED_BY_BYTES:
+        return f"followed_by is longer than {MAX_FOLLOWED_BY_BYTES} bytes"
+    return None
 
 
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):

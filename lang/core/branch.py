@@ -43,6 +43,7 @@ class Branch:
         self._close_reason: str | None = None
         self._num_inherited_segments = 0  # segments before this are the parent's
         self._children: weakref.WeakSet[Branch] = weakref.WeakSet()
+        self._num_known_chars = 0  # of the next texts: those that the session has from the call before them
         self._joined_calls: list[CallSegment] = []  # of branches that were joined; their states may be gone
 
     def own_call_segments(self) -> Sequence[CallSegment]:
@@ -80,8 +81,14 @@ class Branch:
 
     def write(self, text: str, *, control: bool = False) -> None:
         """Appends known text. `control`: the text is the chat template's own, so control tokens in it count."""
-        self.session().append(text, control=control)
+        session, num_known = self.session(), min(self._num_known_chars, len(text))
+        self._num_known_chars -= num_known
+        session.append(text[num_known:], control=control)
         self._add_segment(TextSegment(text, control))
+
+    def expect_known(self, text: str) -> None:
+        """Says that the session has the next text already, from the last call; `write` will write it."""
+        self._num_known_chars = len(text)
 
     def add(self, name: str | None, call_segment: CallSegment | Samples) -> None:
         """Appends the text that a call will give, and sets variable `name` to it."""
@@ -115,11 +122,15 @@ class Branch:
         if self.open_turn is None or self.open_turn[0] != role:
             open_now = f"the open turn is {self.open_turn[0]}" if self.open_turn else "no turn is open"
             raise InputError(f"{role}_end() without its {role}_begin(): {open_now}")
-        suffix = self._template().turn_suffix(self._roles(), role)
+        suffix = self.turn_suffix(role)
         turn = Turn(role, self.open_turn[1], len(self.segments))
         self.open_turn = None
         self.write(suffix, control=True)
         self.turns.append(turn)
+
+    def turn_suffix(self, role: Role) -> str:
+        """Returns the template's text after the open turn."""
+        return self._template().turn_suffix(self._roles(), role)
 
     def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from plait.lang.core.branch import Branch
@@ -16,6 +17,7 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
+from plait.lang.core.following_text import text_behind
 from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
 from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from plait.lang.core.run import AnySession
 
 
-def execute(expr: Expr, branch: Branch) -> None:
-    """Appends `expr` to `branch`.
+def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
+    """Appends `expr` to `branch`. `behind`: what the same expression of the program appends next.
 
     Raises ProgramError, which names the variable, if a call is refused before it starts.
     """
@@ -36,10 +38,10 @@ def execute(expr: Expr, branch: Branch) -> None:
         case Text():
             branch.write(expr.text)
         case Concat():
-            for part in expr.parts:
-                execute(part, branch)
+            for index, part in enumerate(expr.parts):
+                execute(part, branch, expr.parts[index + 1 :])
         case Gen() | Select() | GenToolCall():
-            _begin_call(branch, expr)
+            _begin_call(branch, expr, behind)
         case SeparateReasoning(gen, tags):
             execute(gen, branch)
             output = branch.variables[str(gen.name)]
@@ -55,11 +57,11 @@ def execute(expr: Expr, branch: Branch) -> None:
             raise InputError(f"{type(expr).__name__} is not an expression that plait can run")
 
 
-def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall) -> None:
+def _begin_call(branch: Branch, expr: Gen | Select | GenToolCall, behind: Sequence[Expr]) -> None:
     try:
         match expr:
             case Gen():
-                _generate(branch, expr)
+                _generate(branch, expr, behind)
             case Select():
                 _select(branch, expr)
             case GenToolCall():
@@ -80,17 +82,25 @@ def _announce_call(session: AnySession, name: str | None) -> None:
         set_next_call_name(name)
 
 
-def _generate(branch: Branch, expr: Gen) -> None:
+def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     run, session = branch.run, branch.session()
     params, n = expr.options.merged_over(run.defaults)
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
+    followed_by = ""
+    if expr.constraint is not None and not params.min_tokens:
+        followed_by = text_behind(behind, branch)
     sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
     samples: list[GenResult] = []
     for index, sample_session in enumerate((session, *sample_sessions)):
         _announce_call(sample_session, expr.name)
-        call = sample_session.generate(params.for_sample(index), expr.constraint)
+        own = params.for_sample(index)
+        call = (
+            sample_session.generate(own, expr.constraint, followed_by)  # only sessions of a runtime take it
+            if followed_by
+            else sample_session.generate(own, expr.constraint)
+        )
         sample = GenResult(run, expr.name, call, expr.value_format)
         sample.lane = branch.lane if index == 0 else run.new_lane(branch.lane)
         run.add(sample)
@@ -100,6 +110,7 @@ def _generate(branch: Branch, expr: Gen) -> None:
     for sample in samples:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
+    branch.expect_known(followed_by)
 
 
 def _select(branch: Branch, expr: Select) -> None:

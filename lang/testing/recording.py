@@ -150,9 +150,13 @@ class RecordedSession:
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         raise InputError("a recording stores text, so token ids cannot be appended")
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
-        call: Call = self._inner.generate(params, constraint)
-        return self._record(call, Asked(self._name, "", params, constraint))
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
+        options = {"followed_by": followed_by} if followed_by else {}
+        call: Call = self._record(
+            self._inner.generate(params, constraint, **options), Asked(self._name, "", params, constraint)
+        )
+        self._parts.append(followed_by)
+        return call
 
     def select(
         self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None

@@ -9,7 +9,8 @@ from plait.lang.backends.default_backend import resolve_client
 from plait.lang.budget import checked_budget
 from plait.lang.control.race import race
 from plait.lang.core.execution import Execution
-from plait.lang.core.expressions import Concat, Expr, SystemWithTools, Text
+from plait.lang.core.expressions import Concat, Expr, Gen, SystemWithTools, Text
+from plait.lang.core.interpreter import execute
 from plait.lang.core.reasoning import REASONING_SUFFIX, SeparateReasoning
 from plait.lang.core.results import Segment
 from plait.lang.errors import did_you_mean
@@ -25,6 +26,7 @@ from plait.lang.tracing.nodes import (
     Read,
     RunTool,
     SetVariable,
+    steps_behind,
 )
 from plait.lang.tracing.traced_value import TracedValue, resolve_text, resolve_value
 from plait.runtime.errors import InputError
@@ -90,7 +92,10 @@ class _GraphExecutor:
         match node:
             case Append():
                 num_calls = len(state._branch.call_segments())
-                state._append(self._resolve_expr(node.expr))
+                behind = steps_behind(self._graph.nodes, number) if _is_constrained(node.expr) else []
+                execute(
+                    self._resolve_expr(node.expr), state._branch, [self._resolve_expr(step.expr) for step in behind]
+                )
                 for call_segment in state._branch.call_segments()[num_calls:]:
                     call_segment.place = node.place or call_segment.place  # the program's line, not graph.run(...)
                 for name in _names(node):
@@ -139,6 +144,10 @@ class _GraphExecutor:
             case SystemWithTools():
                 return SystemWithTools(self._resolve_expr(expr.content), expr.tools)
         return expr
+
+
+def _is_constrained(expr: Expr) -> bool:
+    return isinstance(expr, Gen) and expr.constraint is not None
 
 
 def _names(node: Append) -> list[str]:

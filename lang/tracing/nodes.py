@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select
+from plait.lang.core.expressions import Expr, Gen, GenToolCall, RoleEnd, Select, Text
 from plait.lang.core.fork_group import JoinMode
 from plait.lang.core.reasoning import SeparateReasoning
 from plait.lang.source_location import SourceLocation
@@ -25,6 +26,7 @@ class Append(Node):
     """Appends text, a traced value, a gen or select, or the beginning or end of a turn. Never a Concat."""
 
     expr: Expr
+    statement: int = 0  # steps of one expression of the program have the same number
 
     @property
     def is_call(self) -> bool:
@@ -102,6 +104,20 @@ class Cancel(Node):
     """Ends the branch, or the call of variable `name`."""
 
     name: str | None
+
+
+def steps_behind(nodes: Sequence[Node], number: int) -> list[Append]:
+    """Returns the texts that the expression of step `number` appends behind it, with the end of the turn."""
+    call, found = nodes[number], list[Append]()
+    for node in nodes[number + 1 :]:
+        if not isinstance(call, Append) or not isinstance(node, Append) or node.statement != call.statement:
+            break
+        if not isinstance(node.expr, Text | TracedValue | RoleEnd):
+            break
+        found.append(node)
+        if isinstance(node.expr, RoleEnd):
+            break
+    return found
 
 
 def traced_values_in(node: Node) -> tuple[TracedValue, ...]:

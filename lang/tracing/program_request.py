@@ -14,7 +14,7 @@ from plait.constrained.specs import Choices, Ebnf, JsonSchema, Lark, Regex, Spec
 from plait.lang.core.expressions import Gen, RoleBegin, RoleEnd, Select, Text
 from plait.lang.errors import CompileError, Problem, did_you_mean
 from plait.lang.sampling_options import Options
-from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read
+from plait.lang.tracing.nodes import Adopt, Append, ForkInto, Join, Node, Read, steps_behind
 from plait.lang.tracing.traced_value import Argument, NodeOutput, TracedValue
 from plait.runtime.errors import InputError
 from plait.runtime.sampling_params import NAMES, name_in
@@ -120,7 +120,10 @@ class _Writer:
             output = NodeOutput(number, expr.name)
             writer.scope[expr.name] = output if n == 1 else [NodeOutput(number, expr.name, index) for index in range(n)]
         if isinstance(expr, Gen):
-            return {"gen": self._gen(node, expr)}
+            gen = self._gen(node, expr)
+            if expr.constraint is not None:
+                gen["following_nodes"] = len(steps_behind(self._graph.nodes, number))
+            return {"gen": gen}
         select: dict[str, Any] = {"choices": list(expr.choices), "choices_method": expr.method}
         if expr.timeout_s is not None:
             select["timeout"] = expr.timeout_s

@@ -47,6 +47,8 @@ class TracedRun(Run):
         super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
         self.placeholders = Placeholders(program)
         self.nodes: list[Node] = []
+        self.statement = 0
+        """The number of the expression that is recorded now."""
         self.read_lanes: set[int] = set()
         """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Any]]]] = []
@@ -138,7 +140,7 @@ class TracedBranch(Branch):
 
     def _add_step(self, what: Any, *details: Any) -> int:
         node = (
-            Append(self.lane, caller_location(), what)
+            Append(self.lane, caller_location(), what, self.run.statement)
             if isinstance(what, Expr)
             else what(self.lane, caller_location(), *details)
         )
@@ -147,6 +149,11 @@ class TracedBranch(Branch):
 
 def trace_expr(expr: Expr, branch: TracedBranch) -> None:
     """Records that `expr` is appended to `branch`; the counterpart of `interpreter.execute`."""
+    branch.run.statement += 1
+    _trace_part(expr, branch)
+
+
+def _trace_part(expr: Expr, branch: TracedBranch) -> None:
     match expr:
         case TracedValue():
             value_format = expr._value_format
@@ -159,7 +166,7 @@ def trace_expr(expr: Expr, branch: TracedBranch) -> None:
             branch.write(expr.text)
         case Concat():
             for part in expr.parts:
-                trace_expr(part, branch)
+                _trace_part(part, branch)
         case Gen() | Select() | GenToolCall() | SeparateReasoning():
             branch.add_call(expr)
         case SystemWithTools():
@@ -185,7 +192,7 @@ def _trace_content(content: Expr, branch: TracedBranch) -> None:
     ):
         raise InputError("compile: a system turn that lists tools can contain text only")
     steps = len(branch.run.nodes)
-    trace_expr(content, branch)
+    _trace_part(content, branch)
     del branch.run.nodes[steps:]
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from plait.constrained import Matcher
+from plait.constrained.followed_matcher import FollowedMatcher
+from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
 from plait.runtime.kv_cache.sequence import Sequence
@@ -103,6 +105,8 @@ class GenerationRequest(Request):
         self.num_accepted_drafts = 0  # output tokens that were guessed correctly
         self.completion_plan: list[int] | None = None  # with params.complete: tokens that complete the value from here
         self.forced_queue: list[int] = []  # with params.logprobs: forced tokens that are still to be sampled one by one
+        self.followed_value: FollowedValue | None = None  # set if text behind the value belongs to the constraint
+        self.is_end_optional = False  # the value may end here; the next token, sampled among all, decides
         self.is_closing = False  # `forced_queue` holds the completion plan: the value is complete at its end
 
     @property
@@ -112,7 +116,38 @@ class GenerationRequest(Request):
 
     def num_tokens_left(self, max_length: int) -> int:
         """Tokens that the output can still take. `max_length`: tokens that a session can hold."""
-        return min(self.params.max_tokens - len(self.byte_ends), max_length - self.seq.tokens.size)
+        return self.num_tokens_left_after((), max_length)
+
+    def num_tokens_left_after(self, new_lengths: tuple[int, ...], max_length: int) -> int:
+        """Returns `num_tokens_left` as it will be when tokens of these lengths in bytes are appended."""
+        num_new = len(new_lengths)
+        if self.followed_value is None:
+            num_value_tokens = len(self.byte_ends) + num_new
+        else:
+            num_value_tokens = self.followed_value.num_tokens_begun(self.byte_ends, new_lengths)
+        return min(self.params.max_tokens - num_value_tokens, max_length - self.seq.tokens.size - num_new)
+
+    def count_forced(self) -> None:
+        """Counts the next output token as one that was not sampled."""
+        self.num_forced += 1
+        if self.followed_value is not None:
+            self.followed_value.forced.append(len(self.byte_ends))
+
+    def hold_following_text(self, num_new_bytes: int) -> None:
+        """Holds back what may be the text behind the value. `num_new_bytes`: those that the matcher has accepted and
+        that are not appended yet."""
+        if self.followed_value is not None:
+            assert isinstance(self.matcher, FollowedMatcher)
+            num_bytes = (self.byte_ends[-1] if self.byte_ends else 0) + num_new_bytes
+            self.followed_value.held_start = num_bytes - self.matcher.num_held_bytes
+            self.is_end_optional = self.matcher.may_end
+
+    def take_logprobs(self, end: int) -> list[TokenLogprob] | None:
+        """Removes and returns the logprobs to send with the output tokens before index `end`."""
+        count = len(self.unsent_logprobs) if self.followed_value is None else end - self.num_sent
+        taken = self.unsent_logprobs[:count]
+        del self.unsent_logprobs[:count]
+        return taken or None
 
     def output_tokens(self, start: int, end: int) -> list[int]:
         """Returns the ids of output tokens [start, end)."""
@@ -151,10 +186,12 @@ class GenerationRequest(Request):
         self.num_draft_tokens = len(draft_tokens)
 
     def num_safe_tokens(self) -> int:
-        """Output tokens that no stop string or stop pattern can cut off any more."""
-        if self.stop_scanner is None:
+        """Output tokens that no stop string, stop pattern or text behind the value can cut off any more."""
+        if self.stop_scanner is None and self.followed_value is None:
             return len(self.byte_ends)
-        num_safe_bytes, count = self.stop_scanner.num_safe, self.num_output
+        limits = [] if self.stop_scanner is None else [self.stop_scanner.num_safe]
+        limits += [] if self.followed_value is None else [self.followed_value.held_start]
+        num_safe_bytes, count = min(limits), self.num_output
         while count and self.byte_ends[count - 1] > num_safe_bytes:
             count -= 1
         return count

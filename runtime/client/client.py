@@ -42,6 +42,8 @@ class Client:
     ...     session = runtime.client.open_session()
     """
 
+    takes_following_text = True  # `Session.generate(..., followed_by=...)`; other backends lack it
+
     def __init__(self, transport: ClientTransport, tokenizer: Tokenizer | None = None) -> None:
         self.model: Welcome = transport.welcome
         self.tokenizer = tokenizer or load_tokenizer(Path(self.model.model_path), vocab_size=self.model.vocab_size)

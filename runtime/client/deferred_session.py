@@ -105,8 +105,10 @@ class DeferredSession:
         """Appends `text()`, which is known when the calls have ended. If one of them fails, so do all later calls."""
         self._add(_Instruction(lambda: self._session.append(text(), control=control), tuple(calls)))
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
-        return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint))
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
+        if not followed_by:  # other backends have no such text
+            return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint))
+        return self._begin(params.timeout_s, lambda: self._session.generate(params, constraint, followed_by))
 
     def select(
         self, choices: Sequence[str], method: SelectMethod = "token_length_normalized", timeout_s: float | None = None

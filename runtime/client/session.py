@@ -26,6 +26,7 @@ from plait.runtime.messages import (
     Select,
     SelectMethod,
     Welcome,
+    followed_by_error,
 )
 from plait.runtime.sampling_params import SamplingParams, check_sampling, sampling_params
 from plait.runtime.tokenizer.token_healing import UNKNOWN_TAIL, TextTail, heal_choices
@@ -95,9 +96,11 @@ class Session:
         self._sent_tail = UNKNOWN_TAIL
         self._send_ids(token_ids)
 
-    def generate(self, params: SamplingParams, constraint: Spec | None = None) -> Call:
-        """Samples tokens after the text so far and appends them to it.
+    def generate(self, params: SamplingParams, constraint: Spec | None = None, followed_by: str = "") -> Call:
+        """Samples tokens after the text so far and appends them to it, and then `followed_by`.
 
+        A constrained value ends only where `followed_by` can follow, at most 256 bytes of known text, and prefers to.
+        The result and its usage are those of the value alone.
         A lenient constraint is enforced in part; `result().violation` tells whether the text violates the rest.
         Raises InputError or UnsupportedModel before anything is sent.
         """
@@ -107,10 +110,12 @@ class Session:
             raise InputError(f"a constraint is a Regex, JsonSchema or other spec, not {type(constraint).__name__}")
         if params.complete and constraint is None:
             raise InputError("complete needs a constraint, which defines when a value is complete", field="complete")
+        if (error := followed_by_error(followed_by, params, constraint)) is not None:
+            raise InputError(error, field="followed_by")
         self._flush("gen")
         self._sent_tail = UNKNOWN_TAIL
         return self._start_call(
-            lambda call: Generate(self.session_id, call, params, constraint),
+            lambda call: Generate(self.session_id, call, params, constraint, followed_by),
             params.timeout_s,
             constraint if getattr(constraint, "lenient", False) else None,
         )

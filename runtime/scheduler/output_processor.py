@@ -6,21 +6,20 @@ Completion plans: with `complete`, the output always keeps enough room to comple
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
 
-from plait.constrained import Vocabulary
+from plait.constrained import Matcher, Vocabulary
+from plait.constrained.followed_matcher import FollowedMatcher, FollowingText
+from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.request import GenerationRequest
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
-from plait.runtime.messages import FinishReason, TokenLogprob
+from plait.runtime.messages import TokenLogprob
+from plait.runtime.scheduler.finish_info import FinishInfo
+from plait.runtime.scheduler.followed_output import end_followed_value
+from plait.runtime.scheduler.output_cutter import OutputCutter
 from plait.runtime.scheduler.token_mask import TokenMaskBuilder
-from plait.runtime.tokenizer.stop_strings import StopHit
 
-
-class FinishInfo(NamedTuple):
-    """How an output ended: the reason, and the stop string or stop token that matched."""
-
-    reason: FinishReason
-    matched: str | int | None = None
+MAX_FOLLOWING_TEXTS = 256  # kept with the tokens that spell them
 
 
 class CompletionDoesNotFit(Exception):
@@ -36,6 +35,18 @@ class OutputProcessor:
         self.max_length = max_length
         self.token_masks = TokenMaskBuilder(vocabulary)
         self._eos_ids = frozenset(vocabulary.eos_ids)
+        self._cutter = OutputCutter(vocabulary, cache)
+        self._following_text = lru_cache(MAX_FOLLOWING_TEXTS)(lambda text: FollowingText(text, vocabulary))
+
+    def hold_following(self, request: GenerationRequest, text: str) -> None:
+        """Makes `text` the text behind the value of a constrained request. Call it before `start`."""
+        request.followed_value = FollowedValue(self._following_text(text))
+
+    def start(self, request: GenerationRequest, matcher: Matcher) -> FinishInfo | None:
+        """Sets the matcher of a request, and starts it; see `begin`."""
+        followed = request.followed_value
+        request.matcher = matcher if followed is None else FollowedMatcher(matcher, followed.following)
+        return self.begin(request)
 
     def begin(self, request: GenerationRequest) -> FinishInfo | None:
         """Starts a request with a matcher: appends the tokens that are forced at the beginning.
@@ -51,7 +62,12 @@ class OutputProcessor:
                 raise CompletionDoesNotFit(
                     f"found no complete value of this constraint that fits into {num_left} tokens"
                 )
-        return self._append_with_forced(request, [])
+        return self._finish(request, self._append_with_forced(request, []))
+
+    def _finish(self, request: GenerationRequest, finish_info: FinishInfo | None) -> FinishInfo | None:
+        if finish_info is None or request.followed_value is None:
+            return finish_info
+        return end_followed_value(request, finish_info, self._cutter)
 
     def process_token(self, request: GenerationRequest, token: int, logprob: TokenLogprob | None) -> FinishInfo | None:
         """Appends a sampled token to the output; returns a FinishInfo if the output ends.
@@ -62,16 +78,19 @@ class OutputProcessor:
         request.num_sampled += 1
         if logprob is not None:
             request.unsent_logprobs.append(logprob)
+        is_end_optional, request.is_end_optional = request.is_end_optional, False
         if request.matcher is not None and not request.matcher.accept(token):
+            if is_end_optional:
+                return self._finish(request, FinishInfo("stop"))
             raise RuntimeError(f"the constraint refused token {token}, which its own mask allowed")
         if request.forced_queue:
             del request.forced_queue[0]
         finish_info = self._finish_for_token(request, token)
         if finish_info is not None:
-            return finish_info
+            return self._finish(request, finish_info)
         if request.matcher is None:
             return self._append_token(request, token, is_last=True)
-        return self._append_with_forced(request, [token])
+        return self._finish(request, self._append_with_forced(request, [token]))
 
     def _finish_for_token(self, request: GenerationRequest, token: int) -> FinishInfo | None:
         if token in request.params.stop_token_ids:
@@ -82,17 +101,19 @@ class OutputProcessor:
 
     def _append_with_forced(self, request: GenerationRequest, sampled: list[int]) -> FinishInfo | None:
         """Appends the sampled token, if there is one, and the forced tokens after it."""
-        tokens = sampled + self._forced_tokens(request)
-        if request.completion_plan is not None and tokens and not self._can_complete_within(request, len(tokens)):
+        tokens = sampled + self._forced_tokens(request, len(sampled))
+        request.hold_following_text(sum(len(self.vocabulary.token_bytes[token]) for token in tokens))
+        if request.completion_plan is not None and tokens and not self._can_complete_within(request, tokens):
             return self._follow_completion_plan(request, request.completion_plan, len(tokens), bool(sampled))
         for index, token in enumerate(tokens):
-            request.num_forced += index >= len(sampled)
+            if index >= len(sampled):
+                request.count_forced()
             finish_info = self._append_token(request, token, is_last=index == len(tokens) - 1)
             if finish_info is not None:
                 return finish_info
         return None
 
-    def _forced_tokens(self, request: GenerationRequest) -> list[int]:
+    def _forced_tokens(self, request: GenerationRequest, num_new: int) -> list[int]:
         """Jump-forward: returns the tokens that the constraint forces next, after the matcher has accepted them.
 
         The next step computes them together. If logprobs are requested, returns [] and queues the tokens instead, so
@@ -103,7 +124,12 @@ class OutputProcessor:
         if request.params.logprobs:
             request.forced_queue = request.forced_queue or request.matcher.forced_tokens()
             return []
-        tokens = request.matcher.forced_tokens()[: request.num_tokens_left(self.max_length)]
+        num_left = request.num_tokens_left(self.max_length)
+        if isinstance(request.matcher, FollowedMatcher):
+            if request.matcher.is_in_text:  # max_tokens is for the value
+                num_left = self.max_length - len(request.seq)
+            num_left = max(0, num_left - num_new)
+        tokens = request.matcher.forced_tokens()[:num_left]
         for token in tokens:
             if not request.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which it had forced")
@@ -111,15 +137,17 @@ class OutputProcessor:
 
     # -- completion plans -------------------------------------------------------------------------
 
-    def _can_complete_within(self, request: GenerationRequest, num_new: int) -> bool:
-        """Whether a complete value still fits after `num_new` tokens, which the matcher has accepted, are appended.
+    def _can_complete_within(self, request: GenerationRequest, new_tokens: list[int]) -> bool:
+        """Whether a complete value still fits after `new_tokens`, which the matcher has accepted, are appended.
 
         If so, updates `completion_plan`.
         """
         assert request.matcher is not None
         if request.is_closing:
             return True
-        num_left = request.num_tokens_left(self.max_length) - num_new
+        num_left = request.num_tokens_left_after(
+            tuple(len(self.vocabulary.token_bytes[token]) for token in new_tokens), self.max_length
+        )
         completion_plan = request.matcher.completion(num_left) if num_left >= 0 else None
         if completion_plan is None:
             return False
@@ -136,6 +164,7 @@ class OutputProcessor:
         """
         assert request.matcher is not None
         request.matcher.rollback(num_new)
+        request.hold_following_text(0)
         if was_sampled:
             request.num_sampled -= 1
         if request.params.logprobs:
@@ -146,7 +175,8 @@ class OutputProcessor:
         for token in completion_plan:
             if not request.matcher.accept(token):
                 raise RuntimeError(f"the constraint refused token {token}, which was part of its own completion")
-            request.num_forced += 1
+            request.hold_following_text(len(self.vocabulary.token_bytes[token]))
+            request.count_forced()
             self._append_token(request, token, is_last=False)
         return FinishInfo("stop")
 
@@ -159,60 +189,19 @@ class OutputProcessor:
         """
         token_bytes = self.vocabulary.token_bytes[token]
         request.append(token, token_bytes)
-        if request.stop_scanner is not None and (hit := request.stop_scanner.push(token_bytes)) is not None:
-            self._truncate_at_stop(request, hit)
+        scanned = token_bytes if request.followed_value is None else request.followed_value.take_unscanned(token_bytes)
+        if request.stop_scanner is not None and (hit := request.stop_scanner.push(scanned)) is not None:
+            self._cutter.cut(request, hit.start)
             return FinishInfo("stop", hit.text)
         if request.is_closing and not request.forced_queue:
             return FinishInfo("stop")
         if request.matcher is not None and is_last and self.token_masks.allows_only_eos(request.matcher):
             return FinishInfo("stop")
+        if request.followed_value is not None and not is_last:
+            return None  # the matcher is ahead of the output
         if request.num_tokens_left(self.max_length) <= 0:
             is_complete = request.completion_plan is not None and not (
                 request.params.if_it_fits and request.has_free_text
             )
             return FinishInfo("stop" if is_complete else "length")
         return None
-
-    # -- stop strings -----------------------------------------------------------------------------
-
-    def _truncate_at_stop(self, request: GenerationRequest, hit: StopHit) -> None:
-        """Ends the output where the stop string begins; if that is inside a token, its start is tokenized again."""
-        num_kept = 0
-        while num_kept < request.num_output and request.byte_ends[num_kept] <= hit.start:
-            num_kept += 1
-        cut_tokens = request.output_tokens(num_kept, request.num_output)
-        cut_bytes = b"".join(self.vocabulary.token_bytes[token] for token in cut_tokens)
-        num_kept_bytes = request.byte_ends[num_kept - 1] if num_kept else 0
-        new_tokens = self._tokenize(cut_bytes[: hit.start - num_kept_bytes])
-        length = request.output_start + num_kept
-        request.seq.tokens.truncate(length)
-        if request.seq.num_computed > length:
-            self.cache.truncate(request.seq, length)
-        del request.byte_ends[num_kept:]
-        for token in new_tokens:
-            request.append(token, self.vocabulary.token_bytes[token])
-
-    def _tokenize(self, data: bytes) -> list[int]:
-        """Returns tokens that spell exactly `data`."""
-        if not data:
-            return []
-        try:
-            tokens = [int(token) for token in self.vocabulary.encode(data.decode())]
-            if b"".join(self.vocabulary.token_bytes[token] for token in tokens) == data:
-                return tokens
-        except UnicodeDecodeError:
-            pass  # the output held invalid UTF-8 before the stop string: spell its bytes instead
-        return self._spell_bytes(data)
-
-    def _spell_bytes(self, data: bytes) -> list[int]:
-        """Covers `data` with tokens, always taking the longest that matches; skips bytes that no token begins with."""
-        id_of = {token_bytes: token for token, token_bytes in enumerate(self.vocabulary.token_bytes) if token_bytes}
-        tokens, start = [], 0
-        while start < len(data):
-            end = next((end for end in range(len(data), start, -1) if data[start:end] in id_of), None)
-            if end is None:
-                start += 1  # the byte is part of a token that the stop string cuts in half
-                continue
-            tokens.append(id_of[data[start:end]])
-            start = end
-        return tokens

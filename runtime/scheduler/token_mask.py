@@ -92,7 +92,9 @@ class TokenMaskBuilder:
 
 def allows_all_tokens(request: GenerationRequest) -> bool:
     """Whether the request may sample any token next, so that it needs no mask."""
-    return request.matcher is None and request.num_output >= request.params.min_tokens and not request.forced_queue
+    if request.forced_queue:
+        return False
+    return request.is_end_optional or (request.matcher is None and request.num_output >= request.params.min_tokens)
 
 
 def check_constraint_cost(spent_s: float) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 from plait.constrained import CompilePool, Grammar, GrammarError
 from plait.constrained.specs import Spec
+from plait.runtime.batch.followed_value import ValueEnd
 from plait.runtime.batch.pooling_request import PoolingRequest
 from plait.runtime.batch.request import GenerationRequest, ScoringRequest, Selection
 from plait.runtime.kv_cache.prefix_cache import PrefixCache
 from plait.runtime.messages import Failed, Finished, Generate, ServerMessage, SessionCall, Tokens
 from plait.runtime.scheduler.batching import BatchScheduler
-from plait.runtime.scheduler.output_processor import FinishInfo
+from plait.runtime.scheduler.finish_info import FinishInfo
 from plait.runtime.scheduler.sessions.choice_scoring import best_choice
 from plait.runtime.scheduler.sessions.deadlines import Deadlines
 from plait.runtime.scheduler.sessions.session import Call, Session, SessionError
@@ -92,18 +93,29 @@ class CallTracker:
 
     def send_tokens(self, request: GenerationRequest, end: int) -> None:
         """Sends the client the unsent output tokens before index `end`."""
-        token_ids = request.output_tokens(request.num_sent, end)
-        logprobs = request.unsent_logprobs or None
+        token_ids, logprobs = request.output_tokens(request.num_sent, end), request.take_logprobs(end)
         if token_ids or logprobs:
             request.num_sent = end
-            request.unsent_logprobs = []
+            self._send(self._sessions[request].key.client, Tokens(request.call_id, token_ids, logprobs))
+
+    def _send_value_end(self, request: GenerationRequest, end: ValueEnd) -> None:
+        """Sends the rest of a value that text follows."""
+        token_ids = request.output_tokens(request.num_sent, end.num_whole) + end.last_tokens
+        logprobs = request.take_logprobs(end.num_tokens)
+        if token_ids or logprobs:
             self._send(self._sessions[request].key.client, Tokens(request.call_id, token_ids, logprobs))
 
     def finish_generation(self, request: GenerationRequest, finish_info: FinishInfo) -> None:
         """Ends a generation and sends the rest of its output."""
-        self.send_tokens(request, request.num_output)
-        num_completion = request.num_sampled + request.num_forced
-        usage = request.metrics.usage(num_completion, request.num_forced, request.num_accepted_drafts)
+        num_completion, num_forced = request.num_sampled + request.num_forced, request.num_forced
+        followed = request.followed_value
+        if followed is not None and followed.end is not None:
+            self._send_value_end(request, followed.end)
+            num_completion = followed.end.num_tokens
+            num_forced = sum(index < num_completion for index in followed.forced)
+        else:
+            self.send_tokens(request, request.num_output)
+        usage = request.metrics.usage(num_completion, num_forced, request.num_accepted_drafts)
         reply = Finished(
             request.call_id, finish_info.reason, usage, finish_info.matched, prompt_logprobs=request.prompt_logprobs
         )
@@ -138,7 +150,7 @@ class CallTracker:
         if session is None:
             return
         if isinstance(call, GenerationRequest):
-            self.send_tokens(call, call.num_output)
+            self.send_tokens(call, call.num_safe_tokens() if call.followed_value is not None else call.num_output)
         if breaks_session:
             session.error = SessionError(kind, text)
         self._end(call, Failed(call.call_id, kind, text))
@@ -158,6 +170,9 @@ class CallTracker:
             if call.seq.num_computed > len(call.seq):  # it ended within an accepted draft
                 self.cache.truncate(call.seq, len(call.seq))
             self.cache.release(call.seq)
+            followed = call.followed_value if isinstance(call, GenerationRequest) else None
+            if followed is not None and followed.end is None:  # without a value, too, the text behind it follows
+                call.seq.tokens.extend(followed.following.tokens)
         ticket = call.ticket if isinstance(call, GenerationRequest) else None
         if ticket is not None and self._compiling.pop(ticket, None) is not None:
             self.compiler.cancel(ticket)

@@ -175,10 +175,17 @@ class SessionManager:
         if session.active_call is not None and session.active_call.call_id == call_id:
             self.calls.fail(session.active_call, kind, text, breaks_session=breaks_session)
             return
-        if session.queue.pop_call(call_id):
+        call = session.queue.pop_call(call_id, self._text_instead)
+        if call is not None:
             self.calls.reject(session, call_id, kind, text)
             if breaks_session:
                 self._set_error(session, SessionError(kind, text))
+
+    def _text_instead(self, call: SessionCall) -> Append | None:
+        """Returns what takes the place of a queued call that is not made: the text that was to follow its value."""
+        if not isinstance(call, Generate) or not call.followed_by:
+            return None
+        return Append(call.session, [int(token) for token in self.vocabulary.encode(call.followed_by)])
 
     # -- running instructions ---------------------------------------------------------------------
 
@@ -262,6 +269,8 @@ class SessionManager:
         request = GenerationRequest(session.owner, session.seq, message.call, params, seed)
         self.calls.start(session, request)
         if message.constraint is not None:
+            if message.followed_by:
+                self.output_processor.hold_following(request, message.followed_by)
             request.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
@@ -278,9 +287,8 @@ class SessionManager:
             self.calls.fail(request, kind, str(outcome))
             return
         request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
-        request.matcher = outcome.matcher()
         try:
-            finish_info = self.output_processor.begin(request)
+            finish_info = self.output_processor.start(request, outcome.matcher())
         except CompletionDoesNotFit as error:
             self.calls.fail(request, "constraint", str(error))
             return

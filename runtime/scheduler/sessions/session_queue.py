@@ -6,6 +6,7 @@ A client sends without waiting for replies, so these bounds are what keeps one s
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from plait.runtime.messages import MAX_REPLACED, Append, Close, Fork, Select, SessionCall
@@ -64,13 +65,24 @@ class SessionQueue:
         """Removes and returns the first instruction."""
         return self._account_removed(self._queue.popitem(last=False)[1])
 
-    def pop_call(self, call_id: int) -> bool:
-        """Removes a call; returns False if none has that id."""
+    def pop_call(
+        self, call_id: int, replacement: Callable[[SessionCall], Append | None] = lambda call: None
+    ) -> SessionCall | None:
+        """Removes a call and returns it; None if none has that id. `replacement(call)`: the text that replaces it."""
         position = self._call_positions.get(call_id)
         if position is None:
-            return False
-        self._account_removed(self._queue.pop(position))
-        return True
+            return None
+        call = self._queue[position]
+        assert isinstance(call, SessionCall)
+        self._account_removed(call)
+        text = replacement(call)
+        if text is None:
+            del self._queue[position]
+        else:
+            self._queue[position] = text
+            self._num_text += len(text.token_ids)
+            self._weight += 1
+        return call
 
     def clear(self) -> list[Instruction]:
         """Removes and returns all instructions."""

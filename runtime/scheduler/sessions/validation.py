@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.runtime.errors import InputError
-from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome
+from plait.runtime.messages import MAX_CHOICES, MAX_REPLACED, Embed, Select, SessionCall, Welcome, followed_by_error
 from plait.runtime.sampling_params import MAX_TIMEOUT_S, MAX_TOP_LOGPROBS, check_sampling
 from plait.runtime.scheduler.sessions.session import Session, SessionError
 
@@ -40,6 +40,8 @@ def validate_call(
         return SessionError("invalid", str(error))
     if message.sampling.complete and message.constraint is None:
         return SessionError("invalid", NOT_CONSTRAINED)
+    if (error_text := followed_by_error(message.followed_by, message.sampling, message.constraint)) is not None:
+        return SessionError("invalid", error_text)
     return _validate_length(session, 1 if message.sampling.max_tokens else 0, max_length)
 
 

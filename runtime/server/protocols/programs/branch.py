@@ -49,15 +49,23 @@ class ProgramBranch:
     pieces: list[TextPiece] = field(default_factory=list)
     turns: list[tuple[str, int, int]] = field(default_factory=list)
     seed_path: SeedPath = field(default_factory=SeedPath)
+    open_role: str | None = None
+    _num_known_chars: int = 0  # of the next texts: those that the session has from the call before them
     _num_unsent: int = 0  # characters that the next call or fork tokenizes
     _num_unsent_texts: int = 0
 
     def write(self, text: str, *, control: bool = False) -> None:
         """Appends text."""
-        self.session.append(text, control=control)
+        num_known = min(self._num_known_chars, len(text))
+        self._num_known_chars -= num_known
+        self.session.append(text[num_known:], control=control)
         self._num_unsent += len(text)
         self._num_unsent_texts += 1
         self.pieces.append(TextPiece(text, control))
+
+    def expect_known(self, text: str) -> None:
+        """Says that the session has the next text already, from the last call; `write` will write it."""
+        self._num_known_chars = len(text)
 
     async def run_tokenizing(self, start: Callable[[], T], abandoned: Callable[[], None]) -> T:
         """`start()`, which tokenizes the text written since the last call; in a thread if that text is long.
@@ -92,12 +100,18 @@ class ProgramBranch:
         prefix = await run_aside(len(roles) > TURNS_AT_ONCE, template.turn_prefix, roles, role)
         await asyncio.sleep(0)  # a program may have many turns in a row
         self.write(prefix, control=True)
+        self.open_role = role
         return len(self.pieces)
 
     def end_turn(self, role: str, first: int) -> None:
-        suffix = self._template().turn_suffix(self._roles(), role)
+        suffix = self.turn_suffix(role)
+        self.open_role = None
         self.turns.append((role, first, len(self.pieces)))
         self.write(suffix, control=True)
+
+    def turn_suffix(self, role: str) -> str:
+        """The template's text after the open turn."""
+        return self._template().turn_suffix(self._roles(), role)
 
     def fork(self, size: int) -> list[ProgramBranch]:
         """`size` copies of this branch."""

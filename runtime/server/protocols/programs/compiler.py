@@ -48,6 +48,7 @@ class GenStep:
     constraint_param: str | None
     n: int
     same_seed: bool
+    following_nodes: int | None
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,9 @@ class _Compiler:
         if gen.same_seed and sampling.seed is None:
             raise invalid(f"'{path}.same_seed' needs a seed", f"{path}.same_seed")
         same_seed = bool(self._defaults.same_seed if gen.same_seed is None else gen.same_seed)
-        return GenStep(path, gen.name, sampling, constraint, param, n, same_seed)
+        if gen.following_nodes and constraint is None:
+            raise invalid(f"'{path}.following_nodes' needs a constraint", f"{path}.following_nodes")
+        return GenStep(path, gen.name, sampling, constraint, param, n, same_seed, gen.following_nodes)
 
     def _sampling(self, gen: Gen, path: str) -> SamplingParams:
         """The parameters of the gen, or else of the defaults."""

@@ -32,6 +32,7 @@ from plait.runtime.server.protocols.programs.compiler import (
     VariableStep,
     gather_variables,
 )
+from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
 MAX_RENDERED_TURNS = 50_000
@@ -106,11 +107,11 @@ class ProgramRun:
                 open_session.close()
 
     async def _run(self, steps: Sequence[Step], program_branch: ProgramBranch) -> None:
-        for step in steps:
+        for index, step in enumerate(steps):
             if isinstance(step, TextStep):
                 program_branch.write(step.text)
             elif isinstance(step, VariableStep):
-                program_branch.write(await _text_of(program_branch, step))
+                program_branch.write(await text_of(program_branch, step))
             elif isinstance(step, RoleStep):
                 with _errors_named(step.path):
                     self._count_turns(step, len(program_branch.turns) + 1)
@@ -121,7 +122,7 @@ class ProgramRun:
             elif isinstance(step, ForkStep):
                 await self._fork(step, program_branch)
             else:
-                await self._call(step, program_branch)
+                await self._call(step, program_branch, await text_behind(step, steps[index + 1 :], program_branch))
 
     def _count_turns(self, step: RoleStep, count: int) -> None:
         """Counts the turns that the template renders for this one. Raises ApiError 400 if there are too many."""
@@ -130,12 +131,13 @@ class ProgramRun:
             text = f"the program has too many turns: the chat template would render more than {MAX_RENDERED_TURNS}"
             raise invalid(text, step.path)
 
-    async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> None:
+    async def _call(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> None:
         """Starts a call. Its text becomes a piece of the branch's text, and a variable."""
         with _errors_named(step.path):
             calls = await program_branch.run_tokenizing(
-                lambda: self._submit(step, program_branch), self._abort_sessions
+                lambda: self._submit(step, program_branch, followed_by), self._abort_sessions
             )
+            program_branch.expect_known(followed_by)
         assert self._tasks is not None
         self.calls += calls
         texts = [self._tasks.create_task(self._follow(step, i, call)) for i, call in enumerate(calls)]
@@ -144,13 +146,13 @@ class ProgramRun:
             samples: Value = [*texts]
             program_branch.variables[step.name] = texts[0] if len(texts) == 1 else samples
 
-    def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch) -> list[Call]:
+    def _submit(self, step: GenStep | SelectStep, program_branch: ProgramBranch, followed_by: str) -> list[Call]:
         if isinstance(step, SelectStep):
             return [program_branch.session.select(step.choices, step.method, step.timeout_s)]
         forks = self._fork_branch(program_branch, step.n - 1) if step.n > 1 else []
         sampling = program_branch.seed_path.params_of_next_gen(step.sampling, same_seed=step.same_seed)
         return [
-            sample.session.generate(sampling.for_sample(index), step.constraint)
+            sample.session.generate(sampling.for_sample(index), step.constraint, followed_by)
             for index, sample in enumerate([program_branch, *forks])
         ]
 
@@ -195,15 +197,6 @@ class ProgramRun:
         forks = program_branch.fork(size)
         self.sessions += [fork.session for fork in forks]  # at once: whoever ends the program finds them here
         return forks
-
-
-async def _text_of(program_branch: ProgramBranch, step: VariableStep) -> str:
-    value = program_branch.variables[step.name]
-    for index in step.index:
-        assert isinstance(value, list)
-        value = value[index]
-    assert not isinstance(value, list)
-    return value if isinstance(value, str) else await value
 
 
 @contextlib.contextmanager

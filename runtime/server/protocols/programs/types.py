@@ -42,6 +42,9 @@ class Gen(ProgramSamplingFields, kw_only=True):
     constraint.
 
     `choices`: one of them is sampled; `select` scores them instead. `constraint`: any spec of plait.constrained.
+    `following_nodes`: how many of the next nodes belong to the constraint: texts, and variables that are texts, which
+    must be able to follow the value; behind the last node of a role, the end of the turn counts as one. By default all
+    text nodes and request variables right behind the gen, and the end of the turn. 0: none, as without a constraint.
     `complete`: the value is whole within `max_tokens`. `n` above 1: the variable is a list, and the text goes on with
     the first.
     """
@@ -53,6 +56,7 @@ class Gen(ProgramSamplingFields, kw_only=True):
     lark: str | None = None
     choices: list[str] | None = None
     constraint: Spec | None = None
+    following_nodes: Annotated[int, Meta(ge=0, le=4096)] | None = None
     complete: bool | None = None
 
 
