@@ -75,6 +75,7 @@ OPENAI = {
         min_p=0.1,
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repetition_penalty=1.5,
         stop=["x"],
         stop_token_ids=[5],
         ignore_eos=True,
@@ -127,7 +128,7 @@ RESPONSES = {
     "complete": Effect(False, "complete", {"text": {"format": {"type": "json_object"}}}),
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
-    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0),
+    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
 }
 CLAUDE_PROMPT = {
     "model": Effect("other", REFUSED),
@@ -170,7 +171,7 @@ OLLAMA = {
 OPTIONS = {
     "num_ctx": Effect(1 << 30, REFUSED),
     **sampling(
-        {"num_predict": "max_tokens"},
+        {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"},
         num_predict=3,
         temperature=0.5,
         top_k=3,
@@ -180,6 +181,7 @@ OPTIONS = {
         stop=["x"],
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repeat_penalty=1.5,
     ),
 }
 SGLANG_SAMPLING = {
@@ -199,6 +201,7 @@ SGLANG_SAMPLING = {
         min_p=0.1,
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repetition_penalty=1.5,
         stop=["x"],
         stop_token_ids=[5],
         ignore_eos=True,
