@@ -127,6 +127,8 @@ RESPONSES = {
     "priority": Effect(2, "priority"),
     "complete": Effect(False, "complete", {"text": {"format": {"type": "json_object"}}}),
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
+    "enable_thinking": Effect(False, "prompt"),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
 }
@@ -139,6 +141,7 @@ CLAUDE_PROMPT = {
     "thinking": Effect({"type": "adaptive"}, "answer"),
     "output_config": Effect({"format": {"type": "json_schema", "schema": PARAMETERS}}, "constraint"),
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
 }
 MESSAGES = CLAUDE_PROMPT | {
     "max_tokens": Effect(3, "max_tokens"),
@@ -157,6 +160,7 @@ COUNT_TOKENS = {
     "thinking": Effect({"type": "enabled", "budget_tokens": 2000}, REFUSED),
     "output_config": Effect({"effort": "high"}, REFUSED),
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
 }
 OLLAMA = {
     "model": Effect("other", REFUSED),
@@ -165,6 +169,7 @@ OLLAMA = {
     "stream": Effect(True, "answer"),
     "keep_alive": Effect("5m", NO_EFFECT),
     "think": Effect(False, "answer"),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "logprobs": Effect(True, "logprobs"),
     "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
 }

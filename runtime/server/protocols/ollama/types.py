@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import ContentLogprob, StrictStruct, UnsupportedFields
 
@@ -120,7 +121,8 @@ class OllamaTool(StrictStruct):
 class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of chat and generate. `format`: "json", or a JSON schema that the answer fits.
 
-    `keep_alive`: any duration but 0 is accepted, since the model stays in memory.
+    `keep_alive`: any duration but 0 is accepted, since the model stays in memory. `chat_template_kwargs` is an
+    extension.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -129,6 +131,7 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     stream: bool | None = None
     keep_alive: float | str | None = None
     think: bool | str | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
