@@ -124,7 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stage="draw")] = None
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Param(
         "Token id -> number added to its logit",
-        "gen openai sglang openai_client", json_type=dict[str, float],
+        "gen programs openai sglang openai_client", json_type=dict[str, float],
         stage="logits")] = msgspec.field(default_factory=dict)
     logprobs: Annotated[bool, Param(
         "Returns the logprob of every output token",
