@@ -43,12 +43,18 @@ class RowBias(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """Subtracts counts * frequency + (counts > 0) * presence from the logits of some rows."""
+    """Changes the logits x of some rows by the tokens of their prompts and outputs.
 
-    counts: torch.Tensor  # [N, V] int32, uses of each token so far
-    rows: torch.Tensor  # [B] int32, index of the row's counts in `counts`, -1 without penalties
+    First, for tokens in the prompt or the output, x becomes x / repetition if it is positive, else x * repetition. Then
+    counts * frequency + (counts > 0) * presence is subtracted.
+    """
+
+    counts: torch.Tensor  # [N, V] int32, uses of each token in the output so far
+    prompts: torch.Tensor  # [N, ceil(V / 32)] int32, packed as RowMasks.words: the tokens of the prompt
+    rows: torch.Tensor  # [B] int32, index of the row in `counts` and `prompts`, -1 without penalties
     frequency: torch.Tensor  # [B] float32
     presence: torch.Tensor  # [B] float32
+    repetition: torch.Tensor  # [B] float32, above 0; 1: no change
 
 
 class LogitAdjustments(NamedTuple):

@@ -24,7 +24,7 @@ from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
-from plait.lang.sampling_options import SAMPLING_KEYWORDS, Options, run_options
+from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
 from plait.runtime.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Program:
 
         The sampling keywords of `gen` (max_tokens, which may be called max_new_tokens here, n, stop, temperature, seed,
         timeout and the others) are not passed to the body. They are defaults that each gen may override.
+        `chat_template_kwargs`: further variables of the model's chat template, for the turns of this run, such as
+        `{"enable_thinking": False}` for Qwen3. The values become part of the template's own text.
 
         `stream=True` returns at once: the body runs in a thread, and `text_iter` yields the text as it is generated.
         The program is aborted if the returned state, with its streams, is garbage-collected before the end.
@@ -140,7 +142,7 @@ class Program:
         """
         options, others = self._split_sampling_keywords("run_batch", sampling)
         for name in others:
-            raise unknown_keyword("run_batch", name, SAMPLING_KEYWORDS)
+            raise unknown_keyword("run_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("run_batch", budget)
         items = self._checked_items(batch_kwargs)
         workers = num_workers(num_threads, len(items))
@@ -240,7 +242,7 @@ class Program:
         """`run_batch` for an event loop, with thousands of items at a time (at most 4,096, or `max_concurrency`)."""
         options, others = self._split_sampling_keywords("arun_batch", sampling)
         for name in others:
-            raise unknown_keyword("arun_batch", name, SAMPLING_KEYWORDS)
+            raise unknown_keyword("arun_batch", name, RUN_OPTION_KEYWORDS)
         checked_budget("arun_batch", budget)
         items, concurrency = self._checked_items(batch_kwargs), checked_concurrency(max_concurrency)
         executions = (
@@ -331,7 +333,7 @@ class Program:
 
     def _split_sampling_keywords(self, where: str, kwargs: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Returns the sampling keywords as options, and the other keywords."""
-        sampling = {name: value for name, value in kwargs.items() if name in SAMPLING_KEYWORDS}
+        sampling = {name: value for name, value in kwargs.items() if name in RUN_OPTION_KEYWORDS}
         parameter_names = list(self._signature.parameters)[1:]
         for name in sampling:
             if where in ("run", "compile") and name in parameter_names:
@@ -359,7 +361,7 @@ class Program:
                 if name in UNSUPPORTED_KEYWORDS:
                     raise unknown_keyword(where, name, names) from None
             unknown = [name for name in kwargs if name not in names]
-            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *SAMPLING_KEYWORDS)) if unknown else ""
+            hint = did_you_mean(unknown[0], (*names, *RUN_KEYWORDS, *RUN_OPTION_KEYWORDS)) if unknown else ""
             known = f"its parameters are {', '.join(names)}" if names else "it takes no arguments"
             raise InputError(f"{where}: {error}{hint}; {known}") from None
 

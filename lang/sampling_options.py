@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.runtime.errors import InputError
@@ -22,6 +22,9 @@ SAMPLING_KEYWORDS = (
 )
 """The keywords of `run`, defaults of its gens. `gen` has the same, without max_new_tokens and with `complete`."""
 
+RUN_OPTION_KEYWORDS = (*SAMPLING_KEYWORDS, "chat_template_kwargs")
+"""The keywords of `run` that the body does not get: the defaults of its gens, and variables of the chat template."""
+
 NO_STOP: dict[str, Any] = {"stop": (), "stop_token_ids": (), "stop_regex": ()}
 """No stop of `run`'s defaults applies; for constrained values, which end by themselves."""
 
@@ -31,12 +34,14 @@ class Options:
     """Sampling options: the defaults of a `run`, or those of one `gen`, which override them.
 
     `fields`: the given options only, by their names in `SamplingParams`. `n`: the number of samples. `same_seed`:
-    whether the seed is used as it is, and not mixed with the place of the gen.
+    whether the seed is used as it is, and not mixed with the place of the gen. `template_variables`: of a run only, the
+    further variables of the chat template.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     n: int | None = None
     same_seed: bool | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
 
     def merged_over(self, defaults: Options) -> tuple[SamplingParams, int]:
         """Returns the parameters of one call, and n. Raises InputError if the options contradict the defaults."""
@@ -74,10 +79,15 @@ def make_options(where: str, *, n: int | None = None, same_seed: bool | None = N
 
 
 def run_options(where: str, given: Mapping[str, Any]) -> Options:
-    """Returns the options of `run(...)`. The keys of `given` are in SAMPLING_KEYWORDS."""
+    """Returns the options of `run(...)`. The keys of `given` are in RUN_OPTION_KEYWORDS."""
     keywords = dict(given)
+    variables = keywords.pop("chat_template_kwargs", None)
+    if variables is not None and (
+        not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables)
+    ):
+        raise InputError(f"{where}: chat_template_kwargs must be a dict of variables, not {variables!r:.80}")
     check_text_in_logprobs(where, keywords.pop("return_text_in_logprobs", None))
-    return make_options(where, **keywords)
+    return replace(make_options(where, **keywords), template_variables=dict(variables or {}))
 
 
 def check_text_in_logprobs(where: str, value: object) -> None:

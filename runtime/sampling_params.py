@@ -104,6 +104,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: Annotated[float, Param(
         "Subtracted once from the logit of each token that is in the output",
         "gen programs openai ollama sglang openai_client", -2.0, 2.0, stage="logits")] = 0.0
+    repetition_penalty: Annotated[float, Param(
+        "Divides the logit of a token that is in the prompt or the output, or multiplies it if it is negative; above 1 "
+        "these tokens become less likely",
+        "gen programs openai responses ollama=repeat_penalty sglang", 0.01, 100.0, stage="logits")] = 1.0
     stop: Annotated[tuple[str, ...], Meta(max_length=MAX_STOP_STRINGS), Param(
         "A string or a list of strings; the output ends before the first of them",
         "gen programs openai responses anthropic=stop_sequences ollama sglang openai_client anthropic_client",
@@ -120,7 +124,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stage="draw")] = None
     logit_bias: Annotated[dict[int, float], Meta(max_length=MAX_LOGIT_BIAS), Param(
         "Token id -> number added to its logit",
-        "gen openai sglang openai_client", json_type=dict[str, float],
+        "gen programs openai sglang openai_client", json_type=dict[str, float],
         stage="logits")] = msgspec.field(default_factory=dict)
     logprobs: Annotated[bool, Param(
         "Returns the logprob of every output token",
@@ -167,6 +171,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_penalties_or_bias(self) -> bool:
         """Whether logits are changed before a token is chosen."""
         return is_any_set(self, fields_of_stages(type(self), "logits"))
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
     def for_sample(self, index: int) -> SamplingParams:
         """The parameters of sample `index` of n: its seed is seed + index, wrapped to 64 bits; samples then differ."""

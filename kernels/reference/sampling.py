@@ -15,7 +15,14 @@ from __future__ import annotations
 
 import torch
 
-from plait.kernels.sampling_inputs import NO_ADJUSTMENTS, NO_TOKEN, NOT_FINITE, LogitAdjustments, SamplingInputs
+from plait.kernels.sampling_inputs import (
+    NO_ADJUSTMENTS,
+    NO_TOKEN,
+    NOT_FINITE,
+    LogitAdjustments,
+    Penalties,
+    SamplingInputs,
+)
 
 LOG2E = 1.4426950408889634
 WEIGHT_BITS = 40
@@ -35,19 +42,33 @@ def adjust_logits(
     masks, bias, penalties = adjustments
     result = torch.where(wide == 0, 0.0, wide)  # no negative zero
     if penalties is not None:
+        result = _with_repetition_penalty(result, penalties)
         counts = penalties.counts[penalties.rows.long().clamp(min=0)] * (penalties.rows >= 0)[:, None]
         result = result - (counts * penalties.frequency[:, None] + (counts > 0) * penalties.presence[:, None])
     if bias is not None:
         has_bias = (bias.rows >= 0)[:, None]
         result = torch.where(has_bias, result + bias.values[bias.rows.long().clamp(min=0)], result)
     if masks is not None:
-        tokens = torch.arange(logits.shape[1], device=logits.device)
-        words = masks.words[masks.rows.long().clamp(min=0)][:, tokens // 32]  # [B, V]
-        allowed = ((words >> (tokens % 32)) & 1).bool() | (masks.rows < 0)[:, None]
+        allowed = _unpack(masks.words, masks.rows, logits.shape[1]) | (masks.rows < 0)[:, None]
         result = torch.where(allowed, result, float("-inf"))
     empty = (result == float("-inf")).all(-1)
     status.copy_(torch.where(not_finite, NOT_FINITE, torch.where(empty, NO_TOKEN, 0)))
     adjusted.copy_(result)
+
+
+def _with_repetition_penalty(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:
+    """Returns logits [B, V] float32 after the repetition penalty of the prompt's and the output's tokens."""
+    is_used = penalties.counts[penalties.rows.long().clamp(min=0)] > 0
+    is_used |= _unpack(penalties.prompts, penalties.rows, logits.shape[1])
+    penalty = penalties.repetition[:, None]
+    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(is_used & (penalties.rows >= 0)[:, None], penalized, logits)
+
+
+def _unpack(words: torch.Tensor, rows: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Returns the bits [B, V] bool of words[rows], packed as in `RowMasks`; those of row 0 for a negative row."""
+    tokens = torch.arange(vocab, device=words.device)
+    return ((words[rows.long().clamp(min=0)][:, tokens // 32] >> (tokens % 32)) & 1).bool()
 
 
 def count_tokens(counts: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:

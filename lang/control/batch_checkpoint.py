@@ -85,8 +85,9 @@ def _source(body: Callable[..., Any]) -> str:
 
 
 def _keys(program_parts: list[str], items: Sequence[Mapping[str, Any]], options: Options) -> list[str]:
-    shared = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
+    shared: list[Any] = [*program_parts, sorted(options.fields.items(), key=lambda field: field[0]), options.n]
     shared += [] if options.same_seed is None else [options.same_seed]
+    shared += [options.template_variables] if options.template_variables else []
     counts: Counter[str] = Counter()
     keys = []
     for index, item in enumerate(items):

@@ -161,7 +161,7 @@ class Branch:
         return tuple(turn.role for turn in self.turns)
 
     def _template(self) -> ChatTemplate:
-        template = self.run.client.tokenizer.chat_template
+        template = self.run.chat_template
         if template is None:
             raise InputError(
                 "this model has no chat template, so it has no system, user or assistant turns; append plain "

@@ -71,6 +71,7 @@ def gen(
     min_p: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
@@ -109,6 +110,7 @@ def gen(
     min_p: float | None = None,
     frequency_penalty: float | None = None,
     presence_penalty: float | None = None,
+    repetition_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     ignore_eos: bool | None = None,
     seed: int | None = None,
@@ -139,6 +141,8 @@ def gen(
       branch, and the number of the gen on its branch. So branches differ. `same_seed=True`: the seed is used as it is.
     - `stop`, `stop_token_ids`: the text ends before the first of them. `stop_regex`: one or several patterns (Python
       syntax, no anchors or lookaround). The text ends where the first completed match begins.
+    - `repetition_penalty`: above 1, tokens of the prompt and the output become less likely: a positive logit is divided
+      by it, a negative one multiplied. As in vLLM and transformers, the prompt is all text before the gen.
     - `logit_bias`: token id -> number added to the token's logit, -100 to 100.
     - `n` > 1: the variable is a list of n texts, sampled in parallel with seeds seed, seed + 1, .... The text of the
       state continues with the first one. `get_meta_info` returns a list with one dict per sample.

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from plait.lang.budget import Budget, BudgetExceeded, BudgetTracker
 from plait.lang.errors import ProgramError, program_error
 from plait.lang.sampling_options import Options
-from plait.runtime.errors import Aborted
+from plait.runtime.errors import Aborted, InputError
 
 if TYPE_CHECKING:
     from plait.lang.core.results import CallSegment
     from plait.runtime.client.client import Client
     from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.client.session import Session
+    from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 AnySession: TypeAlias = "Session | DeferredSession"
 S = TypeVar("S", bound=AnySession)
@@ -52,7 +53,16 @@ class Run:
         self.lanes: list[int | None] = []  # for each branch, the number of its parent branch
         self._aborted = False
         self.budget_tracker = None if budget is None else BudgetTracker(budget, self._on_budget_spent)
+        self.chat_template = self._template_of(client)
         self._notify_run_listeners()
+
+    def _template_of(self, client: Client) -> ChatTemplate | None:
+        """The chat template of this run's turns. Raises InputError for variables that it does not read."""
+        template: ChatTemplate | None = client.tokenizer.chat_template
+        variables = self.defaults.template_variables
+        if template is None and variables:
+            raise InputError("chat_template_kwargs: this model has no chat template")
+        return template.with_variables(variables) if template is not None and variables else template
 
     def _notify_run_listeners(self) -> None:
         for listener in run_listeners:

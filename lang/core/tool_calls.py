@@ -47,7 +47,7 @@ def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen, str, boo
     Where a call is required, the model's own markers around it are written instead of sampled. `from_template`: those
     markers come from the chat template, so they hold control tokens.
     """
-    syntax = detect_call_syntax(branch.run.client.tokenizer.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
+    syntax = detect_call_syntax(branch.run.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
     value_format = tool_call_format(expr.tools, expr.choice, syntax)
     options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
     gen, written = Gen(expr.name, options, value_format.spec, value_format), value_format.syntax
@@ -60,7 +60,7 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
     """Writes a system turn that lists `tools`: as the chat template lists them in a first system turn, or as JSON lines
     after the content. `write_content` appends the content of the turn."""
     tokenizer = branch.run.client.tokenizer
-    template = tokenizer.chat_template
+    template = branch.run.chat_template
     is_first = not branch.turns and not branch.segments
     around_content = template_system_turn(template, tools) if template is not None and is_first else None
     listing = msgspec.json.encode([tool.as_json() for tool in tools]).decode()
@@ -157,7 +157,7 @@ def _failed(call: ToolCall, error: Exception) -> ToolResult:
 def _append_result(branch: Branch, result: ToolResult) -> ToolResult:
     """Appends the result as the model expects it: as a separate turn, or as a line inside an open turn."""
     line = f"Result of {result.name}: {result.text}"
-    template = branch.run.client.tokenizer.chat_template
+    template = branch.run.chat_template
     if template is None or branch.in_turn or not branch.turns:
         branch.write(f"\n{line}\n")
         return result

@@ -36,7 +36,7 @@ def as_text(graph: Graph) -> str:
     """Returns one line per step; the steps of a branch are indented below its fork."""
     location = f" at {graph.place}" if graph.place is not None else ""
     lines = [f"program {graph.name}({', '.join(graph.parameters)}){location}"]
-    if graph.defaults.fields or graph.defaults.n:
+    if graph.defaults.fields or graph.defaults.n or graph.defaults.template_variables:
         lines.append(f"  defaults {_options(graph.defaults)}")
     return "\n".join([*lines, *_lane_lines(graph, 0, 1)])
 
@@ -136,6 +136,8 @@ def _options(options: Options) -> str:
         keywords["n"] = options.n
     if options.same_seed is not None:
         keywords["same_seed"] = options.same_seed
+    if options.template_variables:
+        keywords["chat_template_kwargs"] = options.template_variables
     shown = {
         name: list(value) if isinstance(value, tuple) else value for name, value in keywords.items() if value != ()
     }

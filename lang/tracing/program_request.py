@@ -40,6 +40,8 @@ def build_request(graph: Graph, arguments: Mapping[str, str]) -> dict[str, Any]:
     request: dict[str, Any] = {"program": build_program(graph, arguments)}
     if defaults := _options(graph, graph.defaults, None):
         request["defaults"] = defaults
+    if graph.defaults.template_variables:
+        request["chat_template_kwargs"] = dict(graph.defaults.template_variables)
     return request
 
 
@@ -201,6 +203,8 @@ def _options(graph: Graph, options: Options, node: Node | None) -> dict[str, Any
             raise UnsupportedControlFlow(
                 graph.name, [Problem(f"not a straight-line program: {name_in('gen', field)}", place)]
             )
+        if field == "logit_bias":
+            value = {str(token): bias for token, bias in value.items()}  # JSON has texts as keys
         fields[name or field] = list(value) if isinstance(value, tuple) else value
     others = {"n": options.n, "same_seed": options.same_seed}
     return fields | {name: value for name, value in others.items() if value is not None}

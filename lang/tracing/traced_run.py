@@ -44,6 +44,7 @@ class TracedRun(Run):
     """Records the steps of one body, in order. A Run that makes no calls."""
 
     def __init__(self, program: str, defaults: Options, template: ChatTemplate | None) -> None:
+        self._has_template = template is not None
         super().__init__(program, cast("Client", _NullClient(template or TURN_MARK_TEMPLATE)), defaults)
         self.placeholders = Placeholders(program)
         self.nodes: list[Node] = []
@@ -53,6 +54,10 @@ class TracedRun(Run):
         """The branches from which something was read."""
         self.forks: list[tuple[int, list[weakref.ref[Any]]]] = []
         """For each fork its step, and weak references to its group and states."""
+
+    def _template_of(self, client: Client) -> ChatTemplate | None:
+        """The backend's template; without a backend one that marks turns, whatever the variables are."""
+        return super()._template_of(client) if self._has_template else TURN_MARK_TEMPLATE
 
     def _notify_run_listeners(self) -> None:
         """Does nothing: listeners are for real runs."""

@@ -19,6 +19,7 @@ from plait.constrained.followed_matcher import FollowedMatcher
 from plait.runtime.batch.followed_value import FollowedValue
 from plait.runtime.batch.ngram_proposer import NgramProposer
 from plait.runtime.batch.request_metrics import RequestMetrics
+from plait.runtime.batch.seen_tokens import SeenTokens
 from plait.runtime.kv_cache.sequence import Sequence
 from plait.runtime.messages import TokenLogprob, Usage
 from plait.runtime.sampling_params import SamplingParams
@@ -100,6 +101,7 @@ class GenerationRequest(Request):
         self.num_sampled = 0  # sampling steps so far; with `seed` it determines the next random number
         self.needs_output_counts = bool(params.frequency_penalty or params.presence_penalty)
         self.output_counts: dict[int, int] = {}  # token id -> uses, for the penalties
+        self.seen_tokens = SeenTokens(seq.tokens.view()) if params.repetition_penalty != 1.0 else None
         self.unsent_logprobs: list[TokenLogprob] = []
         self.ngram_proposer: NgramProposer | None = None
         self.num_accepted_drafts = 0  # output tokens that were guessed correctly
@@ -164,6 +166,8 @@ class GenerationRequest(Request):
         ends.append(ends[-1] + len(token_bytes) if ends else len(token_bytes))
         if self.needs_output_counts:
             self.output_counts[token] = self.output_counts.get(token, 0) + 1
+        if self.seen_tokens is not None:
+            self.seen_tokens.add(token)
 
     def expects_more_tokens(self, max_length: int) -> bool:
         """See `Request`."""

@@ -2,7 +2,7 @@
 
 For each row of logits [V] float32:
 
-    1. add logit_bias and subtract the penalties;  2. set masked tokens to -inf
+    1. apply the repetition penalty, subtract the other penalties, add logit_bias;  2. set masked tokens to -inf
     3. if temperature is 0 or top_k is 1, take the first of the largest
     4. else compute probabilities at the temperature, filter them (top-k, then top-p of what is left, then min-p; see
        `is_kept`), and invert the cumulative distribution at `hash_uniform(seed, step)`
@@ -73,7 +73,11 @@ class LogitOperations(Protocol):
         """The `count` largest values of a row, falling."""
 
     def apply_penalties_and_bias(self, row: Any, request: GenerationRequest) -> None:
-        """Adds logit_bias and subtracts the penalties in place. The frequency penalty counts every use of a token."""
+        """Applies the penalties and logit_bias in place.
+
+        First the repetition penalty p, of the prompt's and the output's tokens: a positive logit x becomes x / p,
+        another one x * p. Then the frequency and presence penalties, of the output's tokens, and the bias.
+        """
 
     def apply_mask(self, logits: Any, mask: TokenMask) -> None:
         """Adds -inf in place where a token is not allowed."""

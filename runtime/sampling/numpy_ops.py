@@ -59,6 +59,10 @@ class NumpyLogitOperations:
     def apply_penalties_and_bias(self, row: Float32Array, request: GenerationRequest) -> None:
         """See `LogitOperations`."""
         params = request.params
+        if request.seen_tokens is not None:
+            ids = request.seen_tokens.ids()
+            logits, penalty = row[ids], row.dtype.type(params.repetition_penalty)
+            row[ids] = np.where(logits > 0, logits / penalty, logits * penalty)
         if params.logit_bias:
             row[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), row.dtype)
         if request.output_counts and (params.frequency_penalty or params.presence_penalty):

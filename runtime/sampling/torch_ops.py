@@ -46,6 +46,10 @@ class TorchLogitOperations:
     @torch.inference_mode()
     def apply_penalties_and_bias(self, row: torch.Tensor, gen: GenerationRequest) -> None:
         params = gen.params
+        if gen.seen_tokens is not None:
+            ids = torch.from_numpy(gen.seen_tokens.ids().astype(np.int64)).to(row.device)
+            logits, penalty = row[ids], params.repetition_penalty
+            row[ids] = torch.where(logits > 0, logits / penalty, logits * penalty)
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=row.device)
             row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)

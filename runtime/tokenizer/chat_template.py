@@ -7,6 +7,7 @@ template's text, which may contain control tokens, stays separate from all other
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -31,12 +32,15 @@ MAX_TURNS = 1024
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 _MAX_LAYOUTS = 64
 _MAX_TURN_TEXTS = 4096
+_MAX_VARIANTS = 16
 
 Roles = tuple[str, ...]
 
 
 class ChatTemplate:
     """A Jinja chat template and the two tokens it may insert. Compiled at first use. Thread-safe.
+
+    `variables`: further variables of the template that every rendering sets; see `with_variables`.
 
     >>> source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
     >>> template = ChatTemplate(source, bos_token="", eos_token="</s>")
@@ -46,11 +50,40 @@ class ChatTemplate:
     ('<assistant>', '</s>')
     """
 
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+    def __init__(self, source: str, bos_token: str, eos_token: str, variables: Mapping[str, Any] | None = None) -> None:
         self.source, self.bos_token, self.eos_token = source, bos_token, eos_token
+        self.variables = dict(variables or {})
+        self._variants: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._lock = threading.Lock()
         self._layouts: OrderedDict[tuple[Roles, date | None], str] = OrderedDict()
         self._turns: OrderedDict[tuple[Roles, str, date | None], tuple[str, str]] = OrderedDict()
+
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The template with further variables, such as `enable_thinking`, set in every rendering.
+
+        Raises InputError for a variable that the template does not read, and for values that are not JSON.
+
+        >>> template = ChatTemplate("{% if loud %}!{% endif %}{{ messages[0].content }}", "", "")
+        >>> template.with_variables({"loud": True}).render([{"content": "hi"}])
+        '!hi'
+        """
+        if not variables:
+            return self
+        self._check_variables(variables)
+        try:
+            key = json.dumps(variables, sort_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            raise InputError("chat_template_kwargs: the values must be JSON", field="chat_template_kwargs") from None
+        with self._lock:
+            variant = self._variants.get(key)
+            if variant is None:
+                values = {**self.variables, **json.loads(key)}
+                variant = ChatTemplate(self.source, self.bos_token, self.eos_token, values)
+                variant._compiled, variant.variable_names = self._compiled, self.variable_names
+                self._variants[key] = variant
+                if len(self._variants) > _MAX_VARIANTS:
+                    self._variants.popitem(last=False)
+        return variant
 
     def render(
         self,
@@ -65,8 +98,8 @@ class ChatTemplate:
         Raises InputError if the template rejects the messages or does not read one of the variables; UnsupportedModel
         if it does not compile, violates the sandbox or exceeds its limits.
         """
-        template, more = self._compiled, dict(variables or {})
-        self._check_variables(more)
+        self._check_variables(variables or {})
+        template, more = self._compiled, {**self.variables, **(variables or {})}
         try:
             check_size((messages, tools, more))
         except LimitReached as error:
@@ -97,18 +130,21 @@ class ChatTemplate:
         for name in variables:
             if name in RESERVED_VARIABLES:
                 raise InputError(f"chat_template_kwargs: {name!r} is set by the server", field="chat_template_kwargs")
-            if name not in self._variables:
-                known = ", ".join(sorted(self._variables)) or "none"
+            if name not in self.variable_names:
+                known = ", ".join(sorted(self.variable_names)) or "none"
                 raise InputError(
                     f"chat_template_kwargs: the chat template has no variable {name[:100]!r}; it has: {known[:300]}",
                     field="chat_template_kwargs",
                 )
 
     @cached_property
-    def _variables(self) -> frozenset[str]:
-        """The variables that the template reads, beside those that are always set."""
+    def variable_names(self) -> frozenset[str]:
+        """The variables that the template reads, beside those that are always set; none if it does not parse."""
         environment = BoundedEnvironment()
-        names = meta.find_undeclared_variables(environment.parse(self.source[:MAX_SOURCE]))
+        try:
+            names = meta.find_undeclared_variables(environment.parse(self.source[:MAX_SOURCE]))
+        except (TemplateError, RecursionError, MemoryError, ValueError):
+            return frozenset()  # `check` and `render` report why
         return frozenset(names) - set(environment.globals) - set(RESERVED_VARIABLES)
 
     @cached_property
@@ -136,8 +172,15 @@ class ChatTemplate:
         """Returns the template's text before the content of a `role` turn that follows complete turns of `roles`.
 
         A default system turn of the template belongs to the first prefix. The concatenation of all prefixes, contents
-        and suffixes equals `render` of the conversation, for contents that the template does not change. Raises
-        InputError if that is impossible: the template rejects the order of roles, or rewrites earlier turns.
+        and suffixes equals `render` of the conversation, for contents that the template does not change.
+
+        Two exceptions. A template that writes an answer differently once another turn follows, as Qwen3's removes its
+        reasoning, does so in no earlier turn: the conversation keeps the text that was generated, and an assistant turn
+        begins with the generation prompt. With `variables` an assistant turn begins with the generation prompt too if
+        that only adds to the turn's beginning, such as an empty reasoning.
+
+        Raises InputError if the turns cannot be separated: the template rejects the order of roles, or changes what it
+        wrote before in another way.
         """
         return self._turn(roles, role)[0]
 
@@ -153,14 +196,63 @@ class ChatTemplate:
         if len(key[0]) >= MAX_TURNS or not all(isinstance(name, str) for name in (*key[0], role)):
             raise InputError(f"a conversation is up to {MAX_TURNS} turns whose roles are texts")
         with self._lock:
-            before, after = self._layout(key[0]), self._layout((*key[0], role))
-            if not after.startswith(before):  # rendered without a comparison
-                raise InputError(f"the chat template rewrites the turns before one of {role!r:.40}")
-            prefix, suffix = after[len(before) :].split(_placeholder(len(key[0])))
+            if self._rewrites_answers:
+                prefix, suffix = self._separate_rewritten(key[0], role)
+            else:
+                prefix, suffix = self._separate(key[0], role)
             self._turns[key] = prefix, suffix
             if len(self._turns) > _MAX_TURN_TEXTS:
                 self._turns.popitem(last=False)
         return prefix, suffix
+
+    def _separate(self, roles: Roles, role: str) -> tuple[str, str]:
+        before, after = self._layout(roles), self._layout((*roles, role))
+        if not after.startswith(before):  # rendered without a comparison
+            raise InputError(f"the chat template rewrites the turns before one of {role!r:.40}")
+        prefix, suffix = after[len(before) :].split(_placeholder(len(roles)))
+        if role == "assistant" and self.variables:
+            prompt, _ = self._try_render(roles, add_generation_prompt=True)
+            if prompt is not None and prompt.startswith(before + prefix):
+                prefix = prompt[len(before) :]
+        return prefix, suffix
+
+    @cached_property
+    def _rewrites_answers(self) -> bool:
+        """Whether the text before an answer's content depends on whether another turn follows it."""
+        last, _ = self._try_render(("user", "assistant"))
+        earlier, _ = self._try_render(("user", "assistant", "user"))
+        placeholder = _placeholder(1)
+        if last is None or earlier is None or last.count(placeholder) != 1 or earlier.count(placeholder) != 1:
+            return False
+        return last.partition(placeholder)[0] != earlier.partition(placeholder)[0]
+
+    def _separate_rewritten(self, roles: Roles, role: str) -> tuple[str, str]:
+        """The text before and after the last content, relative to the content before it, not to all earlier text."""
+        after = self._text_between((*roles, role), len(roles), None)
+        written = self._text_between(roles, len(roles) - 1, None) if roles else ""
+        if role == "assistant":
+            before = self._text_between(roles, len(roles) - 1, None, add_generation_prompt=True)
+            if before == written:  # the template has no generation prompt
+                before = self._text_between((*roles, role, "user"), len(roles) - 1, len(roles))
+        else:
+            before = self._text_between((*roles, role), len(roles) - 1, len(roles))
+        if not before.startswith(written):
+            raise InputError(f"the chat template rewrites the end of the turn before one of {role!r:.40}")
+        return before[len(written) :], after
+
+    def _text_between(self, roles: Roles, first: int, last: int | None, add_generation_prompt: bool = False) -> str:
+        """The rendered text between the contents of turns `first` (-1: the text's beginning) and `last` (None: its
+        end)."""
+        text, error = self._try_render(roles, add_generation_prompt)
+        marks = [_placeholder(turn) for turn in (first, last) if turn is not None and turn >= 0]
+        if text is None or any(text.count(mark) != 1 for mark in marks):
+            raise InputError(
+                f"the chat template cannot take a turn of {roles[-1] if roles else 'assistant'!r:.40} after "
+                f"{max(0, len(roles) - 1)} others: {error or 'it rewrites the content of a turn'}"
+            )
+        if first >= 0:
+            text = text.partition(_placeholder(first))[2]
+        return text if last is None else text.partition(_placeholder(last))[0]
 
     @property
     def _today(self) -> date | None:

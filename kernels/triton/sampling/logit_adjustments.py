@@ -24,9 +24,11 @@ def _adjust_logits_kernel(
     bias_ptr,
     bias_rows_ptr,
     counts_ptr,
+    prompts_ptr,
     count_rows_ptr,
     frequency_ptr,
     presence_ptr,
+    repetition_ptr,
     vocab,
     num_chunks,
     logits_stride,
@@ -34,6 +36,7 @@ def _adjust_logits_kernel(
     words_stride,
     bias_stride,
     counts_stride,
+    prompts_stride,
     HAS_MASK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
@@ -50,6 +53,11 @@ def _adjust_logits_kernel(
         place = tl.load(count_rows_ptr + row).to(tl.int64)
         if place >= 0:
             count = tl.load(counts_ptr + place * counts_stride + token, mask=inside, other=0)
+            prompt = tl.load(prompts_ptr + place * prompts_stride + word, mask=word * 32 < vocab, other=0)
+            in_prompt = (prompt[:, None] >> tl.arange(0, 32)[None, :]) & 1
+            penalty = tl.load(repetition_ptr + row)
+            penalized = tl.where(x > 0, tl.div_rn(x, penalty), x * penalty)
+            x = tl.where((count > 0) | (in_prompt != 0), penalized, x)
             used = tl.where(count > 0, tl.load(presence_ptr + row), 0.0)
             x -= count.to(tl.float32) * tl.load(frequency_ptr + row) + used
     if HAS_BIAS:
@@ -117,9 +125,11 @@ def launch_adjust_logits(
         bias.values if bias else None,
         bias.rows if bias else None,
         penalties.counts if penalties else None,
+        penalties.prompts if penalties else None,
         penalties.rows if penalties else None,
         penalties.frequency if penalties else None,
         penalties.presence if penalties else None,
+        penalties.repetition if penalties else None,
         vocab,
         num_chunks,
         logits.stride(0),
@@ -127,6 +137,7 @@ def launch_adjust_logits(
         masks.words.stride(0) if masks else 0,
         bias.values.stride(0) if bias else 0,
         penalties.counts.stride(0) if penalties else 0,
+        penalties.prompts.stride(0) if penalties else 0,
         HAS_MASK=masks is not None,
         HAS_BIAS=bias is not None,
         HAS_PENALTIES=penalties is not None,

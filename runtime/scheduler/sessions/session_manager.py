@@ -274,8 +274,8 @@ class SessionManager:
             request.has_free_text = isinstance(message.constraint, Structural) and message.constraint.free_text
             self.calls.submit_grammar(request, message.constraint)
             return
-        if not (params.logprobs or params.frequency_penalty or params.presence_penalty):
-            # Draft verification returns no logprobs and does not count token uses for the penalties.
+        if not (params.logprobs or params.has_penalties):
+            # Draft verification returns no logprobs, and its penalties would not count the draft tokens before.
             request.ngram_proposer = NgramProposer()
         self.batch_scheduler.add(request)
 

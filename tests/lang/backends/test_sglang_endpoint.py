@@ -39,7 +39,8 @@ def test_program_over_the_generate_protocol(sglang):
     first = next(body for body in sglang.bodies("/generate") if body.get("stream"))
     assert first["text"].endswith("assistant\n") and first["sampling_params"] == {
         "max_new_tokens": 9, "min_new_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
-        "frequency_penalty": 0.0, "presence_penalty": 0.0, "ignore_eos": False, "sampling_seed": 7, "stop": ["."],
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "ignore_eos": False,
+        "sampling_seed": 7, "stop": ["."],
     }  # fmt: skip
     assert sglang.headers[-1]["Authorization"] == "Bearer key"
     usage = state.usage

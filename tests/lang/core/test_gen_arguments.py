@@ -24,6 +24,7 @@ def test_gen_sends_every_sampling_keyword(backend):
         "min_p": 0.1,
         "frequency_penalty": 0.2,
         "presence_penalty": -0.2,
+        "repetition_penalty": 1.1,
         "logit_bias": {5: 1.5, 7: -100},
         "ignore_eos": True,
         "seed": 7,

@@ -54,6 +54,7 @@ def test_request_has_every_option_of_gen_and_select():
         s += gen("b", min_p=0.1, frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True, seed=7, timeout=9)
         s += gen("c", return_logprob=True, top_logprobs_num=2, regex="a+") + gen("d", ebnf='root ::= "a"')
         s += gen("e", lark='start: "a"') + gen("f", json_schema={"type": "integer"}, complete=True)
+        s += gen("k", logit_bias={5: 1.5, 7: -100}, repetition_penalty=1.25)
         s += gen("g", constraint=JsonObject()) + gen("h", choices=["a", "b"], temperature=1) + gen("i", type=bool)
         s += select("j", ["a", "b"], choices_method=plait.greedy_token_selection, timeout=3) + s["a"][1]
 
@@ -70,6 +71,8 @@ def test_request_has_every_option_of_gen_and_select():
         *("Regex", "Ebnf", "Lark", "JsonSchema", "JsonObject", "Choices", "Choices")
     ]
     assert by_name["f"].sampling.complete
+    k = by_name["k"].sampling
+    assert (k.logit_bias, k.repetition_penalty) == ({5: 1.5, 7: -100.0}, 1.25)
     assert (by_name["j"].method, by_name["j"].timeout_s) == ("greedy_token_selection", 3.0)
     assert steps[-1].index == (1,)
 

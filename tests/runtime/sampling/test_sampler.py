@@ -25,7 +25,9 @@ both = pytest.mark.parametrize("ops", [HOST, TORCH], ids=["numpy", "torch"])
 
 def request_like(seed=0, step=0, counts=None, **params):
     """The attributes of a GenerationRequest that sampling reads."""
-    return SimpleNamespace(params=sampling_params(**params), seed=seed, num_sampled=step, output_counts=counts or {})
+    return SimpleNamespace(
+        params=sampling_params(**params), seed=seed, num_sampled=step, output_counts=counts or {}, seen_tokens=None
+    )
 
 
 def prepared(ops, logits):

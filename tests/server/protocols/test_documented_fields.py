@@ -99,6 +99,7 @@ ENDPOINTS = {
         {"max_new_tokens": 2},
         {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"}
         | {"frequency_penalty", "presence_penalty", "min_new_tokens", "json_schema", "regex", "ebnf", "ignore_eos"}
+        | {"repetition_penalty"}
         | {"skip_special_tokens", "logit_bias", "sampling_seed"},
         {"spaces_between_special_tokens": [True]},
     ),

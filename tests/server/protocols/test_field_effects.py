@@ -75,6 +75,7 @@ OPENAI = {
         min_p=0.1,
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repetition_penalty=1.5,
         stop=["x"],
         stop_token_ids=[5],
         ignore_eos=True,
@@ -126,8 +127,10 @@ RESPONSES = {
     "priority": Effect(2, "priority"),
     "complete": Effect(False, "complete", {"text": {"format": {"type": "json_object"}}}),
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
+    "enable_thinking": Effect(False, "prompt"),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
-    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0),
+    **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
 }
 CLAUDE_PROMPT = {
     "model": Effect("other", REFUSED),
@@ -138,6 +141,7 @@ CLAUDE_PROMPT = {
     "thinking": Effect({"type": "adaptive"}, "answer"),
     "output_config": Effect({"format": {"type": "json_schema", "schema": PARAMETERS}}, "constraint"),
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
 }
 MESSAGES = CLAUDE_PROMPT | {
     "max_tokens": Effect(3, "max_tokens"),
@@ -156,6 +160,7 @@ COUNT_TOKENS = {
     "thinking": Effect({"type": "enabled", "budget_tokens": 2000}, REFUSED),
     "output_config": Effect({"effort": "high"}, REFUSED),
     "cache_control": Effect({"type": "ephemeral"}, NO_EFFECT),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "answer"),
 }
 OLLAMA = {
     "model": Effect("other", REFUSED),
@@ -164,13 +169,14 @@ OLLAMA = {
     "stream": Effect(True, "answer"),
     "keep_alive": Effect("5m", NO_EFFECT),
     "think": Effect(False, "answer"),
+    "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "logprobs": Effect(True, "logprobs"),
     "top_logprobs": Effect(2, "top_logprobs", LOGPROBS),
 }
 OPTIONS = {
     "num_ctx": Effect(1 << 30, REFUSED),
     **sampling(
-        {"num_predict": "max_tokens"},
+        {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"},
         num_predict=3,
         temperature=0.5,
         top_k=3,
@@ -180,6 +186,7 @@ OPTIONS = {
         stop=["x"],
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repeat_penalty=1.5,
     ),
 }
 SGLANG_SAMPLING = {
@@ -199,6 +206,7 @@ SGLANG_SAMPLING = {
         min_p=0.1,
         frequency_penalty=0.5,
         presence_penalty=0.5,
+        repetition_penalty=1.5,
         stop=["x"],
         stop_token_ids=[5],
         ignore_eos=True,

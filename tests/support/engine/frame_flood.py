@@ -104,7 +104,7 @@ def record_client() -> tuple[Client, RecordingTransport, list]:
     rich = sampling_params(
         max_tokens=9, min_tokens=2, temperature=0.7, top_p=0.9, top_k=9, min_p=0.1, stop=["ab", "c"],
         stop_token_ids=[5], seed=3, frequency_penalty=0.5, presence_penalty=0.5, logit_bias={3: 1.0}, logprobs=True,
-        top_logprobs=3, prompt_logprobs_from=2, stop_regex=["[a-c]+d"], timeout_s=30.0,
+        repetition_penalty=1.1, top_logprobs=3, prompt_logprobs_from=2, stop_regex=["[a-c]+d"], timeout_s=30.0,
     )  # fmt: skip
     calls.append(branches[0].generate(rich))
     branches[1].append(" more")

@@ -44,7 +44,7 @@ def adjustments(rows: int, vocab: int) -> LogitAdjustments:
     return LogitAdjustments(
         RowMasks(i32(rows, -(-vocab // 32)), i32(rows)),
         RowBias(empty(4, vocab, dtype=F32), i32(rows)),
-        Penalties(i32(8, vocab), i32(rows), empty(rows, dtype=F32), empty(rows, dtype=F32)),
+        Penalties(i32(8, vocab), i32(8, -(-vocab // 32)), i32(rows), *(empty(rows, dtype=F32) for _ in range(3))),
     )
 
 

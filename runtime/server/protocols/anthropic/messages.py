@@ -83,7 +83,7 @@ async def count_tokens(request: Request) -> Response:
     state.check_model(body.model)
     check_unsupported(body, UNSUPPORTED_FIELDS)
     shows_thinking(body, state.client.tokenizer.chat_template)
-    prepared = await prepare_chat(state.client, conversation_of(body))
+    prepared = await prepare_chat(state.client, conversation_of(body, state.client.tokenizer.chat_template))
     return json_response(TokenCount(len(prepared.prompt_ids)))
 
 
@@ -91,7 +91,7 @@ async def _check(body: MessagesRequest, state: AppState, request: Request) -> Ch
     check_unsupported(body, UNSUPPORTED_MESSAGE_FIELDS)
     with_thinking = shows_thinking(body, state.client.tokenizer.chat_template)
     sampling = sampling_of(body)
-    prepared = await prepare_chat(state.client, conversation_of(body))
+    prepared = await prepare_chat(state.client, conversation_of(body, state.client.tokenizer.chat_template))
     remaining_context(state.client.model.context_length, prepared.prompt_ids, "messages")
     sampling = with_json_completion(sampling, prepared.constraint)
     submission = Submission(prepared.prompt_ids, sampling, prepared.constraint, tenant=tenant_of(request))

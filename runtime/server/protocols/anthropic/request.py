@@ -9,6 +9,7 @@ from plait.constrained.specs import JsonSchema, Spec
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
 from plait.runtime.server.chat.formats import reasoning_format
+from plait.runtime.server.chat.template_settings import with_thinking
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.protocols.anthropic.types import (
@@ -37,8 +38,11 @@ BETWEEN_MESSAGES = "\n\n"
 SCHEMA_PARAM = "output_config.format.schema"
 
 
-def conversation_of(body: PromptFields) -> Conversation:
-    """The conversation. Raises ApiError 400 for values that contradict each other."""
+def conversation_of(body: PromptFields, template: ChatTemplate | None) -> Conversation:
+    """The conversation. `thinking` sets `enable_thinking` of a template that reads it.
+
+    Raises ApiError 400 for values that contradict each other.
+    """
     turns = [Turn("system", _text_of_blocks(body.system))] if body.system else []
     for message in body.messages:
         turns += _turns(message)
@@ -55,7 +59,12 @@ def conversation_of(body: PromptFields) -> Conversation:
         constraint=constraint,
         constraint_param=SCHEMA_PARAM if constraint is not None else None,
         continue_final=isinstance(body.messages[-1], AssistantMessage),
+        template_variables=with_thinking(body.chat_template_kwargs, _wants_thinking(body), template),
     )
+
+
+def _wants_thinking(body: PromptFields) -> bool | None:
+    return None if body.thinking is None else not isinstance(body.thinking, ThinkingDisabled)
 
 
 def sampling_of(body: MessagesRequest) -> SamplingParams:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
@@ -145,7 +146,10 @@ class Metadata(StrictStruct):
 
 
 class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The prompt's fields: all of a `count_tokens` request, and part of a messages request."""
+    """The prompt's fields: all of a `count_tokens` request, and part of a messages request.
+
+    `chat_template_kwargs` is an extension.
+    """
 
     model: str
     messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -155,6 +159,7 @@ class PromptFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     speed: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None

@@ -14,6 +14,7 @@ from plait.runtime.server.chat.conversation import Conversation, ToolCall, Turn
 from plait.runtime.server.chat.engine import PreparedChat, prepare_chat
 from plait.runtime.server.chat.formats import reasoning_format
 from plait.runtime.server.chat.parser import OutputParser
+from plait.runtime.server.chat.template_settings import with_thinking
 from plait.runtime.server.errors import invalid, unsupported
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import tokenize
@@ -45,19 +46,28 @@ async def prepared_of(body: OllamaChatRequest | OllamaGenerateRequest, client: C
     """The prompt and the constraint. Raises ApiError 400 for values that are wrong or not supported."""
     constraint = _constraint(body.format)
     param = "format" if constraint is not None else None
+    wants_thinking = body.think if isinstance(body.think, bool) else None
+    variables = with_thinking(body.chat_template_kwargs, wants_thinking, client.tokenizer.chat_template)
     if isinstance(body, OllamaChatRequest):
         tools = build_tools([tool.function for tool in body.tools or ()], "tools[{}].function")
         turns = tuple(_turns(body.messages or ()))
-        return await prepare_chat(client, Conversation(turns, tools, constraint=constraint, constraint_param=param))
+        conversation = Conversation(
+            turns, tools, constraint=constraint, constraint_param=param, template_variables=variables
+        )
+        return await prepare_chat(client, conversation)
     check_unsupported(body, UNSUPPORTED_FIELDS)
     prompt = body.prompt or ""
     if body.raw:
         if body.system:
             raise invalid("'system' has no place in a raw prompt", "system")
+        if body.chat_template_kwargs:
+            raise invalid("'chat_template_kwargs' has no effect on a raw prompt", "chat_template_kwargs")
         ids = await tokenize(client, [(prompt, True)])
         return PreparedChat(ids, constraint, param, lambda: OutputParser(None, False))
     system = (Turn("system", body.system),) if body.system else ()
-    conversation = Conversation((*system, Turn("user", prompt)), constraint=constraint, constraint_param=param)
+    conversation = Conversation(
+        (*system, Turn("user", prompt)), constraint=constraint, constraint_param=param, template_variables=variables
+    )
     return await prepare_chat(client, conversation)
 
 
@@ -79,6 +89,7 @@ def sampling_of(body: OllamaRequestFields, context_length: int, prompt_ids: Sequ
         top_k=TOP_K if options.top_k is None else options.top_k or -1,
         top_p=TOP_P if options.top_p is None else options.top_p,
         seed=options.seed if options.seed is not None and options.seed >= 0 else None,
+        repetition_penalty=None if options.repeat_last_n == 0 else options.repeat_penalty,
         stop=options.stop or None,
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import ContentLogprob, StrictStruct, UnsupportedFields
 
@@ -22,7 +23,10 @@ else:
 
 
 class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
-    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there."""
+    """Ollama's `options`. Those of `UNSUPPORTED_OPTIONS` are refused but for the values there.
+
+    `repeat_last_n`: -1 is all tokens, also the meaning of no value here; 0 turns `repeat_penalty` off.
+    """
 
     num_ctx: Annotated[int, Meta(ge=1)] | None = None
     num_predict: Annotated[int, Meta(ge=-2)] | None = None
@@ -31,7 +35,7 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     seed: int | None = None
     stop: list[str] | None = None
-    repeat_penalty: Any = None
+    repeat_penalty: float | None = None
     repeat_last_n: Any = None
     tfs_z: Any = None
     typical_p: Any = None
@@ -55,8 +59,7 @@ class OllamaOptions(_OllamaSampling, kw_only=True, forbid_unknown_fields=True):
 
 
 UNSUPPORTED_OPTIONS: UnsupportedFields = {
-    "repeat_penalty": (1.0,),
-    "repeat_last_n": (0,),
+    "repeat_last_n": (-1, 0),
     "tfs_z": (1.0,),
     "typical_p": (1.0,),
     "mirostat": (0,),
@@ -118,7 +121,8 @@ class OllamaTool(StrictStruct):
 class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of chat and generate. `format`: "json", or a JSON schema that the answer fits.
 
-    `keep_alive`: any duration but 0 is accepted, since the model stays in memory.
+    `keep_alive`: any duration but 0 is accepted, since the model stays in memory. `chat_template_kwargs` is an
+    extension.
     """
 
     model: Annotated[str, Meta(min_length=1)]
@@ -127,6 +131,7 @@ class OllamaRequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tr
     stream: bool | None = None
     keep_alive: float | str | None = None
     think: bool | str | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 

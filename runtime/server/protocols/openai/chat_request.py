@@ -7,6 +7,7 @@ from typing import Any
 
 from plait.runtime.sampling_params import MAX_TOKENS_LIMIT, NAMES
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.protocols.openai.chat_types import (
     AllowedToolsChoice,
@@ -49,18 +50,8 @@ def conversation_of(body: ChatRequest) -> Conversation:
         constraint_param=param,
         add_generation_prompt=add_prompt,
         continue_final=continue_final,
-        template_variables=_template_variables(body),
+        template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
-
-
-def _template_variables(body: ChatRequest) -> dict[str, Any]:
-    """The chat template's further variables. `enable_thinking` may stand beside them or among them."""
-    variables = dict(body.chat_template_kwargs or {})
-    if body.enable_thinking is None:
-        return variables
-    if variables.get("enable_thinking", body.enable_thinking) != body.enable_thinking:
-        raise invalid("'enable_thinking' and 'chat_template_kwargs' contradict each other", "enable_thinking")
-    return variables | {"enable_thinking": body.enable_thinking}
 
 
 def max_tokens_of(body: ChatRequest) -> int | None:

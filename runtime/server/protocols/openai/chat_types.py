@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.protocols.openai.fields import SamplingRequest
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
 
@@ -124,7 +125,7 @@ class ChatRequest(SamplingRequest, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Meta(max_length=64)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

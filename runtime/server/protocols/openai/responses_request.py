@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from plait.constrained.specs import JsonObject, JsonSchema, Spec
 from plait.runtime.server.chat.conversation import Conversation, ToolCall, ToolDefinition, Turn
+from plait.runtime.server.chat.template_settings import template_variables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.http.json_body import convert_json
 from plait.runtime.server.protocols.openai.responses_types import (
@@ -38,6 +39,7 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         one_call=one_call or body.parallel_tool_calls is False,
         constraint=constraint,
         constraint_param=param,
+        template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.openai.chat_types import ToolName
 from plait.runtime.server.protocols.shared import StrictStruct, UnsupportedFields
@@ -127,7 +128,7 @@ else:
 
 
 class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's response request. `cache_salt` to `compact` are extensions."""
+    """OpenAI's response request. `cache_salt` to `enable_thinking` are extensions."""
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
@@ -151,6 +152,8 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     priority: int | None = None
     complete: bool | None = None
     compact: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
     access_programs: Any = None
     background: Any = None
     background_options: Any = None

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from plait.runtime.client.client import Client
 from plait.runtime.server.app_state import state_of
 from plait.runtime.server.chat.engine import prepare_chat
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.aside import run_aside
 from plait.runtime.server.generation.logprobs import token_text
@@ -32,6 +33,10 @@ from plait.runtime.server.protocols.shared import StrictStruct, check_token_ids
 router = APIRouter()
 
 MAX_PROMPTS = 1024
+_FIELDS_OF_MESSAGES = (
+    *("add_generation_prompt", "continue_final_message", "tools"),
+    *("chat_template_kwargs", "enable_thinking"),
+)
 LARGE_ANSWER_TOKENS = 2000  # an answer with more is made in a thread
 
 
@@ -51,6 +56,8 @@ class TokenizeRequest(StrictStruct):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
 
 
 class Tokenized(msgspec.Struct, omit_defaults=True):
@@ -89,7 +96,7 @@ async def tokenize_prompt(request: Request) -> Response:
     if body.messages is not None:
         token_lists = [await _conversation(body, client)]
     else:
-        for name in ("add_generation_prompt", "continue_final_message", "tools"):
+        for name in _FIELDS_OF_MESSAGES:
             if getattr(body, name) is not None:
                 raise invalid(f"'{name}' needs 'messages'", name)
         prompts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
@@ -137,6 +144,8 @@ async def _conversation(body: TokenizeRequest, client: Client) -> list[int]:
         tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+        enable_thinking=body.enable_thinking,
     )
     return list((await prepare_chat(client, conversation_of(chat_request))).prompt_ids)
 

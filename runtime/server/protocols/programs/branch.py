@@ -41,11 +41,15 @@ class TextPiece:
 
 @dataclass
 class ProgramBranch:
-    """`turns`: (role, index of the first piece, index after the last) of the finished turns."""
+    """`template`: the chat template of its turns, if the model has one.
+
+    `turns`: (role, index of the first piece, index after the last) of the finished turns.
+    """
 
     client: Client
     session: Session
     variables: dict[str, Value]
+    template: ChatTemplate | None = None
     pieces: list[TextPiece] = field(default_factory=list)
     turns: list[tuple[str, int, int]] = field(default_factory=list)
     seed_path: SeedPath = field(default_factory=SeedPath)
@@ -116,7 +120,9 @@ class ProgramBranch:
     def fork(self, size: int) -> list[ProgramBranch]:
         """`size` copies of this branch."""
         return [
-            ProgramBranch(self.client, session, dict(self.variables), list(self.pieces), list(self.turns))
+            ProgramBranch(
+                self.client, session, dict(self.variables), self.template, list(self.pieces), list(self.turns)
+            )
             for session in self.session.fork(size)
         ]
 
@@ -134,10 +140,9 @@ class ProgramBranch:
         return [role for role, _, _ in self.turns]
 
     def _template(self) -> ChatTemplate:
-        template = self.client.tokenizer.chat_template
-        if template is None:
+        if self.template is None:
             raise InputError("this model has no chat template, so it has no turns; use text")
-        return template
+        return self.template
 
 
 async def resolve_value(value: Value) -> object:

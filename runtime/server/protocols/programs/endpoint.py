@@ -16,6 +16,7 @@ from plait.runtime.client.client import Client
 from plait.runtime.client.stream import UNREAD_STREAM
 from plait.runtime.errors import Aborted, PlaitError
 from plait.runtime.server.app_state import request_id, state_of, tenant_of
+from plait.runtime.server.chat.template_settings import program_template, template_variables
 from plait.runtime.server.errors import as_api_error
 from plait.runtime.server.generation.aside import LARGE_TOKENS, run_aside
 from plait.runtime.server.generation.logprobs import MIN_LOGPROB, token_text
@@ -111,9 +112,10 @@ class _Execution:
             name: value if isinstance(value, str) else [*value] for name, value in (body.variables or {}).items()
         }
         self._salt, self._priority = body.cache_salt or "", body.priority or 0
+        self._template = program_template(client, template_variables(body.chat_template_kwargs, body.enable_thinking))
 
     async def run(self) -> ProgramAnswer:
-        return await self._run(ProgramRun(self._client))
+        return await self._run(ProgramRun(self._client, template=self._template))
 
     async def _run(self, run: ProgramRun) -> ProgramAnswer:
         session_options = dict(tenant=self._tenant, cache_salt=self._salt, priority=self._priority)
@@ -181,7 +183,7 @@ class _Execution:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """program.created, the deltas and the end of each variable as they come, then program.completed."""
         events = _EventQueue()
-        run = ProgramRun(self._client, lambda update: events.put(self._event(update), run))
+        run = ProgramRun(self._client, lambda update: events.put(self._event(update), run), self._template)
         task = asyncio.create_task(self._run(run))
         task.add_done_callback(lambda _: events.end())
         has_begun = False

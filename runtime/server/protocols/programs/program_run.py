@@ -33,6 +33,7 @@ from plait.runtime.server.protocols.programs.compiler import (
     gather_variables,
 )
 from plait.runtime.server.protocols.programs.following_text import text_behind, text_of
+from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 # The template renders all turns of a branch for each new one, in 20 us a turn. 300 turns in a row are 45,000.
 MAX_RENDERED_TURNS = 50_000
@@ -58,10 +59,19 @@ class TextDelta:
 
 
 class ProgramRun:
-    """One run of a program. `on_event` is called for each new text and each finished call."""
+    """One run of a program. `on_event` is called for each new text and each finished call.
 
-    def __init__(self, client: Client, on_event: Callable[[TextDelta | FinishedCall], None] | None = None) -> None:
+    `template`: the chat template of the turns, None for the model's own.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        on_event: Callable[[TextDelta | FinishedCall], None] | None = None,
+        template: ChatTemplate | None = None,
+    ) -> None:
         self._client, self._on_event = client, on_event
+        self._template = template or client.tokenizer.chat_template
         self._tasks: asyncio.TaskGroup | None = None
         self._abort_reason = ""
         self._num_rendered_turns = 0
@@ -87,7 +97,7 @@ class ProgramRun:
             record.reserve_program(max_calls_in_flight(steps, variables))
             record.handles.append(self)
         session = self._client.open_session(tenant=tenant, cache_salt=cache_salt, priority=priority)
-        main = ProgramBranch(self._client, session, variables)
+        main = ProgramBranch(self._client, session, variables, self._template)
         self.sessions.append(session)
         finished = False
         try:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from plait.constrained.specs import Spec
 from plait.runtime.messages import SelectMethod
+from plait.runtime.server.chat.template_settings import TemplateVariables
 from plait.runtime.server.generation.sampling_fields import sampling_fields
 from plait.runtime.server.protocols.shared import StrictStruct
 
@@ -94,7 +95,10 @@ class Node(StrictStruct, kw_only=True):
 
 
 class ProgramRequest(StrictStruct, kw_only=True):
-    """`variables`: texts, or lists of texts, that the program may use. `defaults`: sampling parameters of every gen."""
+    """`variables`: texts, or lists of texts, that the program may use. `defaults`: sampling parameters of every gen.
+
+    `chat_template_kwargs`, `enable_thinking`: further variables of the chat template, for all turns.
+    """
 
     program: Annotated[list[Node], Meta(min_length=1, max_length=4096)]
     model: str = "default"
@@ -103,6 +107,8 @@ class ProgramRequest(StrictStruct, kw_only=True):
     stream: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    enable_thinking: bool | None = None
 
 
 class CallUsage(msgspec.Struct):

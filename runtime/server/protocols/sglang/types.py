@@ -37,7 +37,6 @@ class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=
     spaces_between_special_tokens: bool | None = None
     custom_params: Any = None
     no_stop_trim: Any = None
-    repetition_penalty: Any = None
     stream_interval: Any = None
     structural_tag: Any = None
 
@@ -45,7 +44,6 @@ class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=
 UNSUPPORTED_SAMPLING: UnsupportedFields = {
     "custom_params": (),
     "no_stop_trim": (False,),
-    "repetition_penalty": (1.0,),
     "stream_interval": (1,),
     "structural_tag": (),
 }

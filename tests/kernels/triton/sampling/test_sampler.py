@@ -32,10 +32,12 @@ def random_adjustments(rows: int, vocab: int, seed: int, parts: tuple[bool, bool
     counts = (torch.rand(rows, vocab, generator=g) * 1.2).int().to(DEVICE) * 3
     bias = torch.where(torch.rand(rows, vocab, generator=g) < 0.01, 5.0, 0.0).to(DEVICE)
     frequency, presence = (torch.rand(2, rows, generator=g) * 4 - 2).to(DEVICE)
+    prompts = pack(torch.rand(rows, vocab, generator=g) < 0.3)
+    repetition = torch.where(torch.rand(rows, generator=g) < 0.3, 1.0, torch.rand(rows, generator=g) * 3 + 0.1)
     return LogitAdjustments(
         RowMasks(words, row_maps[0]) if parts[0] else None,
         RowBias(bias, row_maps[1]) if parts[1] else None,
-        Penalties(counts, row_maps[2], frequency, presence) if parts[2] else None,
+        Penalties(counts, prompts, row_maps[2], frequency, presence, repetition.to(DEVICE)) if parts[2] else None,
     )
 
 

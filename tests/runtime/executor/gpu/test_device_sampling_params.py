@@ -21,6 +21,7 @@ OTHER_VALUES: dict[str, Any] = {
     "seed": 7,
     "frequency_penalty": 0.5,
     "presence_penalty": 0.5,
+    "repetition_penalty": 1.5,
     "logit_bias": {3: 1.0},
     "logprobs": True,
 }

@@ -278,7 +278,7 @@ WRONG = [
     ({"timeout": -1}, "timeout"),
     ({"sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
     ({"sampling_params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
-    ({"sampling_params": {"repetition_penalty": 1.2}}, "sampling_params.repetition_penalty"),
+    ({"sampling_params": {"repetition_penalty": 0}}, "sampling_params.repetition_penalty"),
     ({"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
     ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
     ({"sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}}, "sampling_params.min_new_tokens"),
