@@ -30,7 +30,7 @@ GROUPS = {
     "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage",
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map",
-    "Tools": "ToolCall ToolResult",
+    "Tools": "Tool ToolCall ToolResult",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue BudgetExceeded CallFailed "

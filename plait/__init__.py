@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.core.tool_calls import ToolResult
     from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
     from plait.lang.program import Program, function
-    from plait.lang.tools.tool import ToolCall
+    from plait.lang.tools.tool import Tool, ToolCall
     from plait.lang.tracing.graph import Graph
     from plait.lang.usage import ProgramUsage
     from plait.runtime.errors import (
@@ -105,6 +105,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeGone",
+    "Tool",
     "ToolCall",
     "ToolResult",
     "Typed",
@@ -171,7 +172,7 @@ _NAMES_BY_MODULE = {
     ),
     "plait.lang.core.state": "ProgramState ProgramStateGroup",
     "plait.lang.core.tool_calls": "ToolResult",
-    "plait.lang.tools.tool": "ToolCall",
+    "plait.lang.tools.tool": "Tool ToolCall",
     "plait.lang.usage": "ProgramUsage",
     "plait.runtime.process.engine": "Engine",
     "plait.runtime.errors": (
