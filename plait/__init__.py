@@ -43,8 +43,16 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
-    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
+    from plait.lang.errors import (
+        CompileError,
+        DependsOnValue,
+        MissingVariable,
+        ProgramError,
+        ToolError,
+        UnreadableValue,
+    )
     from plait.lang.program import Program, function
+    from plait.lang.tools.mcp_client.server import MCPServer
     from plait.lang.tools.tool import Tool, ToolCall
     from plait.lang.tracing.graph import Graph
     from plait.lang.usage import ProgramUsage
@@ -90,6 +98,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Graph",
     "InputError",
     "LiteLLM",
+    "MCPServer",
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
@@ -107,6 +116,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "RuntimeGone",
     "Tool",
     "ToolCall",
+    "ToolError",
     "ToolResult",
     "Typed",
     "UnreadableValue",
@@ -163,7 +173,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
-    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
+    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
     "plait.lang.program": "function Program",
@@ -172,6 +182,7 @@ _NAMES_BY_MODULE = {
     ),
     "plait.lang.core.state": "ProgramState ProgramStateGroup",
     "plait.lang.core.tool_calls": "ToolResult",
+    "plait.lang.tools.mcp_client.server": "MCPServer",
     "plait.lang.tools.tool": "Tool ToolCall",
     "plait.lang.usage": "ProgramUsage",
     "plait.runtime.process.engine": "Engine",

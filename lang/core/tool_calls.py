@@ -103,8 +103,9 @@ async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolR
         return _append_result(branch, call)
     function = _function_of(name, call)
     try:
-        if inspect.iscoroutinefunction(function):
-            value = await function(**call.arguments)
+        call_async = function if inspect.iscoroutinefunction(function) else getattr(function, "call_async", None)
+        if call_async is not None:
+            value = await call_async(**call.arguments)
         else:
             value = await asyncio.to_thread(function, **call.arguments)
             if inspect.isawaitable(value):
