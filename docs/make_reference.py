@@ -30,10 +30,10 @@ GROUPS = {
     "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage",
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map",
-    "Tools": "ToolCall ToolResult",
+    "Tools": "Tool ToolCall ToolResult MCPServer",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "set_default_backend flush_cache get_server_info global_config",
-    "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue BudgetExceeded CallFailed "
+    "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue ToolError BudgetExceeded CallFailed "
     "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded RuntimeGone "
     "ModelError ModelNotFound CorruptModel UnsupportedModel",
     "Refused": "image video",

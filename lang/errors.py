@@ -4,6 +4,7 @@ PlaitError
 ├── ProgramError            the body of a program or one of its calls failed; `__cause__` is the reason
 │   ├── MissingVariable     there is no variable of that name (also a KeyError)
 │   └── UnreadableValue     the text of a typed gen is not a valid value of its type (also a ValueError)
+├── ToolError               a tool of an MCP server failed, or its server
 └── CompileError            compile() found an error in the program, or cannot trace it
     └── DependsOnValue      the next step of the body depends on a value known at run time only
 """
@@ -58,6 +59,11 @@ class UnreadableValue(ProgramError, ValueError):
     def __init__(self, text: str, *, program: str, variable: str | None = None, generated: str = "") -> None:
         super().__init__(text, program=program, variable=variable)
         self.text = generated
+
+
+class ToolError(PlaitError):
+    """A tool of an MCP server reported an error, or its server has ended or did not answer in time. In `s.call` it is
+    the result's `error`, and the model reads its message."""
 
 
 class CompileError(PlaitError):

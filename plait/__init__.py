@@ -43,9 +43,17 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
-    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
+    from plait.lang.errors import (
+        CompileError,
+        DependsOnValue,
+        MissingVariable,
+        ProgramError,
+        ToolError,
+        UnreadableValue,
+    )
     from plait.lang.program import Program, function
-    from plait.lang.tools.tool import ToolCall
+    from plait.lang.tools.mcp_client.server import MCPServer
+    from plait.lang.tools.tool import Tool, ToolCall
     from plait.lang.tracing.graph import Graph
     from plait.lang.usage import ProgramUsage
     from plait.runtime.errors import (
@@ -90,6 +98,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Graph",
     "InputError",
     "LiteLLM",
+    "MCPServer",
     "MissingVariable",
     "ModelError",
     "ModelNotFound",
@@ -105,7 +114,9 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeGone",
+    "Tool",
     "ToolCall",
+    "ToolError",
     "ToolResult",
     "Typed",
     "UnreadableValue",
@@ -162,7 +173,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
-    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
+    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
     "plait.lang.program": "function Program",
@@ -171,7 +182,8 @@ _NAMES_BY_MODULE = {
     ),
     "plait.lang.core.state": "ProgramState ProgramStateGroup",
     "plait.lang.core.tool_calls": "ToolResult",
-    "plait.lang.tools.tool": "ToolCall",
+    "plait.lang.tools.mcp_client.server": "MCPServer",
+    "plait.lang.tools.tool": "Tool ToolCall",
     "plait.lang.usage": "ProgramUsage",
     "plait.runtime.process.engine": "Engine",
     "plait.runtime.errors": (

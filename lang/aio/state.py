@@ -13,7 +13,7 @@ from plait.lang.core.interpreter import execute
 from plait.lang.core.results import Segment
 from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
-from plait.lang.core.tool_calls import ToolResult, call_tool_async
+from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool_async
 from plait.lang.errors import ProgramError
 from plait.lang.usage import ProgramUsage, total
 
@@ -127,6 +127,13 @@ class AsyncState(StateWriter):
             variable = await self._variable(name)
             await variable.wait_ready()
             return await call_tool_async(self._branch, name, variable)
+
+    async def tool_result(self, name: str, value: Any) -> ToolResult:
+        """Appends `value` as the result of the call that `gen(name, tools=...)` made; see ProgramState.tool_result."""
+        with self._reader._marking_handled_errors():
+            variable = await self._variable(name)
+            await variable.wait_ready()
+            return append_tool_result(self._branch, name, variable, value)
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncStateGroup:
         """Returns `size` states that continue this text in parallel; join them with `await group.join()`."""

@@ -24,7 +24,8 @@ from uuid import UUID
 
 import msgspec
 
-from plait.lang.tools.tool import ToolCall, make_tool
+from plait.lang.tools.function_tool import function_tool
+from plait.lang.tools.tool import Tool, ToolCall
 
 TAG = "$"
 _BY_MSGSPEC: tuple[type, ...] = (datetime, date, time, timedelta, Decimal, UUID)
@@ -69,15 +70,23 @@ class ValueCodec:
 
     def _encode_object(self, value: Any, kind: type) -> Any:
         if isinstance(value, ToolCall):
-            name = value.tool.function.__qualname__
-            if self._tool(name) is not value.tool.function:
-                raise CannotSave(f"a call of {name}, which another function of the program hides")
-            return {TAG: "tool call", "function": name, "arguments": self.encode(value.arguments)}
+            return self._encode_call(value)
         if isinstance(value, enum.Enum):
             return {TAG: "enum", "class": self._name_of(kind), "value": self.encode(value.value)}
         if not _is_data_class(kind):
             raise CannotSave(f"a {kind.__name__}")
         return {TAG: "object", "class": self._name_of(kind), "fields": self.encode(_fields_of(value))}
+
+    def _encode_call(self, call: ToolCall) -> Any:
+        tool, function = call.tool, call.tool.function
+        saved = {TAG: "tool call", "arguments": self.encode(call.arguments)}
+        if not tool.is_typed:  # its function is not needed to read the call
+            schema = self.encode(dict(tool.parameters))
+            return saved | {"tool": {"name": tool.name, "description": tool.description, "parameters": schema}}
+        name = str(getattr(function, "__qualname__", None))
+        if self._tool(name) is not function:
+            raise CannotSave(f"a call of {name}, which another function of the program hides")
+        return saved | {"function": name}
 
     def decode(self, data: Any) -> Any:
         """Returns the value of JSON data that `encode` returned. Raises CannotSave if one of its classes is gone."""
@@ -98,14 +107,21 @@ class ValueCodec:
                 kind = _TEXT_TYPES[data["type"]]
                 return msgspec.convert(data["text"], kind) if kind in _BY_MSGSPEC else kind(data["text"])
             case "tool call":
-                tool = make_tool("resume", self._tool(data["function"]))
-                return ToolCall(tool.name, self.decode(data["arguments"]), tool)
+                return self._decode_call(data)
             case "enum":
                 return self._find(data["class"], _is_enum)(self.decode(data["value"]))
             case "object":
                 return _rebuilt(self._find(data["class"], _is_data_class), self.decode(data["fields"]))
             case tag:
                 return _SEQUENCES[tag](self.decode(item) for item in data["items"])
+
+    def _decode_call(self, data: Any) -> ToolCall:
+        arguments, saved = self.decode(data["arguments"]), data.get("tool")
+        if saved is None:
+            tool = function_tool("resume", self._tool(data["function"]))
+        else:
+            tool = Tool(saved["name"], saved["description"], self.decode(saved["parameters"]))
+        return ToolCall(tool.name, arguments, tool)
 
     # -- names ------------------------------------------------------------------------------------
 

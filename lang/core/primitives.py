@@ -18,6 +18,8 @@ from plait.lang.sampling_options import (
     make_options,
 )
 from plait.lang.tools.call_format import call_options, checked_tools
+from plait.lang.tools.make_tools import ToolSource
+from plait.lang.tools.tool import Tool
 from plait.lang.typed.value_format import ValueFormat, value_format_of
 from plait.runtime.errors import InputError
 
@@ -91,8 +93,8 @@ def gen(
     type: None = None,
     dtype: object = None,
     logprob_start_len: int | None = None,
-    tools: Iterable[Callable[..., Any]] | None = None,
-    tool_choice: str | Callable[..., Any] | None = None,
+    tools: Iterable[ToolSource] | None = None,
+    tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
 ) -> Expr: ...
 def gen(
@@ -130,8 +132,8 @@ def gen(
     type: Any = None,
     dtype: object = None,
     logprob_start_len: int | None = None,
-    tools: Iterable[Callable[..., Any]] | None = None,
-    tool_choice: str | Callable[..., Any] | None = None,
+    tools: Iterable[ToolSource] | None = None,
+    tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
 ) -> Expr:
     """Text sampled by the model, stored as variable `name`. A parameter that is None has the default of `run(...)`.
@@ -159,9 +161,9 @@ def gen(
       TypedDict, Enum, Literal, int, float, bool, date, list[...], X | None and combinations of them. `s[name]` is the
       object and `s.text_of(name)` its text. The expression itself is a typed handle: `s[p]`. The value is complete
       unless `complete=False`; then reading a value that max_tokens cut off raises UnreadableValue.
-    - `tools`: typed functions. The text is a valid call of one of them, in the model's own tool-call syntax.
-      `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required" (the default), one of the tools,
-      "auto" (the model may answer in text instead; then the value is None) or "none".
+    - `tools`: typed functions, Tool objects, or dicts in OpenAI's format. The text is a valid call of one of them, in
+      the model's own tool-call syntax. `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required"
+      (the default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, overload
+from typing import overload
 
 from plait.lang.core.expressions import Expr, Role, RoleBegin, RoleEnd, SystemWithTools, as_expr, role_turn
-from plait.lang.tools.tool import make_tools
+from plait.lang.tools.make_tools import ToolSource, make_tools
 
 
-def system(expr: str | Expr = "", tools: Iterable[Callable[..., Any]] | None = None) -> Expr:
-    """A system turn: `s += system("You are terse.")`. With `tools` it also lists these functions for the model, in the
+def system(expr: str | Expr = "", tools: Iterable[ToolSource] | None = None) -> Expr:
+    """A system turn: `s += system("You are terse.")`. With `tools` it also lists these tools for the model, in the
     chat template's own format if it has one."""
     return role_turn("system", expr) if tools is None else SystemWithTools(as_expr(expr), make_tools("system", tools))
 
@@ -72,9 +72,9 @@ class RoleMethods:
     @overload
     def system(self) -> AbstractContextManager[None]: ...
     @overload
-    def system(self, expr: str | Expr, tools: Iterable[Callable[..., Any]] | None = None) -> None: ...
+    def system(self, expr: str | Expr, tools: Iterable[ToolSource] | None = None) -> None: ...
     def system(
-        self, expr: str | Expr | _NoArgument = _NO_ARGUMENT, tools: Iterable[Callable[..., Any]] | None = None
+        self, expr: str | Expr | _NoArgument = _NO_ARGUMENT, tools: Iterable[ToolSource] | None = None
     ) -> AbstractContextManager[None] | None:
         """A system turn: `s.system("...")`, or `with s.system(): s += ...`. `tools`: as in `plait.system`."""
         if tools is None:

@@ -12,7 +12,7 @@ from plait.lang.core.fork_group import ForkGroup, JoinMode
 from plait.lang.core.interpreter import execute
 from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
-from plait.lang.core.tool_calls import ToolResult, call_tool
+from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool
 
 if TYPE_CHECKING:
     from plait.lang.core.branch import Branch
@@ -82,6 +82,15 @@ class ProgramState(StateWriter, StateReader):
         """
         with self._marking_handled_errors():
             return call_tool(self._branch, name, self._variable(name))
+
+    def tool_result(self, name: str, value: Any) -> ToolResult:
+        """Appends `value` as the result of the call that `gen(name, tools=...)` made. For tools without a function,
+        whose calls the program runs itself. Raises InputError if the model made no call.
+
+        >>> s.tool_result("step", {"degrees": 21.5})                    # doctest: +SKIP
+        """
+        with self._marking_handled_errors():
+            return append_tool_result(self._branch, name, self._variable(name), value)
 
     def cancel(self) -> None:
         """Ends the calls of this state and of its forks at once. Inside the body the program continues without them;

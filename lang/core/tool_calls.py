@@ -83,8 +83,9 @@ def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None
         return None
     if isinstance(call, ToolResult):
         return _append_result(branch, call)
+    function = _function_of(name, call)
     try:
-        value = call.tool.function(**call.arguments)
+        value = function(**call.arguments)
         if inspect.isawaitable(value):
             value = _run_awaitable(call.name, value)
         result = ToolResult(call.name, call, value, None, result_text(value))
@@ -100,17 +101,37 @@ async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolR
         return None
     if isinstance(call, ToolResult):
         return _append_result(branch, call)
+    function = _function_of(name, call)
     try:
-        if inspect.iscoroutinefunction(call.tool.function):
-            value = await call.tool.function(**call.arguments)
+        call_async = function if inspect.iscoroutinefunction(function) else getattr(function, "call_async", None)
+        if call_async is not None:
+            value = await call_async(**call.arguments)
         else:
-            value = await asyncio.to_thread(call.tool.function, **call.arguments)
+            value = await asyncio.to_thread(function, **call.arguments)
             if inspect.isawaitable(value):
                 value = await value
         result = ToolResult(call.name, call, value, None, result_text(value))
     except Exception as error:
         result = _failed(call, error)
     return _append_result(branch, result)
+
+
+def append_tool_result(branch: Branch, name: str, variable: Segment, value: Any) -> ToolResult:
+    """Appends `value` as the result of the call in `variable`, which the program has run itself."""
+    call = _parse_call(name, variable)
+    if call is None:
+        raise InputError(f"variable {name!r} is an answer in text: the model made no call, so there is no result")
+    made = call.call if isinstance(call, ToolResult) else call
+    return _append_result(branch, ToolResult(call.name, made, value, None, result_text(value)))
+
+
+def _function_of(name: str, call: ToolCall) -> Callable[..., Any]:
+    if call.tool.function is None:
+        raise InputError(
+            f"the tool {call.name!r} has no function: run the call s[{name!r}] and append its result with "
+            f"s.tool_result({name!r}, value)"
+        )
+    return call.tool.function
 
 
 def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:

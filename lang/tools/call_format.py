@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from plait.constrained.specs import GrammarError, JsonSchema, Spec, Structural
 from plait.lang.sampling_options import NO_STOP, Options, make_options
+from plait.lang.tools.call_schema import call_schema
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX, ToolCallSyntax
-from plait.lang.tools.tool import Tool, ToolCall, call_schema, make_tools, read_call
+from plait.lang.tools.make_tools import make_tools
+from plait.lang.tools.tool import Tool, ToolCall
 from plait.lang.typed.value_format import ValueFormat
 from plait.runtime.errors import InputError
 
@@ -29,12 +31,12 @@ class ToolCallFormat(ValueFormat):
     tools: tuple[Tool, ...] = ()
 
 
-def checked_tools(where: str, functions: object, choice: object) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """Returns the tools and the choice. If `choice` is one of the functions or its name, only that tool is left.
+def checked_tools(where: str, sources: object, choice: object) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Returns the tools and the choice. If `choice` is one of the tools or its name, only that tool is left.
 
     Raises InputError, beginning with `where`, for invalid tools or an unknown choice.
     """
-    tools = make_tools(where, functions)
+    tools = make_tools(where, sources)
     match choice:
         case None | "required":
             return tools, "required"
@@ -42,7 +44,7 @@ def checked_tools(where: str, functions: object, choice: object) -> tuple[tuple[
             return tools, "auto"
         case "none":
             return tools, "none"
-    only = tuple(tool for tool in tools if choice in (tool.name, tool.function))
+    only = tuple(tool for tool in tools if choice is tool or choice in (tool.name, tool.function))
     if not only:
         names = ", ".join(tool.name for tool in tools)
         raise InputError(
@@ -111,16 +113,24 @@ def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
 
 def _call_constraint(tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice) -> Spec:
     schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
+    annotations = not any(tool.strict for tool in tools)
     try:
         if choice == "auto":
-            return Structural([(syntax.begin, schema, syntax.end + CALL_END_MARKER)], at_most=1)
-        return JsonSchema(schema)
+            triggers = [(syntax.begin, schema, syntax.end + CALL_END_MARKER)]
+            return Structural(triggers, at_most=1, annotations=annotations)
+        return JsonSchema(schema, annotations=annotations)
     except GrammarError as error:
         raise InputError(f"the schema of the tools cannot be used as a constraint: {error}") from None
 
 
 def _reader(tools: tuple[Tool, ...], syntax: ToolCallSyntax) -> Callable[[str], ToolCall]:
-    return lambda text: read_call(text, tools, syntax.name_key, syntax.arguments_key)
+    def read(text: str) -> ToolCall:
+        """Raises ValueError if the arguments are not valid for the function."""
+        call = json.loads(text)
+        tool = next(tool for tool in tools if tool.name == call[syntax.name_key])
+        return ToolCall(tool.name, tool.read(json.dumps(call[syntax.arguments_key])), tool)
+
+    return read
 
 
 def _nothing(text: str) -> None:

@@ -17,6 +17,7 @@ from plait.lang.errors import did_you_mean
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
+    AppendToolResult,
     BeginScope,
     Cancel,
     EndScope,
@@ -122,6 +123,8 @@ class _GraphExecutor:
                 )
             case RunTool():
                 self._step_outputs[number] = state.call(node.name)
+            case AppendToolResult():
+                self._step_outputs[number] = state.tool_result(node.name, resolve_value(node.value, self))
             case Cancel():
                 state.cancel() if node.name is None else state.abort(node.name)
 

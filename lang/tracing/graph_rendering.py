@@ -13,6 +13,7 @@ from plait.lang.sampling_options import KEYWORD_OF_FIELD, Options
 from plait.lang.tracing.nodes import (
     Adopt,
     Append,
+    AppendToolResult,
     BeginScope,
     Cancel,
     EndScope,
@@ -79,6 +80,8 @@ def describe_node(node: Node) -> str:
             return f"read the {node.what}"
         case RunTool():
             return f"run the tool of {node.name}"
+        case AppendToolResult():
+            return f"result of {node.name} = {_short(_value(node.value))}"
         case Cancel():
             return f"end {node.name or 'this text'}"
     return type(node).__name__

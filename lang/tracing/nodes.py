@@ -100,6 +100,14 @@ class RunTool(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class AppendToolResult(Node):
+    """Appends a value as the result of the call in variable `name`, which the program ran itself."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
 class Cancel(Node):
     """Ends the branch, or the call of variable `name`."""
 
@@ -124,7 +132,7 @@ def traced_values_in(node: Node) -> tuple[TracedValue, ...]:
     """Returns the traced values that a step uses."""
     if isinstance(node, Append) and isinstance(node.expr, TracedValue):
         return (node.expr,)
-    if isinstance(node, SetVariable):
+    if isinstance(node, SetVariable | AppendToolResult):
         values = node.value if isinstance(node.value, list | tuple) else (node.value,)
         return tuple(value for value in values if isinstance(value, TracedValue))
     return ()

@@ -178,6 +178,7 @@ _REASON_OF_NODE = {
     "Join": "a race, or branches that are not joined right after their fork",
     "Adopt": "a branch is adopted",
     "RunTool": "a tool is run",
+    "AppendToolResult": "the result of a tool is appended",
     "Cancel": "a call or a text is ended early",
 }
 

@@ -12,7 +12,7 @@ from plait.lang.core.results import AssignedValue, Segment, TextSegment
 from plait.lang.core.state import ProgramState
 from plait.lang.core.state_writer import StateWriter, _checked_variable_name, reject_position_ids_offset
 from plait.lang.tools.call_format import ToolCallFormat
-from plait.lang.tracing.nodes import BeginScope, Cancel, EndScope, ForkInto, Read, RunTool
+from plait.lang.tracing.nodes import AppendToolResult, BeginScope, Cancel, EndScope, ForkInto, Read, RunTool
 from plait.lang.tracing.traced_groups import AsyncTracedGroup, TracedGroup
 from plait.lang.tracing.traced_result import TracedResult
 from plait.lang.tracing.traced_run import TracedBranch, TracedRun, trace_expr
@@ -77,10 +77,15 @@ class TracedStateWriter(StateWriter):
         return variable.text()
 
     def _trace_tool_call(self, name: str, variable: Segment) -> Any:
-        if not isinstance(variable, TracedResult) or not isinstance(variable.value_format, ToolCallFormat):
-            raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
+        _check_tool_call(name, variable)
         self._mark_read()
         return self._traced_output(f"s.call({name!r})", self._branch._add_step(RunTool, name))
+
+    def _trace_tool_result(self, name: str, variable: Segment, value: Any) -> Any:
+        _check_tool_call(name, variable)
+        self._mark_read()
+        step = self._branch._add_step(AppendToolResult, name, value)
+        return self._traced_output(f"s.tool_result({name!r}, ...)", step)
 
     def _trace_cancel(self, name: str | None) -> None:
         self._branch._add_step(Cancel, name)
@@ -124,6 +129,9 @@ class TracedState(TracedStateWriter, ProgramState):
 
     def call(self, name: str) -> Any:
         return self._trace_tool_call(name, self._variable(name))
+
+    def tool_result(self, name: str, value: Any) -> Any:
+        return self._trace_tool_result(name, self._variable(name), value)
 
     def fork(self, size: int = 1, position_ids_offset: object = None) -> TracedGroup:
         reject_position_ids_offset(position_ids_offset)
@@ -181,6 +189,9 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
     async def call(self, name: str) -> Any:
         return self._trace_tool_call(name, await self._variable(name))
 
+    async def tool_result(self, name: str, value: Any) -> Any:
+        return self._trace_tool_result(name, await self._variable(name), value)
+
     def fork(self, size: int = 1, position_ids_offset: object = None) -> AsyncTracedGroup:
         reject_position_ids_offset(position_ids_offset)
         branches, number = _trace_fork(self._branch, size)
@@ -199,6 +210,11 @@ def _trace_fork(branch: TracedBranch, size: int) -> tuple[list[TracedBranch], in
     """Forks `branch`. Returns the new branches and the number of the step."""
     children = cast("list[TracedBranch]", branch.fork(size))
     return children, branch._add_step(ForkInto, tuple(child.lane for child in children))
+
+
+def _check_tool_call(name: str, variable: Segment) -> None:
+    if not isinstance(variable, TracedResult) or not isinstance(variable.value_format, ToolCallFormat):
+        raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
 
 
 def _check_handle(handle: Typed[Any], variable: Segment) -> None:

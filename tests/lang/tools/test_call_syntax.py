@@ -10,7 +10,7 @@ from tool_examples import add, script_call
 import plait
 from plait import assistant, gen, system, user
 from plait.lang.tools.call_syntax import DEFAULT_CALL_SYNTAX, ToolCallSyntax, detect_call_syntax
-from plait.lang.tools.tool import make_tool
+from plait.lang.tools.make_tools import make_tool
 from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 HERMES = (

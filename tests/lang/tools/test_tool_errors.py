@@ -33,7 +33,7 @@ def type_without_schema(a: asyncio.Lock) -> None: ...
         (lambda: gen("x", tools=[lambda: 1]), "a tool must be a function whose name"),
         (lambda: gen("x", tools=[add, add]), "two tools are named 'add'"),
         (lambda: gen("x", tools=[]), "1 to 128 tools"),
-        (lambda: gen("x", tools="add"), "a list of functions"),
+        (lambda: gen("x", tools="add"), "a list of functions or Tool objects"),
         (lambda: gen("x", tools=[add], tool_choice="sub"), r"one of the tools \(add\), not 'sub'"),
         (lambda: gen("x", tool_choice="auto"), "tool_choice needs tools"),
         (lambda: gen("x", tools=[add], regex="a"), "cannot be combined with type, regex"),

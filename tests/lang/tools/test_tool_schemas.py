@@ -10,8 +10,9 @@ import pydantic
 import pytest
 from tool_examples import TOOLS, add
 
+from plait.lang.tools.call_schema import call_schema
 from plait.lang.tools.docstring import read_docstring
-from plait.lang.tools.tool import call_schema, make_tool, make_tools
+from plait.lang.tools.make_tools import make_tool, make_tools
 
 
 def test_signature_and_docstring_become_name_description_and_schema():

@@ -1,0 +1,71 @@
+"""Makes a tool from a typed Python function: its name, its docstring and its signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from plait.lang.tools.docstring import read_docstring
+from plait.lang.tools.tool import TOOL_NAME, Tool
+from plait.lang.typed.value_format import json_schema_and_parser
+from plait.runtime.errors import InputError
+
+
+def function_tool(where: str, function: Any) -> Tool:
+    """Returns `function` as a tool. Raises InputError if it has no name, or a parameter has no type."""
+    name = getattr(function, "__name__", None)
+    is_function = callable(function) and not isinstance(function, type)
+    if not is_function or not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        raise InputError(f"{where}: a tool must be a function whose name has letters and digits, not {function!r:.80}")
+    description, parameter_docs = read_docstring(inspect.getdoc(function))
+    arguments = _arguments_class(where, name, function)
+    try:
+        schema, read = json_schema_and_parser(arguments)
+    except (TypeError, ValueError, NameError) as error:
+        raise InputError(f"{where}: the tool {name!r} cannot be described as a JSON schema: {error}") from None
+    names = [argument.name for argument in dataclasses.fields(arguments)]
+
+    def keywords(text: str) -> dict[str, Any]:
+        value = read(text)
+        return {name: getattr(value, name) for name in names}
+
+    return Tool(name, description, _inline_root(schema, parameter_docs), function, strict=True, read=keywords)
+
+
+def _arguments_class(where: str, name: str, function: Callable[..., Any]) -> type:
+    """Returns a dataclass with the function's parameters as fields."""
+    try:
+        signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+    except (TypeError, ValueError, NameError) as error:
+        raise InputError(f"{where}: the types of the tool {name!r} cannot be read: {error}") from None
+    fields: list[Any] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise InputError(f"{where}: parameter {parameter.name!r} of the tool {name!r} cannot be passed by keyword")
+        if parameter.name not in hints:
+            raise InputError(f"{where}: parameter {parameter.name!r} of the tool {name!r} needs a type annotation")
+        fields.append((parameter.name, hints[parameter.name], _field(parameter)))
+    return dataclasses.make_dataclass(f"{name}_arguments", fields)
+
+
+def _field(parameter: inspect.Parameter) -> Any:
+    if parameter.default is parameter.empty:
+        return dataclasses.field(kw_only=True)
+    # a factory, so that the default may be any object and is not part of the schema
+    return dataclasses.field(kw_only=True, default_factory=lambda: parameter.default)
+
+
+def _inline_root(schema: dict[str, Any], parameter_docs: dict[str, str]) -> dict[str, Any]:
+    """Returns `schema` with the object of the arguments at its root, and with the docstring's descriptions."""
+    definitions = dict(schema.get("$defs", {}))
+    root = schema
+    if "$ref" in schema:
+        root = definitions.pop(schema["$ref"].rpartition("/")[2])
+    properties = {
+        name: value_schema | ({"description": parameter_docs[name]} if name in parameter_docs else {})
+        for name, value_schema in root.get("properties", {}).items()
+    }
+    inlined = {"type": "object", "properties": properties, "required": root.get("required", [])}
+    return inlined | {"additionalProperties": False} | ({"$defs": definitions} if definitions else {})

@@ -1,0 +1,1 @@
+"""Tools of MCP servers (Model Context Protocol), through the package `mcp`."""
