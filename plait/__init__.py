@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
-    from plait.lang.errors import CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
+    from plait.lang.errors import Attempt, CompileError, DependsOnValue, MissingVariable, ProgramError, UnreadableValue
     from plait.lang.program import Program, function
     from plait.lang.tools.tool import ToolCall
     from plait.lang.tracing.graph import Graph
@@ -74,6 +74,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Aborted",
     "Anthropic",
     "AsyncState",
+    "Attempt",
     "Budget",
     "BudgetExceeded",
     "CallFailed",
@@ -162,7 +163,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
-    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
+    "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
     "plait.lang.program": "function Program",

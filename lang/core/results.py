@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from plait.lang.errors import ProgramError, program_error, unreadable_value
+from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_value
 from plait.lang.meta_info import choice_meta, generation_meta
 from plait.lang.source_location import caller_location
-from plait.lang.typed.value_format import ValueFormat
+from plait.lang.typed.value_format import RefusedValue, ValueFormat
 from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
@@ -208,18 +208,15 @@ class GenResult(CallSegment):
 
     def _parse(self, value_format: ValueFormat) -> Any:
         result = self.result()
-        program, text = self._run.program, result.text
-        if result.finish_reason == "length" and value_format.spec is not None and not value_format.allows_truncation:
-            reason = (
-                f"max_tokens cut the {value_format.type_name} off after {text[-40:]!r}; "
-                "raise max_tokens, or do not set complete=False"
-            )
-            raise unreadable_value(program, self.name, text, reason, self.place)
         try:
-            return value_format.read(text)
-        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
-            reason = f"{text!r:.80} cannot be read as {value_format.type_name}: {error}"
-            raise unreadable_value(program, self.name, text, reason, self.place) from error
+            return value_format.read_result(result.text, result.finish_reason)
+        except RefusedValue as refusal:
+            attempts = self._attempts(result.text, refusal)
+            raise unreadable_value(self._run.program, self.name, attempts, self.place) from refusal.__cause__
+
+    def _attempts(self, text: str, refusal: RefusedValue) -> tuple[Attempt, ...]:
+        """Returns all texts that were refused; `text` is the last one."""
+        return (Attempt(text, str(refusal)),)
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)

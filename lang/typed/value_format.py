@@ -40,6 +40,32 @@ class ValueFormat:
     max_text_tokens: int | None = None
     allows_truncation: bool = False
 
+    def read_result(self, text: str, finish_reason: str) -> Any:
+        """Returns the value of a finished gen. Raises RefusedValue if its text is not one."""
+        if finish_reason == "length" and self.spec is not None and not self.allows_truncation:
+            raise RefusedValue(
+                f"max_tokens cut the {self.type_name} off after {text[-40:]!r}; "
+                "raise max_tokens, or do not set complete=False"
+            )
+        try:
+            return self.read(text)
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+            raise RefusedValue(f"{text!r:.80} cannot be read as {self.type_name}: {error}") from error
+
+
+class RefusedValue(ValueError):
+    """A text is not a value of its type. The message is the reason; `__cause__` is the error of the parser, if any."""
+
+    @property
+    def short_reason(self) -> str:
+        """The reason without the text: of a parser's error its message, of a Pydantic error one `field: message` a
+        line."""
+        errors = getattr(self.__cause__, "errors", None)
+        if not callable(errors):
+            return str(self if self.__cause__ is None else self.__cause__)
+        places = [(".".join(map(str, error["loc"])), error["msg"]) for error in errors()]
+        return "\n".join(f"{place}: {message}" if place else message for place, message in places)
+
 
 _PATTERNS: dict[type, str] = {
     int: patterns.INTEGER,
