@@ -43,6 +43,21 @@ class Segment:
     def abort(self) -> None:
         """Ends the call, if there is one and it is still running."""
 
+    def partial(self) -> Any:
+        """Returns the value as far as it is generated, or None. Does not wait. Raises InputError for a value without a
+        call."""
+        raise InputError("there is no partial value: the program set this value itself, or computed it from others")
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields whenever `partial()` may have changed, and once when the value is complete."""
+        self.value()
+        yield
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        """`iter_progress()` for an event loop."""
+        await self.wait_ready()
+        yield
+
     def iter_text(self) -> Iterator[str]:
         """Yields the text in pieces as it is generated."""
         yield self.text()
@@ -165,6 +180,22 @@ class CallSegment(Segment):
         except CallFailed as error:
             self._raise(error)
 
+    def partial(self) -> Any:
+        return self.value() if self.call.done() else None
+
+    def iter_progress(self) -> Iterator[None]:
+        try:
+            yield from self.call.iter_progress()
+        except CallFailed as error:
+            self._raise(error)
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        try:
+            async for _ in self.call.aiter_progress():
+                yield
+        except CallFailed as error:
+            self._raise(error)
+
     async def wait_ready(self) -> None:
         try:
             await self.call.aresult()
@@ -201,6 +232,14 @@ class GenResult(CallSegment):
         if self._value is _NOT_PARSED:
             self._value = self._parse(self.value_format)
         return self._value
+
+    def partial(self) -> Any:
+        if self.call.done():
+            return self.value()
+        if self.value_format is None:
+            return self.call.text_so_far()
+        read_partial = self.value_format.read_partial
+        return None if read_partial is None else read_partial(self.call.text_so_far())
 
     def has_format(self, value_format: ValueFormat | None) -> bool:
         """Whether this is the result of the gen with this format."""
@@ -250,6 +289,19 @@ class Samples(Segment):
 
     def calls(self) -> Sequence[Call]:
         return self.call_segments[0].calls()
+
+    def partial(self) -> list[Any]:
+        return [call_segment.partial() for call_segment in self.call_segments]
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields as the samples progress, one after the other."""
+        for call_segment in self.call_segments:
+            yield from call_segment.iter_progress()
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        for call_segment in self.call_segments:
+            async for _ in call_segment.aiter_progress():
+                yield
 
     def iter_text(self) -> Iterator[str]:
         return self.call_segments[0].iter_text()

@@ -56,7 +56,8 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     "constraints.md": ("", {}),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
-    "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n",
+    "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"
+    "assert isinstance(trip, Trip)\n",
     "tools.md": "assert ask.run('Is it warm in Ulm?', temperature=0)['step'].name == 'weather'\n",
     "control.md": "@plait.function\ndef judged(s):\n    s += user('Say a word.')\n"
     "    plait.best_of(s, 2, assistant(gen('x', max_tokens=4)), by=judge)\njudged.run()\n",
