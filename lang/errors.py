@@ -50,15 +50,33 @@ class MissingVariable(ProgramError, KeyError):
     __str__ = Exception.__str__  # KeyError.__str__ returns the repr
 
 
+class Attempt(NamedTuple):
+    """A text that a typed gen gave, and the reason why it is not a value of its type."""
+
+    text: str
+    reason: str
+
+
 class UnreadableValue(ProgramError, ValueError):
     """The text of a typed gen is not a value of its type: `max_tokens` cut it off, or a validator rejected it.
 
-    `text`: the generated text. To avoid cut values, raise `max_tokens` or leave out `complete=False`.
+    `text`: the generated text. `attempts`: every text that was generated, each with the reason why it was refused;
+    with `retries=` there are several, and `text` is the last one. To avoid cut values, raise `max_tokens` or leave out
+    `complete=False`. To have the model correct values that a validator rejects, set `retries=`.
     """
 
-    def __init__(self, text: str, *, program: str, variable: str | None = None, generated: str = "") -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        program: str,
+        variable: str | None = None,
+        generated: str = "",
+        attempts: Sequence[Attempt] = (),
+    ) -> None:
         super().__init__(text, program=program, variable=variable)
         self.text = generated
+        self.attempts = tuple(attempts)
 
 
 class ToolError(PlaitError):
@@ -94,11 +112,13 @@ class Problem(NamedTuple):
 
 
 def unreadable_value(
-    program: str, variable: str | None, generated: str, reason: str, place: SourceLocation | None
+    program: str, variable: str | None, attempts: Sequence[Attempt], place: SourceLocation | None
 ) -> UnreadableValue:
     """Returns the error for a generated text that cannot be parsed. `place`: the line of its gen."""
-    text = _with_location(f"{_subject(program, variable)}: {reason}", place)
-    error = UnreadableValue(text, program=program, variable=variable, generated=generated)
+    last = attempts[-1]
+    count = "" if len(attempts) == 1 else f"{len(attempts)} attempts failed; the last one: "
+    text = _with_location(f"{_subject(program, variable)}: {count}{last.reason}", place)
+    error = UnreadableValue(text, program=program, variable=variable, generated=last.text, attempts=attempts)
     error.place = place
     return error
 

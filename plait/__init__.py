@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     from plait.lang.core.state import ProgramState, ProgramStateGroup
     from plait.lang.core.tool_calls import ToolResult
     from plait.lang.errors import (
+        Attempt,
         CompileError,
         DependsOnValue,
         MissingVariable,
@@ -51,11 +52,13 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         ToolError,
         UnreadableValue,
     )
+    from plait.lang.partial.values import partial_value
     from plait.lang.program import Program, function
     from plait.lang.tools.mcp_client.server import MCPServer
     from plait.lang.tools.tool import Tool, ToolCall
     from plait.lang.tracing.graph import Graph
     from plait.lang.usage import ProgramUsage
+    from plait.runtime.client.partial_json import partial_json
     from plait.runtime.errors import (
         Aborted,
         CallFailed,
@@ -82,6 +85,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Aborted",
     "Anthropic",
     "AsyncState",
+    "Attempt",
     "Budget",
     "BudgetExceeded",
     "CallFailed",
@@ -134,6 +138,8 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "global_config",
     "greedy_token_selection",
     "image",
+    "partial_json",
+    "partial_value",
     "race",
     "select",
     "separate_reasoning",
@@ -173,9 +179,10 @@ _NAMES_BY_MODULE = {
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
-    "plait.lang.errors": "CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
+    "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
     "plait.lang.core.roles": (
         "assistant assistant_begin assistant_end system system_begin system_end user user_begin user_end"
@@ -185,6 +192,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.tools.mcp_client.server": "MCPServer",
     "plait.lang.tools.tool": "Tool ToolCall",
     "plait.lang.usage": "ProgramUsage",
+    "plait.runtime.client.partial_json": "partial_json",
     "plait.runtime.process.engine": "Engine",
     "plait.runtime.errors": (
         "Aborted CallFailed CallRejected ConstraintFailed ContextOverflow CorruptModel DeadlineExceeded "

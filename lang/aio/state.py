@@ -118,6 +118,31 @@ class AsyncState(StateWriter):
 
     text_async_iter = stream
 
+    @overload
+    async def partial(self, name: Typed[T]) -> T | None: ...
+    @overload
+    async def partial(self, name: str) -> Any: ...
+    async def partial(self, name: str | Typed[Any]) -> Any:
+        """Returns the value of a variable as far as it is generated; see ProgramState.partial. Waits only until the
+        variable exists."""
+        with self._reader._marking_handled_errors():
+            await self._variable(str(name.name) if isinstance(name, Typed) else name)
+            return self._reader._variable_or_typed(name).partial()
+
+    @overload
+    def stream_partial(self, name: Typed[T]) -> AsyncIterator[T]: ...
+    @overload
+    def stream_partial(self, name: str) -> AsyncIterator[Any]: ...
+    def stream_partial(self, name: str | Typed[Any]) -> AsyncIterator[Any]:
+        """Yields the partial values of a variable as they grow; the last one is the value itself. See
+        ProgramState.partial_iter.
+
+        >>> async for person in s.stream_partial("person"): print(person.name)          # doctest: +SKIP
+        """
+        return self._reader.partial_async_iter(name)
+
+    partial_async_iter = stream_partial
+
     # -- acting -----------------------------------------------------------------------------------
 
     async def call(self, name: str) -> ToolResult | None:

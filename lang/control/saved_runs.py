@@ -25,7 +25,7 @@ from plait.lang.core.results import (
 )
 from plait.lang.core.run import Run
 from plait.lang.core.state import ProgramState
-from plait.lang.errors import UnreadableValue
+from plait.lang.errors import Attempt, UnreadableValue
 from plait.lang.sampling_options import Options
 from plait.lang.source_location import SourceLocation
 from plait.lang.typed.value_format import ValueFormat
@@ -188,7 +188,7 @@ class _Saver:
             return {"type": type_name, "value": self._codec.encode(call_segment.value())}
         except UnreadableValue as error:
             cause = None if error.__cause__ is None else f"{type(error.__cause__).__name__}: {error.__cause__}"
-            return {"type": type_name, "unreadable": [str(error), error.text, cause]}
+            return {"type": type_name, "unreadable": [str(error), error.text, cause, error.attempts]}
         except CannotSave as error:
             raise CannotSave(f"the value of {call_segment.name} is {error}") from None
 
@@ -235,10 +235,12 @@ class _Loader:
         if "unreadable" not in data:
             value = self._codec.decode(data.get("value"))
             return lambda: value
-        message, generated, cause = data["unreadable"]
+        message, generated, cause, attempts = data["unreadable"]
+        earlier = [Attempt(*attempt) for attempt in attempts]
 
         def fail() -> Any:
-            error = UnreadableValue(message, program=self._run.program, variable=data["name"], generated=generated)
+            program, name = self._run.program, data["name"]
+            error = UnreadableValue(message, program=program, variable=name, generated=generated, attempts=earlier)
             error.place = None if data["place"] is None else SourceLocation(*data["place"])
             raise error from None if cause is None else LostCause(cause)
 

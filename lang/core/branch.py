@@ -17,6 +17,7 @@ from plait.runtime.seed_path import SeedPath
 if TYPE_CHECKING:
     from plait.lang.core.expressions import Role
     from plait.lang.core.run import AnySession, Run
+    from plait.runtime.client.deferred_session import DeferredSession
     from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
@@ -114,7 +115,7 @@ class Branch:
                 f"{_indefinite_article(role)} {role} turn cannot begin inside the {self.open_turn[0]} turn; "
                 "end that one first"
             )
-        self.write(self._template().turn_prefix(self._roles(), role), control=True)
+        self.write(self.template().turn_prefix(self.roles(), role), control=True)
         self.open_turn = (role, len(self.segments))
 
     def end_turn(self, role: Role) -> None:
@@ -130,7 +131,7 @@ class Branch:
 
     def turn_suffix(self, role: Role) -> str:
         """Returns the template's text after the open turn."""
-        return self._template().turn_suffix(self._roles(), role)
+        return self.template().turn_suffix(self.roles(), role)
 
     def write_templated_turn(self, role: Role, prefix: str, suffix: str, write_content: Callable[[], None]) -> None:
         """Writes a whole turn whose template text differs from what `begin_turn` and `end_turn` write."""
@@ -157,10 +158,12 @@ class Branch:
             turns.append(Turn(*self.open_turn, len(self.segments)))
         return [(turn.role, SegmentRange(self.segments[turn.start : turn.stop])) for turn in turns]
 
-    def _roles(self) -> tuple[Role, ...]:
+    def roles(self) -> tuple[Role, ...]:
+        """Returns the roles of the finished turns."""
         return tuple(turn.role for turn in self.turns)
 
-    def _template(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate:
+        """Returns the model's chat template. Raises InputError if there is none."""
         template = self.run.chat_template
         if template is None:
             raise InputError(
@@ -208,9 +211,13 @@ class Branch:
         if all(call.usage is not None for call in calls):  # they have ended without an error
             self.write(segment.text(), control=isinstance(segment, TextSegment) and segment.control)
             return
-        session = self._session = self.run.deferred(self.session())
-        session.append_later(calls, segment.text)
+        self.defer_session().append_later(calls, segment.text)
         self._add_segment(CopiedText(segment))
+
+    def defer_session(self) -> DeferredSession:
+        """Returns the session, to which text can be appended that calls still generate."""
+        self._session = deferred = self.run.deferred(self.session())
+        return deferred
 
     def close(self, reason: str) -> None:
         """Releases the session once its calls are done. The text stays readable. Idempotent."""

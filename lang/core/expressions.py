@@ -72,6 +72,7 @@ class Gen(Expr):
     options: Options = field(default_factory=Options)
     constraint: Spec | None = None
     value_format: ValueFormat | None = None
+    retries: int = 0  # how many times the model is asked again if the value is refused
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
     from plait.lang.core.run import AnySession
+    from plait.runtime.sampling_params import SamplingParams
 
 
 def execute(expr: Expr, branch: Branch, behind: Sequence[Expr] = ()) -> None:
@@ -88,6 +89,9 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
     params = branch.seed_path.params_of_next_gen(params, same_seed=expr.options.keeps_seed(run.defaults))
     if run.budget_tracker is not None:
         params = run.budget_tracker.limit_params(params)
+    if expr.retries:
+        _generate_with_retries(branch, expr, params, n)
+        return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens:
         followed_by = text_behind(behind, branch)
@@ -111,6 +115,14 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         sample.siblings = tuple(samples)
     branch.add(expr.name, samples[0] if n == 1 else Samples(samples))
     branch.expect_known(followed_by)
+
+
+def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n: int) -> None:
+    from plait.lang.retries.retried_gen import begin_retried_gen  # lazy: few programs need it
+
+    if n > 1:
+        raise InputError("retries cannot be combined with n; use forks, one for each sample")
+    begin_retried_gen(branch, expr, params, _announce_call)
 
 
 def _select(branch: Branch, expr: Select) -> None:

@@ -30,6 +30,19 @@ class JoinedValues(Segment):
         for variable in self.variables:
             variable.abort()
 
+    def partial(self) -> list[Any]:
+        return [variable.partial() for variable in self.variables]
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields as the values progress, one after the other."""
+        for variable in self.variables:
+            yield from variable.iter_progress()
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        for variable in self.variables:
+            async for _ in variable.aiter_progress():
+                yield
+
     async def aiter_text(self) -> AsyncIterator[str]:
         await self.wait_ready()
         yield self.text()

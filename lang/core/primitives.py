@@ -25,6 +25,7 @@ from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
 REGEX_STRING = r'"[\w\d\s]*"'
+MAX_RETRIES = 32
 MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a mask (sampled choices) takes more
 
 Stop = str | Collection[str]
@@ -32,7 +33,7 @@ _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: not a `type[T]` to type checkers
 _GEN_KEYWORDS = (
     *("name", "regex", "json_schema", "ebnf", "lark", "constraint", "complete"),
-    *("choices", "choices_method", "type", "dtype", "tools", "tool_choice"),
+    *("choices", "choices_method", "type", "retries", "dtype", "tools", "tool_choice"),
 )
 _SAMPLING_KEYWORDS = tuple(name for name in SAMPLING_KEYWORDS if name != "max_new_tokens")
 
@@ -45,6 +46,7 @@ def gen(
     n: int | None = None,
     *,
     type: type[T],
+    retries: int | None = None,
     **keywords: Any,
 ) -> Typed[T]: ...
 @overload
@@ -55,6 +57,7 @@ def gen(
     n: int | None = None,
     *,
     type: _SpecialForm,
+    retries: int | None = None,
     **keywords: Any,
 ) -> Typed[Any]: ...
 @overload
@@ -93,6 +96,7 @@ def gen(
     type: None = None,
     dtype: object = None,
     logprob_start_len: int | None = None,
+    retries: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
@@ -132,6 +136,7 @@ def gen(
     type: Any = None,
     dtype: object = None,
     logprob_start_len: int | None = None,
+    retries: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
     **unknown: object,
@@ -161,6 +166,9 @@ def gen(
       TypedDict, Enum, Literal, int, float, bool, date, list[...], X | None and combinations of them. `s[name]` is the
       object and `s.text_of(name)` its text. The expression itself is a typed handle: `s[p]`. The value is complete
       unless `complete=False`; then reading a value that max_tokens cut off raises UnreadableValue.
+    - `retries`: with `type`, how many times the model is asked again if a validator refuses the value. The refused text
+      and the validator's message are then in the prompt; the text of the state has the last answer only. Validators run
+      in another thread. After the last refusal, reading the value raises UnreadableValue with all `attempts`.
     - `tools`: typed functions, Tool objects, or dicts in OpenAI's format. The text is a valid call of one of them, in
       the model's own tool-call syntax. `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required"
       (the default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
@@ -198,8 +206,9 @@ def gen(
             or choices is not None
             or choices_method is not None
             or n not in (None, 1)
+            or retries is not None
         ):
-            raise InputError(f"{where}: tools cannot be combined with type, regex, choices, n and the like")
+            raise InputError(f"{where}: tools cannot be combined with type, regex, choices, n, retries and the like")
         checked, choice = checked_tools(where, tools, tool_choice)
         return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
     if tool_choice is not None:
@@ -207,7 +216,9 @@ def gen(
     if type is not None:
         if spec is not None or choices is not None or choices_method is not None:
             raise InputError(f"{where}: type cannot be combined with regex, json_schema, choices and the like")
-        return _gen_typed(where, name, type, n, sampling)
+        return _gen_typed(where, name, type, n, retries, sampling)
+    if retries is not None:
+        raise InputError(f"{where}: retries needs a type, which tells whether a value is valid")
     if choices is not None:
         return _gen_choices(where, name, choices, choices_method, n, spec, sampling)
     if complete and spec is None:
@@ -320,13 +331,16 @@ def _gen_choices(
         raise InputError(f"{where}: {str(error).removeprefix(call_label('select', name) + ': ')}") from None
 
 
-def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling: dict[str, Any]) -> Typed[Any]:
+def _gen_typed(
+    where: str, name: str | None, type_: Any, n: int | None, retries: object, sampling: dict[str, Any]
+) -> Typed[Any]:
     """Returns a gen of a `type_`: complete by default, and never cut by the stop strings of `run(...)`."""
     value_format = value_format_of(where, type_)
+    num_retries = _checked_retries(where, retries, n)
     if value_format.spec is None:
         if sampling["complete"]:
             raise InputError(f"{where}: complete needs a constraint, and type={value_format.type_name} has none")
-        return Typed(name, make_options(where, n=n, **sampling), None, value_format)
+        return Typed(name, make_options(where, n=n, **sampling), None, value_format, num_retries)
     for keyword in NO_STOP:
         if sampling[keyword] is not None:
             raise InputError(
@@ -339,7 +353,17 @@ def _gen_typed(where: str, name: str | None, type_: Any, n: int | None, sampling
             "min_tokens": sampling["min_tokens"] or 0,
             "complete": False,
         }
-    return Typed(name, make_options(where, n=n, **options), value_format.spec, value_format)
+    return Typed(name, make_options(where, n=n, **options), value_format.spec, value_format, num_retries)
+
+
+def _checked_retries(where: str, retries: object, n: int | None) -> int:
+    if retries is None:
+        return 0
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+        raise InputError(f"{where}: retries must be an integer from 0 to {MAX_RETRIES}, not {retries!r:.40}")
+    if retries and n not in (None, 1):
+        raise InputError(f"{where}: retries cannot be combined with n; use forks, one for each sample")
+    return retries
 
 
 def _sampled_choice(where: str, name: str | None, choices: Choices, n: int | None, sampling: dict[str, Any]) -> Expr:

@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from plait.lang.errors import ProgramError, program_error, unreadable_value
+from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_value
 from plait.lang.meta_info import choice_meta, generation_meta
 from plait.lang.source_location import caller_location
-from plait.lang.typed.value_format import ValueFormat
+from plait.lang.typed.value_format import RefusedValue, ValueFormat
 from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
 
 if TYPE_CHECKING:
@@ -42,6 +42,21 @@ class Segment:
 
     def abort(self) -> None:
         """Ends the call, if there is one and it is still running."""
+
+    def partial(self) -> Any:
+        """Returns the value as far as it is generated, or None. Does not wait. Raises InputError for a value without a
+        call."""
+        raise InputError("there is no partial value: the program set this value itself, or computed it from others")
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields whenever `partial()` may have changed, and once when the value is complete."""
+        self.value()
+        yield
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        """`iter_progress()` for an event loop."""
+        await self.wait_ready()
+        yield
 
     def iter_text(self) -> Iterator[str]:
         """Yields the text in pieces as it is generated."""
@@ -165,6 +180,22 @@ class CallSegment(Segment):
         except CallFailed as error:
             self._raise(error)
 
+    def partial(self) -> Any:
+        return self.value() if self.call.done() else None
+
+    def iter_progress(self) -> Iterator[None]:
+        try:
+            yield from self.call.iter_progress()
+        except CallFailed as error:
+            self._raise(error)
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        try:
+            async for _ in self.call.aiter_progress():
+                yield
+        except CallFailed as error:
+            self._raise(error)
+
     async def wait_ready(self) -> None:
         try:
             await self.call.aresult()
@@ -202,24 +233,29 @@ class GenResult(CallSegment):
             self._value = self._parse(self.value_format)
         return self._value
 
+    def partial(self) -> Any:
+        if self.call.done():
+            return self.value()
+        if self.value_format is None:
+            return self.call.text_so_far()
+        read_partial = self.value_format.read_partial
+        return None if read_partial is None else read_partial(self.call.text_so_far())
+
     def has_format(self, value_format: ValueFormat | None) -> bool:
         """Whether this is the result of the gen with this format."""
         return self.value_format is value_format
 
     def _parse(self, value_format: ValueFormat) -> Any:
         result = self.result()
-        program, text = self._run.program, result.text
-        if result.finish_reason == "length" and value_format.spec is not None and not value_format.allows_truncation:
-            reason = (
-                f"max_tokens cut the {value_format.type_name} off after {text[-40:]!r}; "
-                "raise max_tokens, or do not set complete=False"
-            )
-            raise unreadable_value(program, self.name, text, reason, self.place)
         try:
-            return value_format.read(text)
-        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
-            reason = f"{text!r:.80} cannot be read as {value_format.type_name}: {error}"
-            raise unreadable_value(program, self.name, text, reason, self.place) from error
+            return value_format.read_result(result.text, result.finish_reason)
+        except RefusedValue as refusal:
+            attempts = self._attempts(result.text, refusal)
+            raise unreadable_value(self._run.program, self.name, attempts, self.place) from refusal.__cause__
+
+    def _attempts(self, text: str, refusal: RefusedValue) -> tuple[Attempt, ...]:
+        """Returns all texts that were refused; `text` is the last one."""
+        return (Attempt(text, str(refusal)),)
 
     def meta(self) -> dict[str, Any]:
         return generation_meta(self.result(), self._run.client.tokenizer)
@@ -253,6 +289,19 @@ class Samples(Segment):
 
     def calls(self) -> Sequence[Call]:
         return self.call_segments[0].calls()
+
+    def partial(self) -> list[Any]:
+        return [call_segment.partial() for call_segment in self.call_segments]
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields as the samples progress, one after the other."""
+        for call_segment in self.call_segments:
+            yield from call_segment.iter_progress()
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        for call_segment in self.call_segments:
+            async for _ in call_segment.aiter_progress():
+                yield
 
     def iter_text(self) -> Iterator[str]:
         return self.call_segments[0].iter_text()

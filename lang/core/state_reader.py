@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from plait.lang.core.expressions import Expr, Typed
+from plait.lang.core.expressions import Expr, T, Typed
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import ProgramError, missing_variable
 from plait.lang.usage import ProgramUsage, total
@@ -39,7 +39,7 @@ class StateReader:
     def text_of(self, name: str | Typed[Any]) -> str:
         """Returns the text of variable `name` as it was generated, whatever type its value has."""
         with self._marking_handled_errors():
-            return (self._typed_variable(name) if isinstance(name, Typed) else self._variable(name)).text()
+            return self._variable_or_typed(name).text()
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
@@ -176,7 +176,64 @@ class StateReader:
         if self._is_external:
             self._run.raise_if_failed()
 
+    # -- partial values ---------------------------------------------------------------------------
+
+    @overload
+    def partial(self, name: Typed[T]) -> T | None: ...
+    @overload
+    def partial(self, name: str) -> Any: ...
+    def partial(self, name: str | Typed[Any]) -> Any:
+        """Returns the value of a variable as far as it is generated; None if nothing is there yet. Waits only until the
+        variable exists.
+
+        A typed gen gives an object of its type: missing fields are None, nested objects and lists are partial too,
+        texts are as far as they are, and everything else is left out until it is complete; see `plait.partial_value`.
+        Validators have seen complete values only. A gen without a type gives its text so far.
+
+        >>> state = extract.run(article, stream=True)                   # doctest: +SKIP
+        >>> state.partial("person")                                     # doctest: +SKIP
+        Person(name='Ada Lov', born=None)
+        """
+        with self._marking_handled_errors():
+            return self._variable_or_typed(name).partial()
+
+    @overload
+    def partial_iter(self, name: Typed[T]) -> Iterator[T]: ...
+    @overload
+    def partial_iter(self, name: str) -> Iterator[Any]: ...
+    def partial_iter(self, name: str | Typed[Any]) -> Iterator[Any]:
+        """Yields the partial values of a variable as they grow. The last one is the value itself; where reading that
+        raises, so does this. With `retries`, the values of the next attempt follow those of a refused one.
+
+        >>> for person in state.partial_iter("person"): print(person.name)          # doctest: +SKIP
+        """
+        with self._marking_handled_errors():
+            variable, last = self._variable_or_typed(name), None
+            for _ in variable.iter_progress():
+                value = variable.partial()
+                if value is not None and value != last:
+                    yield value
+                last = value
+
+    @overload
+    def partial_async_iter(self, name: Typed[T]) -> AsyncIterator[T]: ...
+    @overload
+    def partial_async_iter(self, name: str) -> AsyncIterator[Any]: ...
+    async def partial_async_iter(self, name: str | Typed[Any]) -> AsyncIterator[Any]:
+        """`partial_iter` for an event loop. Outside the body, cancelling the task that reads it aborts the program."""
+        with self._marking_handled_errors(), self._ending_with_its_reader():
+            await self._variable_async(str(name.name) if isinstance(name, Typed) else name)
+            variable, last = self._variable_or_typed(name), None
+            async for _ in variable.aiter_progress():
+                value = variable.partial()
+                if value is not None and value != last:
+                    yield value
+                last = value
+
     # -- inside -----------------------------------------------------------------------------------
+
+    def _variable_or_typed(self, name: str | Typed[Any]) -> Segment:
+        return self._typed_variable(name) if isinstance(name, Typed) else self._variable(name)
 
     def _wait_for_body(self) -> None:
         """Outside the body: waits for its end, successful or not."""

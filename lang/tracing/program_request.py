@@ -132,6 +132,8 @@ class _Writer:
         return {"select": select | ({} if expr.name is None else {"name": expr.name})}
 
     def _gen(self, node: Node, gen: Gen) -> dict[str, Any]:
+        if gen.retries:
+            self._refuse(node, "retries need the validators of the type, which run in Python only")
         name: dict[str, Any] = {} if gen.name is None else {"name": gen.name}
         return name | _options(self._graph, gen.options, node) | _constraint(gen.constraint)
 

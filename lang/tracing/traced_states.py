@@ -127,6 +127,12 @@ class TracedState(TracedStateWriter, ProgramState):
     def text_iter(self, var_name: str | None = None) -> Iterator[Any]:
         yield self.text() if var_name is None else self.text_of(var_name)
 
+    def partial(self, name: str | Typed[Any]) -> Any:
+        return self[name]
+
+    def partial_iter(self, name: str | Typed[Any]) -> Iterator[Any]:
+        yield self[name]
+
     def call(self, name: str) -> Any:
         return self._trace_tool_call(name, self._variable(name))
 
@@ -185,6 +191,14 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
         yield await (self.text() if name is None else self.text_of(name))
 
     text_async_iter = stream
+
+    async def partial(self, name: str | Typed[Any]) -> Any:
+        return await self.get_var(name)
+
+    async def stream_partial(self, name: str | Typed[Any]) -> AsyncIterator[Any]:
+        yield await self.get_var(name)
+
+    partial_async_iter = stream_partial
 
     async def call(self, name: str) -> Any:
         return self._trace_tool_call(name, await self._variable(name))

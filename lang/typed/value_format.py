@@ -10,7 +10,7 @@ import importlib.util
 import json
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -31,7 +31,8 @@ class ValueFormat:
 
     `spec`: the constraint (None: any text). `read`: parses the text; raises ValueError for an invalid one.
     `max_text_tokens`: an upper bound on the tokens of the longest text, for types whose texts are short; it then
-    replaces max_tokens. `allows_truncation`: a text that max_tokens cut off can be parsed too.
+    replaces max_tokens. `allows_truncation`: a text that max_tokens cut off can be parsed too. `read_partial`: parses
+    the beginning of a text; None: there is no partial value.
     """
 
     type_name: str
@@ -39,6 +40,33 @@ class ValueFormat:
     read: Callable[[str], Any]
     max_text_tokens: int | None = None
     allows_truncation: bool = False
+    read_partial: Callable[[str], Any] | None = field(default=None, kw_only=True)
+
+    def read_result(self, text: str, finish_reason: str) -> Any:
+        """Returns the value of a finished gen. Raises RefusedValue if its text is not one."""
+        if finish_reason == "length" and self.spec is not None and not self.allows_truncation:
+            raise RefusedValue(
+                f"max_tokens cut the {self.type_name} off after {text[-40:]!r}; "
+                "raise max_tokens, or do not set complete=False"
+            )
+        try:
+            return self.read(text)
+        except (ValueError, TypeError, ArithmeticError, KeyError) as error:
+            raise RefusedValue(f"{text!r:.80} cannot be read as {self.type_name}: {error}") from error
+
+
+class RefusedValue(ValueError):
+    """A text is not a value of its type. The message is the reason; `__cause__` is the error of the parser, if any."""
+
+    @property
+    def short_reason(self) -> str:
+        """The reason without the text: of a parser's error its message, of a Pydantic error one `field: message` a
+        line."""
+        errors = getattr(self.__cause__, "errors", None)
+        if not callable(errors):
+            return str(self if self.__cause__ is None else self.__cause__)
+        places = [(".".join(map(str, error["loc"])), error["msg"]) for error in errors()]
+        return "\n".join(f"{place}: {message}" if place else message for place, message in places)
 
 
 _PATTERNS: dict[type, str] = {
@@ -74,7 +102,7 @@ def value_format_of(where: str, type_: Any) -> ValueFormat:
 def _build_value_format(type_: Any) -> ValueFormat:
     type_name = _type_name(type_)
     if type_ is str:
-        return ValueFormat(type_name, None, str)
+        return ValueFormat(type_name, None, str, read_partial=str)
     if type_ is bool:
         return _one_of(type_name, {"true": True, "false": False})
     if isinstance(type_, type) and type_ in _PATTERNS:
@@ -84,7 +112,13 @@ def _build_value_format(type_: Any) -> ValueFormat:
     if get_origin(type_) is Literal:
         return _one_of(type_name, {_literal_text(value): value for value in get_args(type_)}, len(get_args(type_)))
     schema, read = json_schema_and_parser(type_)
-    return ValueFormat(type_name, JsonSchema(schema), read)
+    return ValueFormat(type_name, JsonSchema(schema), read, read_partial=lambda text: _read_partial(type_, text))
+
+
+def _read_partial(type_: Any, text: str) -> Any:
+    from plait.lang.partial.values import partial_value  # lazy: few programs need it
+
+    return partial_value(type_, text)
 
 
 _cached_value_format = lru_cache(maxsize=1024)(_build_value_format)

@@ -269,6 +269,34 @@ class Call:
                 self._value()
                 return
 
+    def text_so_far(self) -> str:
+        """Returns the text that has arrived. Does not wait."""
+        with self._lock:
+            return "".join(self._pieces)
+
+    def iter_progress(self) -> Iterator[None]:
+        """Yields whenever tokens have arrived, and once at the end. Raises CallFailed if the call has failed."""
+        num_read = 0
+
+        def has_news() -> bool:
+            return len(self._token_ids) + len(self._pieces) > num_read or self.done()
+
+        while True:
+            with self._changed:
+                self._wait(has_news, None)
+                num_read = len(self._token_ids) + len(self._pieces)
+                is_done = self.done()
+            if is_done:
+                self._value()
+            yield
+            if is_done:
+                return
+
+    async def aiter_progress(self) -> AsyncIterator[None]:
+        """`iter_progress()` for an event loop."""
+        async for _ in stream_updates([self], raise_on_failure=True):
+            yield
+
     async def aiter_text(self) -> AsyncIterator[str]:
         """`iter_text()` for an event loop; it occupies no thread."""
         async for batch in stream_updates([self]):

@@ -55,7 +55,7 @@ class DeferredCall(Call):
         call = self._started
         assert call is not None
         is_done = call.done()
-        with self._lock:
+        with call._lock, self._lock:  # in the order of a listener, which is called with the lock of the call
             if self.done():
                 return
             update, self._position = call.read_since(self._position)

@@ -56,7 +56,8 @@ SNIPPETS = {  # page: (code before its blocks, {number of a block: IN_A_BODY, or
     "constraints.md": ("", {}),
 }
 CHECKS_AFTER = {  # page: code that runs after its blocks
-    "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n",
+    "typed-values.md": "state = describe.run('Ada was born in 1815.')\nassert isinstance(state['person'].born, date)\n"
+    "assert isinstance(trip, Trip)\n",
     "tools.md": "for program in (ask, ask_with_schema):\n"
     "    state = program.run('Is it warm in Ulm?', temperature=0)\n"
     "    assert state['step'].name == 'weather' and '21.5' in state.messages()[3]['content']\n",

@@ -54,6 +54,7 @@ def test_all_public_exceptions_are_walked():
         "program": "qa",
         "variable": "age",
         "text": "12",
+        "attempts": (),
         "place": PLACE,
     }
 

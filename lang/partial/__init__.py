@@ -1,0 +1,1 @@
+"""Partial values: objects of a type that are still being generated."""

@@ -1,0 +1,1 @@
+"""Gens that are asked again when a validator refused their value."""
