@@ -1,10 +1,10 @@
 """Chooses the requests of the next step and the number of tokens of each.
 
 Decoding requests come first, with one token each; then chunks of prompts; then waiting requests in the order of
-`Fairness`, among equals the longest cached prefix first. If the maximum number of requests runs, a request whose
-program has had far more service is paused for a waiting one; its pages stay cached. Likewise a long prompt is
-interrupted by a shorter waiting one. If pages run out, the request admitted last is retracted: it loses its pages and
-waits again.
+`Fairness`, among equals the longest cached prefix first (in units of PREFIX_UNIT). If the maximum number of requests
+runs, a request whose program has had far more service is paused for a waiting one; its pages stay cached. Likewise a
+long prompt is interrupted by a shorter waiting one. If pages run out, the request admitted last is retracted: it loses
+its pages and waits again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from plait.runtime.kv_cache.radix_node import RadixNode
 from plait.runtime.scheduler.fairness import Fairness
 
 MAX_RANKED = 64  # waiting requests that are compared by cached prefix in one step
+PREFIX_UNIT = 16  # cached tokens; a shorter prefix saves too little to overtake calls that came earlier
 MAX_DRAFTING_TOKENS = 32  # running requests and draft tokens of one step together
 
 # Draft-token cost relative to one decode token, scaled by sqrt(batch size): the larger the batch, the less a further
@@ -271,7 +272,12 @@ class BatchScheduler:
         rank, now = self.fairness.rank, self._now
         candidates = heapq.nsmallest(MAX_RANKED, self.waiting, key=lambda request: rank(request, now))
         return sorted(
-            candidates, key=lambda request: (*rank(request, now), -self._num_cached(request), request.arrival_index)
+            candidates,
+            key=lambda request: (
+                *rank(request, now),
+                -(self._num_cached(request) // PREFIX_UNIT),
+                request.arrival_index,
+            ),
         )
 
     def _tier(self, request: Request) -> int:

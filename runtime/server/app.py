@@ -23,6 +23,7 @@ from plait.runtime.server.app_state import AppState, Backend
 from plait.runtime.server.errors import NOT_FOUND, ApiError, as_api_error
 from plait.runtime.server.http import openapi, static_page
 from plait.runtime.server.http.admission import AdmissionMiddleware, BodyLimitMiddleware
+from plait.runtime.server.http.early_refusal import EarlyRefusals
 from plait.runtime.server.http.error_bodies import error_body
 from plait.runtime.server.http.response import ClientDisconnected, json_response
 from plait.runtime.server.in_flight import current_request
@@ -49,7 +50,8 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Application(FastAPI):
     """FastAPI behind plait's own middleware: every request enters at `entry_app`."""
 
-    entry_app: ASGIApp
+    entry_app: RequestContextMiddleware
+    early_refusals: EarlyRefusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -60,7 +62,7 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
+def create_app(backend: Backend, settings: ServerSettings) -> Application:
     """Returns the ASGI application that serves `backend`.
 
     `backend.client` is read for each request, so a backend may replace the client of a runtime that died.
@@ -80,13 +82,14 @@ def create_app(backend: Backend, settings: ServerSettings) -> FastAPI:
     paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
     table = _EndpointTable(app.handle_with_fastapi, routers)
     app.entry_app = _add_middleware(table, state, frozenset(path for path in paths if "{" not in path))
+    app.early_refusals = EarlyRefusals(state.admission, app.entry_app)
     for error_type in HANDLED_ERRORS:
         app.add_exception_handler(error_type, _error_response)
     openapi.install(app)
     return app
 
 
-def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> ASGIApp:
+def _add_middleware(app: ASGIApp, state: AppState, paths: frozenset[str]) -> RequestContextMiddleware:
     """Wraps `app`, the innermost first. `paths`: the routes' paths without parameters."""
     settings = state.settings
     app = AdmissionMiddleware(app, admission=state.admission)

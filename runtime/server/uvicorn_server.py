@@ -35,7 +35,7 @@ async def _serve(runtime: RestartingRuntime, settings: ServerSettings, listener:
     trim_heap()  # returns what creating the routes and reading the tokenizer left free
     config = uvicorn.Config(
         app,
-        http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s),
+        http=make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s, app.early_refusals.response),
         ws="none",
         lifespan="off",
         log_config=None,

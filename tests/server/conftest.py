@@ -99,7 +99,7 @@ def serve(engine):
         def start(**settings):
             settings = server_settings(**{"max_queue_time_s": 0, **settings})
             app = create_app(engine, settings)
-            http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s)
+            http = make_http_protocol(settings.idle_timeout_s, settings.write_timeout_s, app.early_refusals.response)
             return stack.enter_context(serve_app(app, http, settings.idle_timeout_s)), app.state.plait
 
         yield start

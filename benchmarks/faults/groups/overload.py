@@ -10,27 +10,28 @@ from collections.abc import Iterator
 
 from faults.figures import Figure, Scale, at_most
 from faults.served import serve
-from serving_overload import measure
-
-MAX_QUEUE_TIME_S = 5.0
+from serving_overload import NORMAL, measure, take_priority
 
 
 def inflict(scale: Scale) -> Iterator[Figure]:
     """The client runs on the last core and the server on the others, as in serving_overload.py."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores, priority = sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
     seconds = scale.count(20, 5)
     try:
         os.sched_setaffinity(0, cores[:-1] or cores)  # inherited by the server and its runtime
         with serve("--drain-timeout=0") as server:
             os.sched_setaffinity(0, cores[-1:])
+            take_priority()
             with contextlib.redirect_stdout(io.StringIO()):
                 result = asyncio.run(measure(server.port, seconds, 10.0, 1))
             is_served = server.complete().status_code == 200
     finally:
         os.sched_setaffinity(0, cores)
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
     fault = f"ten times the peak load for {seconds} s"
-    peak = f"at 0.9 of the peak {result.peak_p99_s:.2f} s"
-    yield at_most(f"{fault}: time to first token, p99", result.p99_s, 2 * MAX_QUEUE_TIME_S, "s", peak, is_timed=True)
+    times = result.p99_s / result.peak_p99_s
+    peak = f"{result.p99_s:.2f} s; at 0.9 of the peak {result.peak_p99_s:.2f} s"
+    yield at_most(f"{fault}: time to first token, p99", times, NORMAL, "times the peak's", peak, is_timed=True)
     yield at_most("the same: a refusal, p99", 1000 * result.refusal_p99_s, 50, "ms", is_timed=True)
     goodput = 100 * result.goodput
     yield Figure("the same: goodput", ">= 95 % of the peak", f"{goodput:.0f} %", goodput >= 95, is_timed=True)

@@ -31,14 +31,17 @@ class SessionError(NamedTuple):
 class Session:
     """One session. `active_call` waits or runs now. Once `error` is set, every further call of the session fails.
 
-    `max_length`: tokens that the session can hold. `is_materialized`: False for a child of a fork until the parent's
-    text is known.
+    `max_length`: tokens that the session can hold. `fork_parent`: the session that a child of a fork gets its text
+    from. `is_materialized`: False for such a child until that text is known.
     """
 
-    def __init__(self, key: SessionKey, open_message: Open, max_length: int, is_materialized: bool = True) -> None:
+    def __init__(
+        self, key: SessionKey, open_message: Open, max_length: int, fork_parent: SessionKey | None = None
+    ) -> None:
         self.key = key
         self.open_message = open_message
-        self.is_materialized = is_materialized
+        self.fork_parent = fork_parent
+        self.is_materialized = fork_parent is None
         self.seq = Sequence((open_message.tenant, open_message.cache_salt))
         self.queue = SessionQueue(max_length)
         self.active_call: Call | None = None

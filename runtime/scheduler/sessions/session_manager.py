@@ -301,7 +301,7 @@ class SessionManager:
         for child in message.children[:MAX_FORK_CHILDREN]:  # calls in further children fail: they do not exist
             key = SessionKey(parent.key.client, child)
             if key not in self._sessions and len(self._sessions) < self.config.max_sessions:
-                self._add(Session(key, parent.open_message, self.max_length, is_materialized=False))
+                self._add(Session(key, parent.open_message, self.max_length, fork_parent=parent.key))
 
     def _materialize_fork(self, parent: Session, message: Fork) -> list[Session]:
         """Gives the children of a fork the parent's text, sharing its pages."""
@@ -313,9 +313,11 @@ class SessionManager:
         return materialized
 
     def _pending_children(self, parent: Session, message: Fork) -> list[Session]:
+        """The children without a text. A name that a fork of another session has taken first is not among them."""
         keys = dict.fromkeys(SessionKey(parent.key.client, child) for child in message.children[:MAX_FORK_CHILDREN])
         children = [self._sessions.get(key) for key in keys]
-        return [child for child in children if child is not None and not child.is_materialized]
+        pending = [child for child in children if child is not None and not child.is_materialized]
+        return [child for child in pending if child.fork_parent == parent.key]
 
     # -- the end of a session ---------------------------------------------------------------------
 

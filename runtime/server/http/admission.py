@@ -53,6 +53,10 @@ class AdmissionControl:
         """The number of calls that may run or wait at once."""
         return self.settings.max_running + self.settings.max_queue
 
+    def may_refuse(self) -> bool:
+        """Whether `check_capacity` may refuse a request because of all others. False when the server has room."""
+        return self.is_draining or self.queue.control.may_refuse()
+
     def authenticate(self, path: str, headers: dict[bytes, bytes]) -> str:
         """Returns the name of the API key in `headers`; "" if none is needed.
 
@@ -189,7 +193,7 @@ class BodyLimitMiddleware:
             await send(message)
 
         try:
-            if _content_length(scope) > self.max_body_bytes:
+            if content_length(scope) > self.max_body_bytes:
                 raise self._too_large()
             await self.app(scope, self._limited(receive), tracking_send)
         except asyncio.CancelledError:
@@ -233,19 +237,23 @@ class BodyLimitMiddleware:
 
 
 async def _send_error(error: ApiError, send: Send) -> None:
-    """Sends an error response and closes the connection, on which the rest of a body may still follow."""
-    record = current_request()
+    headers, body = closing_response(error, current_request())
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def closing_response(error: ApiError, record: RequestRecord | None) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Returns headers and body of an error response that closes the connection, where a body may still follow."""
     if record is not None:
         record.code = record.code or error.code
     path, request_id = (record.path, record.request_id) if record is not None else ("", "")
     body = msgspec.json.encode(error_body(path, error, request_id))
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body))} | CLOSE | error.headers
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
 
 
-def _content_length(scope: Scope) -> int:
+def content_length(scope: Scope) -> int:
+    """The Content-Length of a request; 0 if there is none."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else 0

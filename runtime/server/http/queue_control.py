@@ -19,6 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MIN_WAITING_CALLS = 4  # are admitted whatever the rate, and show what a full batch can do
+IDLE_ROWS = 8  # a server is idle when at most one row in so many is occupied
+BURST_S = 1.0  # after it was idle, in which calls that find a free row may wait longer
+BURST_FACTOR = 10  # times max_queue_time_s
 MIN_EVENTS = 4  # before a rate counts as measured
 TOKEN_WINDOW = 64  # begun calls that the token rate is measured over
 OLD_EVENT_S = 5.0  # older events are dropped, except for the last KEPT_EVENTS
@@ -98,7 +101,8 @@ class QueueControl:
     """The admitted calls of one server, by key.
 
     max_running: calls that the runtime runs at once. max_queue: further calls that may wait. max_queue_time_s: the
-    longest predicted time to the first token of an admitted request (0: no limit). weights: of keys, 1 by default.
+    longest predicted time until the prompt of an admitted request is computed (0: no limit); in the first BURST_S after
+    the server was idle, calls that find a free row may wait BURST_FACTOR times as long. weights: of keys, 1 by default.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class QueueControl:
         self.waiting_calls: Counter[str] = Counter()
         self.waiting_tokens: Counter[str] = Counter()
         self.num_calls = self.num_waiting = 0
+        self._last_idle = -BURST_S
         self._token_rate = BusyRate(TOKEN_WINDOW)
         self._end_rate = BusyRate(max_running)
 
@@ -146,6 +151,8 @@ class QueueControl:
     def _count(self, request: QueuedRequest, sign: int, now: float) -> None:
         """Adds the request to all counts, or removes it."""
         waiting = request.waiting_calls
+        if self.num_calls <= self.max_running // IDLE_ROWS:
+            self._last_idle = now
         self.num_calls += sign * request.calls
         self.num_waiting += sign * waiting
         for counts, amount in (
@@ -166,17 +173,26 @@ class QueueControl:
 
     # -- decisions --------------------------------------------------------------------------------
 
+    def may_refuse(self) -> bool:
+        """Whether `refusal` may refuse a request now. It refuses none if this is False."""
+        return self.num_waiting >= MIN_WAITING_CALLS or self.num_calls >= self.capacity
+
     def refusal(self, key: str, now: float) -> Refusal | None:
         """Why a new request is refused, counted as one call; None if it is admitted."""
         full = self.calls_refusal(key, 1, now)
-        limit_s = self.max_queue_time_s
-        if full is not None or not limit_s or self._before(self.waiting_calls, key, 1) <= MIN_WAITING_CALLS:
+        before = self._before(self.waiting_calls, key, 1)
+        if full is not None or not self.max_queue_time_s or before <= MIN_WAITING_CALLS:
             return full
-        queue_s = self.predict(key, now)
+        limit_s, queue_s = self._limit_s(before, now), self.predict(key, now)
         if queue_s <= limit_s:
             return None
         text = f"the request would wait for about {queue_s:.2g} s, and the limit is {limit_s:g} s"
         return self._refusal(key, text, queue_s - limit_s)
+
+    def _limit_s(self, calls: float, now: float) -> float:
+        """How long the last of `calls` waiting calls may wait. A server that was idle takes as many as it has rows."""
+        is_burst = now - self._last_idle <= BURST_S and calls <= self._free_rows
+        return self.max_queue_time_s * (BURST_FACTOR if is_burst else 1)
 
     def calls_refusal(self, key: str, calls: int, now: float, replacing: int = 0) -> Refusal | None:
         """Why `calls` further calls exceed the key's share of the capacity; None if they do not.
@@ -208,7 +224,7 @@ class QueueControl:
         if self.num_calls >= self.capacity:
             return True
         is_limited = self.max_queue_time_s > 0 and self.num_waiting >= MIN_WAITING_CALLS
-        return is_limited and self.queue_time_s(now) >= self.max_queue_time_s
+        return is_limited and self.queue_time_s(now) >= self._limit_s(self.num_waiting + 1, now)
 
     def tokens_per_s(self, now: float) -> float | None:
         """Prompt tokens of begun calls per second, while calls waited. None until it is measured."""
@@ -219,10 +235,13 @@ class QueueControl:
         return self._end_rate.per_second(now) or DEFAULT_CALLS_PER_S
 
     def _seconds(self, tokens: float, calls: float, now: float) -> float:
-        free_rows = max(0, self.max_running - (self.num_calls - self.num_waiting))
         rate = self.tokens_per_s(now)
         token_s = tokens / rate if rate is not None else 0.0
-        return max(token_s, max(0.0, calls - free_rows) / self.calls_per_s(now))
+        return max(token_s, max(0.0, calls - self._free_rows) / self.calls_per_s(now))
+
+    @property
+    def _free_rows(self) -> int:
+        return max(0, self.max_running - (self.num_calls - self.num_waiting))
 
     def _before(self, amounts: Mapping[str, int], key: str, amount: float) -> float:
         """The part of `amounts` that is served until the key's own amount, with `amount` added, is served."""

@@ -14,11 +14,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.runtime.server.http.static_page import PAGE_FILES
 from plait.runtime.server.in_flight import InFlightRequests, RequestRecord, set_current_request
 from plait.runtime.server.ops.metrics import Metrics
-from plait.runtime.server.ops.request_log import log_request
+from plait.runtime.server.ops.request_log import RequestLog
 from plait.runtime.server.ops.tracing import Tracing, trace_id
 
 MAX_CLIENT_REQUEST_ID_CHARS = 128
 BODY_PREVIEW_BYTES = 4096
+ID_BYTES = 12
+IDS_DRAWN_AT_ONCE = 256
 # polled all the time, so only their errors are logged
 UNLOGGED_ROUTES = PAGE_FILES.keys() | {"/health", "/ready", "/metrics", "/status"}
 
@@ -39,14 +41,16 @@ class RequestContextMiddleware:
     ) -> None:
         self.app, self.in_flight, self.metrics = app, in_flight, metrics
         self.paths, self.log_prompts = paths, log_prompts
+        self._ids: list[str] = []
         self.tracing = Tracing()
+        self.request_log = RequestLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        record = self._record(scope, headers)
+        headers = _decoded_headers(scope)
+        record = self.new_record(scope, headers)
         scope.setdefault("state", {})["request_id"] = record.request_id
         set_current_request(record)
         self.in_flight.records.add(record)
@@ -54,20 +58,29 @@ class RequestContextMiddleware:
             try:
                 await self.app(scope, self._observe_receive(receive, record), _observe_send(send, record))
             finally:
-                self._end(scope, record)
+                self.end(scope, record)
 
-    def _record(self, scope: Scope, headers: dict[str, str]) -> RequestRecord:
+    def new_record(self, scope: Scope, headers: dict[str, str] | None = None) -> RequestRecord:
+        """Returns the record of a request, with an id of its own."""
+        headers = _decoded_headers(scope) if headers is None else headers
         path: str = scope["path"]
         client_request_id = "".join(filter(str.isprintable, headers.get("x-request-id", "")))
         return RequestRecord(
             method=scope["method"],
             path=path,
-            request_id="req-" + secrets.token_hex(12),
+            request_id=self._next_id(),
             client_request_id=client_request_id[:MAX_CLIENT_REQUEST_ID_CHARS],
             trace_id=trace_id(headers),
             route=path if path in self.paths else "other",
             task=asyncio.current_task(),
         )
+
+    def _next_id(self) -> str:
+        """Returns a random id. Many are drawn at once, for the system call takes longer than all else here."""
+        if not self._ids:
+            digits = secrets.token_hex(ID_BYTES * IDS_DRAWN_AT_ONCE)
+            self._ids = [f"req-{digits[i : i + 2 * ID_BYTES]}" for i in range(0, len(digits), 2 * ID_BYTES)]
+        return self._ids.pop()
 
     def _observe_receive(self, receive: Receive, record: RequestRecord) -> Receive:
         async def observed_receive() -> Message:
@@ -80,13 +93,19 @@ class RequestContextMiddleware:
 
         return observed_receive
 
-    def _end(self, scope: Scope, record: RequestRecord) -> None:
+    def end(self, scope: Scope, record: RequestRecord) -> None:
+        """Counts and logs a request that has ended."""
         record.end_time = record.end_time or time.monotonic()
         record.route = getattr(scope.get("route"), "path", record.route)
         self.in_flight.end(record)
         self.metrics.observe_request(record)
         if record.route not in UNLOGGED_ROUTES or record.status >= 400:
-            log_request(record)
+            self.request_log.add(record)
+
+
+def _decoded_headers(scope: Scope) -> dict[str, str]:
+    """The request's headers as text; of those with one name the first."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
 
 
 def _observe_send(send: Send, record: RequestRecord) -> Send:

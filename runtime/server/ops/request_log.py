@@ -1,4 +1,4 @@
-"""The server's log: one line per request and all other messages, as JSON lines or as text for a terminal.
+"""The server's log: a line per request and all other messages, as JSON lines or as text for a terminal.
 
 A request's line holds no text of its prompt or output, except for the beginning of its body with --log-prompts.
 """
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LogFormat = Literal["json", "text"]
 REQUESTS = "plait.requests"
+CAPACITY_CODES = frozenset({"queue_full", "rate_limit_exceeded"})
+MAX_REFUSAL_LINES_PER_S = 10
 
 log = logging.getLogger(REQUESTS)
 
@@ -30,10 +32,37 @@ def set_up_log(log_format: LogFormat) -> None:
     log_to_standard_error(_JsonLines() if log_format == "json" else _Text())
 
 
-def log_request(record: RequestRecord) -> None:
-    """Logs a request that has ended."""
+class RequestLog:
+    """Logs the requests of one server. Of those refused for lack of capacity only the first ones of each second.
+
+    Under overload they are most of all requests, and a line costs as much as the rest of a refusal. The next line has
+    the number of refusals before it that have none, as `unlogged_refusals`.
+    """
+
+    def __init__(self) -> None:
+        self._second = self._num_logged = self._num_unlogged = 0
+
+    def add(self, record: RequestRecord) -> None:
+        """Logs a request that has ended."""
+        if record.code in CAPACITY_CODES and not self._may_log_refusal():
+            self._num_unlogged += 1
+            return
+        _log_request(record, self._num_unlogged)
+        self._num_unlogged = 0
+
+    def _may_log_refusal(self) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._num_logged = second, 0
+        self._num_logged += 1
+        return self._num_logged <= MAX_REFUSAL_LINES_PER_S
+
+
+def _log_request(record: RequestRecord, num_unlogged: int) -> None:
     if log.isEnabledFor(logging.INFO):
         fields = request_log_fields(record)
+        if num_unlogged:
+            fields["unlogged_refusals"] = num_unlogged
         path = record.route if "path" not in fields else json.dumps(fields["path"])[1:-1]  # without control characters
         arguments = (record.method, path, fields["status"])
         line = log.makeRecord(REQUESTS, logging.INFO, "", 0, "%s %s %s", arguments, None, extra={"fields": fields})
@@ -110,6 +139,8 @@ def _summary(fields: dict[str, Any]) -> str:
         parts.append(f"{fields['completion_tokens']} out")
     if "error" in fields:
         parts.append(fields["error"])
+    if "unlogged_refusals" in fields:
+        parts.append(f"{fields['unlogged_refusals']} refusals before it")
     return f"  {', '.join(parts)}  {fields['request_id']}" + (f"\n  {fields['body']!r}" if "body" in fields else "")
 
 

@@ -47,10 +47,15 @@ class Tracing:
 
                 self._trace, self._extract = trace, propagate.extract
 
+    @property
+    def is_active(self) -> bool:
+        """Whether spans are exported."""
+        return self._trace is not None and not self._has_no_exporter()
+
     @contextlib.contextmanager
     def span(self, scope: Scope, headers: dict[str, str], record: RequestRecord) -> Iterator[None]:
         """Opens the span of one request, a child of its `traceparent`. The span ends with the block."""
-        if self._trace is None or self._has_no_exporter():
+        if not self.is_active:
             yield
             return
         tracer = self._trace.get_tracer("plait")

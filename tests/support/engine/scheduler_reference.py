@@ -58,11 +58,12 @@ class ReferenceCall:
 
 @dataclass(eq=False)
 class ReferenceSession:
-    """`error`: the kind of the first failure. `queue`: its first call is the active one."""
+    """`error`: the kind of the first failure. `queue`: its first call is the active one. `fork_parent`: of a child."""
 
     key: tuple[bytes, int]
     opened: Open
     is_materialized: bool = True
+    fork_parent: tuple[bytes, int] | None = None
     text: list[int] = field(default_factory=list)
     queue: deque = field(default_factory=deque)
     error: str | None = None
@@ -159,12 +160,12 @@ class Reference:
         for child in message.children:
             key = parent.key[0], child
             if key not in self.sessions and len(self.sessions) < self.limits.max_sessions:
-                self.sessions[key] = ReferenceSession(key, parent.opened, is_materialized=False)
+                self.sessions[key] = ReferenceSession(key, parent.opened, False, parent.key)
 
     def _materialize(self, parent: ReferenceSession, message: Fork) -> list[ReferenceSession]:
         keys = dict.fromkeys((parent.key[0], child) for child in message.children)
         children = [self.sessions[key] for key in keys if key in self.sessions]
-        pending = [child for child in children if not child.is_materialized]
+        pending = [child for child in children if not child.is_materialized and child.fork_parent == parent.key]
         for child in pending:
             child.is_materialized, child.text = True, list(parent.text)
             child.error = child.error or parent.error
