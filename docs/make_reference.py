@@ -33,9 +33,9 @@ GROUPS = {
     "Tools": "Tool ToolCall ToolResult MCPServer",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "set_default_backend flush_cache get_server_info global_config",
-    "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded CallFailed "
-    "CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded RuntimeGone "
-    "ModelError ModelNotFound CorruptModel UnsupportedModel",
+    "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded "
+    "CallFailed CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded "
+    "RuntimeGone ModelError ModelNotFound CorruptModel UnsupportedModel",
     "Refused": "image video",
 }
 MADE = [
