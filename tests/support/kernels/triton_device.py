@@ -6,6 +6,7 @@ import os
 
 import interpreter_bfloat16
 import interpreter_call_cache
+import interpreter_operators
 import interpreter_type_cache
 import torch
 
@@ -15,6 +16,7 @@ if INTERPRETED:
     interpreter_bfloat16.install()
     interpreter_call_cache.install()
     interpreter_type_cache.install()
+    interpreter_operators.install()
 
 
 def close_enough(dtype: torch.dtype) -> dict[str, float]:
