@@ -46,9 +46,7 @@ def begins_value(pattern: str, text: str) -> bool:
 def held(pattern: str, behind: str, written: str) -> int:
     """How many characters at the end of `written` may belong to the text behind the value."""
     sizes = range(min(len(behind), len(written)), 0, -1)
-    starts = (
-        size for size in sizes if behind.startswith(written[-size:]) and re.fullmatch(pattern, written[:-size])
-    )
+    starts = (size for size in sizes if behind.startswith(written[-size:]) and re.fullmatch(pattern, written[:-size]))
     return next(starts, 0)
 
 
@@ -172,6 +170,8 @@ def test_a_value_of_no_tokens_is_followed_by_the_text():
 )
 def test_a_text_behind_a_value_that_cannot_belong_to_it_is_refused(sampling, constraint, behind):
     engine_loop, transport, _ = make_engine_loop(grammars={Regex("[0-9]+"): grammar("[0-9]{1,6}")})
-    calls = run_until_idle(engine_loop, transport, Open(1), Append(1, [1]), Generate(1, 1, sampling, constraint, behind))
+    calls = run_until_idle(
+        engine_loop, transport, Open(1), Append(1, [1]), Generate(1, 1, sampling, constraint, behind)
+    )
     assert calls[1].end.kind == "invalid"
     assert "followed_by" in calls[1].end.text
