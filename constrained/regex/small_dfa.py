@@ -30,7 +30,7 @@ class _Fragment(NamedTuple):
     is_optional: bool = True
 
 
-def build_small_dfa(plain: str) -> tuple[Int32Array, int, NDArray[np.bool_]]:
+def build_small_dfa(plain: str, max_work: int = MAX_WORK) -> tuple[Int32Array, int, NDArray[np.bool_]]:
     """Returns the byte automaton of a plain pattern: next states [S, 256] (-1: none), start, accepting [S].
 
     Raises DfaTooLarge for a pattern with a class beyond ASCII, or one that exceeds the bound.
@@ -44,7 +44,7 @@ def build_small_dfa(plain: str) -> tuple[Int32Array, int, NDArray[np.bool_]]:
         whole = builder.sequence(parse_regex(plain))
     except RecursionError:
         raise DfaTooLarge from None
-    return _determinize(builder, whole)
+    return _determinize(builder, whole, max_work)
 
 
 class _Builder:
@@ -133,7 +133,7 @@ def _ascii_members(members: list[ParseItem]) -> frozenset[int]:
     return frozenset(accepted)
 
 
-def _determinize(builder: _Builder, whole: _Fragment) -> tuple[Int32Array, int, NDArray[np.bool_]]:
+def _determinize(builder: _Builder, whole: _Fragment, max_work: int) -> tuple[Int32Array, int, NDArray[np.bool_]]:
     start = frozenset((_START,))
     number = {start: 0}
     rows: list[dict[int, int]] = []
@@ -141,7 +141,7 @@ def _determinize(builder: _Builder, whole: _Fragment) -> tuple[Int32Array, int, 
     for subset in todo:  # grows
         following = whole.first if subset is start else frozenset().union(*(builder.follow[at] for at in subset))
         work += 1 + len(following) + sum(len(builder.accepts[at]) for at in following) // 8
-        if work > MAX_WORK:
+        if work > max_work:
             raise DfaTooLarge
         reached: dict[int, set[int]] = {}
         for position in following:
