@@ -13,6 +13,7 @@ from time import monotonic
 import msgspec
 
 from plait.constrained.compile_service.background_calls import BackgroundCalls
+from plait.constrained.compile_service.in_place import compile_in_place
 from plait.constrained.compile_service.messages import (
     CompileRefused,
     CompileResult,
@@ -62,7 +63,8 @@ class CompilePool:
     keeps 128 MiB of them.
 
     Refusals are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
-    processes start with the first job, which then takes a second longer, or with `start_workers`.
+    processes start with the first job, which then takes a second longer, or with `start_workers`. With `in_place`,
+    small specs (in_place.py) are compiled by `submit`, in a few milliseconds once the vocabulary is warmed up.
 
     >>> pool = CompilePool(vocabulary)                                    # doctest: +SKIP
     >>> pool.start()                                                      # doctest: +SKIP
@@ -82,6 +84,7 @@ class CompilePool:
         cache_bytes: int = 64 << 20,
         memory_bytes: int = MEMORY_BYTES,
         start_eagerly: bool = True,
+        in_place: bool = False,
     ) -> None:
         if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
@@ -91,6 +94,7 @@ class CompilePool:
         self.compile_s: deque[float] = deque(maxlen=1000)
         self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
         init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
+        self._compiles_in_place = in_place
         self._children = WorkerSet[PendingSpec](init, workers + spares)
         self._num_workers = workers
         self._open = False
@@ -134,7 +138,7 @@ class CompilePool:
         self._require_open()
         self._last_ticket += 1
         ticket = self._last_ticket
-        known = self.cache.get(spec) or self._cached_refusal(spec)
+        known = self.cache.get(spec) or self._cached_refusal(spec) or self._compile_in_place(spec)
         if known is not None:
             self._answers[ticket] = known
             return ticket
@@ -211,6 +215,14 @@ class CompilePool:
     def _require_open(self) -> None:
         if not self._open:
             raise RuntimeError("the pool is not started")
+
+    def _compile_in_place(self, spec: Spec) -> Grammar | None:
+        compiled = compile_in_place(spec, self.vocabulary) if self._compiles_in_place else None
+        if compiled is None:
+            return None
+        grammar = build_grammar(compiled, self.vocabulary)
+        self.cache.put(spec, grammar, grammar.nbytes)
+        return grammar
 
     def _add_pending(self, spec: Spec, tenant: str) -> PendingSpec | None:
         """Returns a new pending spec that its tenant is charged for; None if the tenant has too many."""

@@ -1,4 +1,5 @@
-"""Compiles a Regex: to a byte automaton by outlines-core, or to a grammar for llguidance if that is too large.
+"""Compiles a Regex: to a byte automaton, by outlines-core unless it is small, or to a grammar for llguidance if that is
+too large.
 
 outlines-core (0.2.11 to 0.2.14) has two faults: it drops each transition from a final to a non-final state, and it
 takes only the leftmost alternative of `|` that matches. With an end mark appended, which no text can contain, no
@@ -19,6 +20,7 @@ from plait.constrained.byte_trie import Int32Array
 from plait.constrained.dfa.token_dfa import DfaTooLarge, TokenDfa, build_token_dfa
 from plait.constrained.guidance.llguidance_grammar import LlguidanceSource, regex_source
 from plait.constrained.regex.python_syntax import PlainPattern, to_plain_pattern
+from plait.constrained.regex.small_dfa import build_small_dfa
 from plait.constrained.specs import GrammarError, Regex
 from plait.constrained.vocabulary import Vocabulary
 
@@ -58,13 +60,20 @@ def compile_plain_pattern(
     if plain.weight > MAX_WEIGHT:
         return regex_source(plain.pattern, vocabulary)
     try:
-        transitions, start, accepting = (states or build_byte_dfa)(plain.pattern)
+        transitions, start, accepting = _small_dfa(plain) or (states or build_byte_dfa)(plain.pattern)
         table = build_token_dfa(lambda at, by: transitions[at, by], start, accepting, vocabulary.trie)
     except (DfaTooLarge, ValueError):
         return regex_source(plain.pattern, vocabulary)
     if table is None:
         raise GrammarError("no text of this constraint can be written in tokens of the vocabulary")
     return table
+
+
+def _small_dfa(plain: PlainPattern) -> ByteDfa | None:
+    try:
+        return build_small_dfa(plain.pattern)
+    except DfaTooLarge:
+        return None
 
 
 def build_byte_dfa(plain: str) -> ByteDfa:

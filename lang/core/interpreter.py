@@ -17,12 +17,12 @@ from plait.lang.core.expressions import (
     SystemWithTools,
     Text,
 )
-from plait.lang.core.following_text import text_behind
 from plait.lang.core.reasoning import REASONING_SUFFIX, ReasoningPart, SeparateReasoning
 from plait.lang.core.results import GenResult, Samples, SelectResult
 from plait.lang.core.tool_calls import tool_call_gen, write_system_turn
 from plait.lang.errors import program_error
 from plait.lang.source_location import caller_location
+from plait.runtime.client.following_text import following_text
 from plait.runtime.errors import InputError, PlaitError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _generate(branch: Branch, expr: Gen, behind: Sequence[Expr] = ()) -> None:
         return
     followed_by = ""
     if expr.constraint is not None and not params.min_tokens:
-        followed_by = text_behind(behind, branch)
+        followed_by = _text_behind(behind, branch)
     sample_sessions = session.fork(n - 1) if n > 1 else []  # sample 0 is made by the branch's own session
     samples: list[GenResult] = []
     for index, sample_session in enumerate((session, *sample_sessions)):
@@ -123,6 +123,26 @@ def _generate_with_retries(branch: Branch, expr: Gen, params: SamplingParams, n:
     if n > 1:
         raise InputError("retries cannot be combined with n; use forks, one for each sample")
     begin_retried_gen(branch, expr, params, _announce_call)
+
+
+def _text_behind(behind: Sequence[Expr], branch: Branch) -> str:
+    """Returns the text that belongs to the constraint of a gen; "" if none does.
+
+    `behind`: what the same expression appends after the gen. Texts and the end of the turn are known. Backends without
+    a runtime of plait cannot constrain a value by the text behind it.
+    """
+    client = branch.run.client
+    if not getattr(client, "takes_following_text", False):
+        return ""
+    parts: list[tuple[str, bool]] = []
+    for expr in behind:
+        if isinstance(expr, Text):
+            parts.append((expr.text, False))
+            continue
+        if isinstance(expr, RoleEnd) and branch.open_turn is not None and branch.open_turn[0] == expr.role:
+            parts.append((branch.turn_suffix(expr.role), True))
+        break
+    return following_text(parts, client.tokenizer)
 
 
 def _select(branch: Branch, expr: Select) -> None:

@@ -157,7 +157,8 @@ def gen(
       text is JSON that is valid for the schema, with one space after each comma and colon. `ebnf` (GBNF) and `lark`:
       the text is in the language of that grammar. `constraint`: any spec of plait.constrained, such as JsonObject()
       or JsonSchema(schema, lenient=True). Only one of them may be given. If `max_tokens` is reached first, the value
-      is incomplete (finish_reason "length").
+      is incomplete (finish_reason "length"). Text that the same expression appends behind the gen belongs to the
+      constraint: the value ends only where it can follow, and where the model prefers it (docs/constraints.md).
     - `complete`: the constrained value is complete whatever `max_tokens` is: when few tokens are left, only tokens
       that lead to the end of the value are allowed. The call fails if no complete value fits.
     - `choices`: the choices are scored, as in `select`. With a `temperature` above 0 and no `choices_method`, one of

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from plait.runtime.tokenizer.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from plait.runtime.tokenizer.tokenizer import Tokenizer
 
 MAX_CHARS = 32
 """Characters of the text that belong to the constraint: enough to tell it from a longer value. The rest is appended."""

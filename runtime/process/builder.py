@@ -36,7 +36,9 @@ def build_engine_loop(
         tokenizer = load_tokenizer(model_path, vocab_size=runner.config.vocab_size)
     progress(1.0, "ready")
     vocabulary = tokenizer.vocabulary
-    compiler = CompilePool(vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False)
+    compiler = CompilePool(
+        vocabulary, workers=2, spares=1, deadline_s=config.compile_deadline_s, start_eagerly=False, in_place=True
+    )
     compiler.start()
     trim_heap()
     pooling, embeddings = read_pooling(model_path), None
@@ -57,8 +59,13 @@ def build_engine_loop(
 
 
 def _try_load_tokenizer(model_path: Path) -> Tokenizer | None:
-    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails."""
+    """Loads the tokenizer for the vocabulary size that its own files state; None if that fails.
+
+    Also builds what the first constraint would wait for.
+    """
     try:
-        return load_tokenizer(model_path)
+        tokenizer = load_tokenizer(model_path)
     except PlaitError:
         return None
+    tokenizer.vocabulary.warm_up()
+    return tokenizer

@@ -7,12 +7,14 @@ would.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import operator
 
 from hypothesis import strategies as st
 
 import plait
-from plait import gen, select
+from plait import assistant, gen, select
 
 TOPICS = ["bread", "the sea"]
 WORDS = st.sampled_from(["The ", "It is ", " and ", ", so ", "\n", " 1, 2, ", "é "])
@@ -128,6 +130,10 @@ def simple(step, topic):
             return gen(name, **options)
         case ("select", name, choices):
             return select(name, choices)
+        case ("expression", parts):
+            return functools.reduce(operator.add, [simple(part, topic) for part in parts])
+        case ("whole turn", parts):
+            return assistant(simple(("expression", parts), topic))
 
 
 def variables_and_text(state):

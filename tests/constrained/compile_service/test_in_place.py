@@ -1,0 +1,58 @@
+"""Small specs compiled without a worker: the same automaton, a bound on everything else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plait.constrained import Choices, CompilePool, JsonSchema, Regex, Vocabulary
+from plait.constrained.compile_service.in_place import compile_in_place
+from plait.constrained.compiler import compile_spec
+from plait.constrained.dfa.token_dfa import TokenDfa
+from plait.constrained.specs import Spec
+
+SMALL: list[Spec] = [
+    Choices(("true", "false")),
+    Regex("-?(?:0|[1-9][0-9]{0,17})"),
+    Regex("-?(?:0|[1-9][0-9]{0,14})(?:[.][0-9]{1,12})?"),
+    Regex("[0-9a-f]{8}-[0-9a-f]{4}"),
+    Regex("1[0-9]{3}|20[0-9]{2}"),
+]
+OTHERS: list[Spec] = [
+    Choices(("a" * 600, "b")),
+    Regex("[A-Za-z ]{5,30}"),
+    Regex(r"\d+"),
+    Regex("(?i)a"),
+    Regex("[^a]"),
+    Regex("[01]*1" + "[01]" * 15),
+    Regex("(?:0{90}){90}"),
+    Regex("("),
+    Choices(("a~",)),  # no token spells it
+    JsonSchema({"type": "integer"}),
+]
+
+
+@pytest.mark.parametrize("spec", SMALL)
+def test_the_automaton_is_that_of_a_worker(smollm: Vocabulary, spec: Spec) -> None:
+    one, other = compile_in_place(spec, smollm), compile_spec(spec, smollm)
+    assert one is not None and isinstance(other, TokenDfa)
+    for name in ("row_offsets", "tokens", "next_states", "accepting", "distance"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("spec", OTHERS)
+def test_all_other_specs_are_left_to_a_worker(small: Vocabulary, spec: Spec) -> None:
+    assert compile_in_place(spec, small) is None
+
+
+def test_a_pool_answers_a_small_spec_without_a_process(smollm: Vocabulary) -> None:
+    pool = CompilePool(smollm, start_eagerly=False, in_place=True)
+    pool.start()
+    try:
+        ticket = pool.submit(SMALL[1])
+        ((answered, grammar),) = pool.collect()
+        assert answered == ticket
+        assert grammar is pool.cache.get(SMALL[1])
+        assert len(pool.filenos()) == 1  # only that of its threads: no process was started
+    finally:
+        pool.close()
