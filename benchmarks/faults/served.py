@@ -42,12 +42,17 @@ class Server:
         return self.runtime().children()
 
     def memory(self) -> dict[str, float]:
-        """Resident memory in MiB: of the HTTP process, of the runtime and of the compile processes."""
+        """Resident memory in MiB: of the HTTP process, the runtime without its KV pool, the pool, and the compilers.
+
+        The pool is reserved at the start. The kernel gives it memory when a page is used for the first time.
+        """
         runtime = self.runtime()
         compilers = sum(child.memory_info().rss for child in runtime.children())
+        pool, rest = resident_mib(Path(f"/proc/{runtime.pid}/smaps").read_text())
         return {
             "http": self.own.memory_info().rss / 2**20,
-            "runtime": runtime.memory_info().rss / 2**20,
+            "runtime": rest,
+            "KV pool": pool,
             "compile": compilers / 2**20,
         }
 
@@ -82,6 +87,22 @@ class Server:
 
     def num_tracebacks(self) -> int:
         return self.log.read_text(errors="replace").count("Traceback")
+
+
+def resident_mib(smaps: str) -> tuple[float, float]:
+    """Resident memory in a process's smaps: of its largest mapping without a file (the KV pool), and of all others."""
+    mappings: list[tuple[int, int]] = []  # size and resident memory, in KiB
+    is_anonymous = False
+    for line in smaps.splitlines():
+        words = line.split()
+        if words[0] == "Size:":
+            mappings.append((int(words[1]) if is_anonymous else 0, 0))
+        elif words[0] == "Rss:":
+            mappings[-1] = (mappings[-1][0], int(words[1]))
+        elif not words[0].endswith(":"):
+            is_anonymous = len(words) < 6  # address, permissions, offset, device, inode, and the file's path
+    pool = max(mappings)[1]
+    return pool / 1024, (sum(resident for _, resident in mappings) - pool) / 1024
 
 
 @contextlib.contextmanager

@@ -145,6 +145,9 @@ def soak(minutes: float) -> Iterator[Figure]:
     for name in ("http", "runtime", "compile"):
         first, last = run.growth(name)
         note = f"{first:.1f} to {last:.1f} MiB"
+        if name == "runtime":
+            pool = run.growth("KV pool")
+            note += f", without the KV pool, of which {pool[0]:.0f} to {pool[1]:.0f} MiB have been used"
         yield at_most(f"the same: memory of {name}, after warm-up to the end", 100 * (last / first - 1), 1, "%", note)
     yield at_most("the same: no call, page or request left after", idle, 35, "s")
     yield at_most("the same: tracebacks in the log", num_tracebacks, 0, "")

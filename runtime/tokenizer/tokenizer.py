@@ -15,7 +15,7 @@ from plait.runtime.tokenizer.from_gguf import definition_from_gguf
 from plait.runtime.tokenizer.from_hf import definition_from_folder
 from plait.runtime.tokenizer.literal_pattern import literal_pattern
 
-LONG_TEXT_CHARS = 20_000  # other threads can run while a longer text is tokenized
+LONG_TEXT_CHARS = 5_000  # other threads can run while a longer text is tokenized
 
 
 def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokenizer:

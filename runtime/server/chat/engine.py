@@ -30,7 +30,7 @@ from plait.runtime.server.generation.logprobs import LogprobAligner
 from plait.runtime.server.generation.submission import TOKENIZE_IN_THREAD_CHARS, check_fits_context, tokenize
 
 MAX_TOOLS = 128
-CONVERT_IN_THREAD_VALUES = 500  # turns and values of the tools' schemas; the work on more takes milliseconds
+CONVERT_IN_THREAD_VALUES = 200  # turns and values of the tools' schemas; the work on more takes milliseconds
 
 
 @dataclass(frozen=True)

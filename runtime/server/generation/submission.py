@@ -27,7 +27,7 @@ from plait.runtime.server.errors import context_limit_message
 from plait.runtime.server.in_flight import RequestRecord, current_request
 
 MAX_UNREAD_BYTES = 5 << 17  # of a stream whose client does not read, beside the buffers of its connection
-TOKENIZE_IN_THREAD_CHARS = 20_000  # tokenizing a longer text would block the event loop for milliseconds
+TOKENIZE_IN_THREAD_CHARS = 5_000  # tokenizing a longer text would block the event loop for milliseconds
 YIELD_AFTER_CHARS = 1_000  # the event loop serves others after a text or prompt of this length: there may be many
 YIELD_AFTER_TOKENS = 1_000
 

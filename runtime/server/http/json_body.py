@@ -24,7 +24,7 @@ T = TypeVar("T")
 MAX_DEPTH = 128
 MAX_INTEGER = 2**63 - 1
 SMALL_BODY_BYTES = 1 << 16  # parsed at once
-CHECKED_PER_STEP = 100_000  # values of a decoded body
+CHECKED_PER_STEP = 20_000  # values of a decoded body
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`$", re.DOTALL)
 _CONTENT_PART_TYPE = re.compile(r"(?:.*\.)?content\[\d+\]\.type")
@@ -45,7 +45,10 @@ async def read_json(request: Request, kind: type[T]) -> T:
     for _ in parse_steps(body, decoded):
         if len(body) > SMALL_BODY_BYTES:
             await asyncio.sleep(0)
-    return convert_json(decoded[0], kind)
+    value = convert_json(decoded[0], kind)
+    if len(body) > SMALL_BODY_BYTES:
+        await asyncio.sleep(0)
+    return value
 
 
 def check_content_type(request: Request, *, may_be_missing: bool = False) -> None:
@@ -82,6 +85,7 @@ def parse_steps(body: bytes, decoded: list[Any]) -> Iterator[None]:
         raise invalid(f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
     yield
     yield from _check_steps(value, scan.num_keys)
+    yield
     decoded.append(value)
 
 
@@ -125,7 +129,8 @@ def _check_steps(value: Any, num_keys_of_body: int) -> Iterator[None]:
 def _checked_items(items: list[Any]) -> list[Any]:
     """Returns the arrays and objects among `items`. Raises ApiError 400 for an integer beyond 64 bits."""
     kinds = set(map(type, items))
-    if int in kinds and any(type(item) is int and abs(item) > MAX_INTEGER for item in items):
+    integers = items if kinds == {int} else [item for item in items if type(item) is int] if int in kinds else []
+    if integers and (max(integers) > MAX_INTEGER or min(integers) < -MAX_INTEGER):
         raise invalid("the body holds an integer beyond 64 bits", code="invalid_json")
     if dict in kinds or list in kinds:
         return [item for item in items if isinstance(item, dict | list)]

@@ -79,7 +79,7 @@ def test_a_large_body_is_scanned_and_checked_in_pieces(monkeypatch):
     monkeypatch.setattr(json_body, "CHECKED_PER_STEP", 500)
     body, decoded = b"[" + b",".join([b"1"] * 5000) + b"]", []
     num_steps = sum(1 for _ in parse_steps(body, decoded))
-    assert num_steps == 11 + 1 + 10  # 10,001 bytes are scanned, parsed, and 5,000 values checked
+    assert num_steps == 11 + 1 + 10 + 1  # 10,001 bytes are scanned, parsed, 5,000 values checked; then it is converted
     assert decoded == [[1] * 5000]
 
 
