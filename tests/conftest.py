@@ -27,6 +27,29 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+LONG_FILES = (
+    "server/test_killed_runtime.py",
+    "kernels/triton/attention/test_compiled.py",
+    "end_to_end/test_process_lifetime.py",
+    "kernels/triton/test_compiled.py",
+    "constrained/compile_service/test_pool.py",
+    "kernels/cpu/test_on_avx2.py",
+    "server/test_serve_process.py",
+    "server/http/test_log_pipe.py",
+    "end_to_end/test_gemma3_270m.py",
+    "end_to_end/test_smollm2_135m.py",
+    "runtime/executor/gpu/test_cuda_graphs.py",
+    "end_to_end/test_client_errors.py",
+    "server/test_hung_runtime.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begins with the files that take longest, so that no worker is left with one when the others are done."""
+    places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
 @pytest.fixture(scope="session")
 def default_signals() -> Iterator[None]:
     """Restores the default handlers of ignored SIGINT and SIGTERM, in this process and in its children.

@@ -10,6 +10,8 @@ import re
 from functools import cache, lru_cache
 from typing import TypeAlias
 
+import numpy as np
+
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ascending, disjoint, inclusive ranges of code points; no surrogates, and nothing above MAX_CHARACTER."""
 
@@ -73,4 +75,5 @@ def escape_code_point(code: int) -> str:
 
 @cache
 def _every_character() -> str:
-    return "".join(map(chr, range(0x110000)))
+    """All code points in order. Decoding them takes 3 ms, joining characters 150."""
+    return np.arange(0x110000, dtype="<u4").tobytes().decode("utf-32-le", "surrogatepass")

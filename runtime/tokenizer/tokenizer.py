@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from plait.constrained.vocabulary import Vocabulary
@@ -29,7 +29,22 @@ def load_tokenizer(model_path: Path, *, vocab_size: int | None = None) -> Tokeni
     """
     if model_path.is_dir():
         return Tokenizer(definition_from_folder(model_path, vocab_size))
-    return Tokenizer(definition_from_gguf(open_gguf(model_path, metadata_only=True).metadata, vocab_size))
+    try:
+        status = model_path.stat()
+    except OSError:
+        return Tokenizer(_read_gguf(model_path, vocab_size))  # whose errors name the file
+    version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return Tokenizer(_definition_of_gguf(model_path, version, vocab_size))
+
+
+@lru_cache(maxsize=4)
+def _definition_of_gguf(model_path: Path, version: tuple[int, ...], vocab_size: int | None) -> TokenizerDefinition:
+    """What the file of this version says. Further clients of a process, as after a restart, load the same one."""
+    return _read_gguf(model_path, vocab_size)
+
+
+def _read_gguf(model_path: Path, vocab_size: int | None) -> TokenizerDefinition:
+    return definition_from_gguf(open_gguf(model_path, metadata_only=True).metadata, vocab_size)
 
 
 class Tokenizer:
