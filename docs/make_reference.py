@@ -30,7 +30,7 @@ GROUPS = {
     "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage partial_value partial_json",
     "Compiled programs": "Graph CompileError DependsOnValue",
     "Control": "Budget race best_of vote map",
-    "Tools": "Tool ToolCall ToolResult MCPServer",
+    "Tools": "Tool ToolCall ToolResult MCPServer agent AgentRun AgentStep",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
     "set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded "
@@ -40,7 +40,7 @@ GROUPS = {
 }
 MADE = [
     *("Program", "ProgramState", "AsyncState", "ProgramStateGroup", "ProgramUsage"),
-    *("ToolCall", "ToolResult", "ChoicesMethod", "Asked", "Attempt"),
+    *("ToolCall", "ToolResult", "AgentRun", "AgentStep", "ChoicesMethod", "Asked", "Attempt"),
 ]
 """Classes whose objects plait creates; programs do not call them, so their signatures are left out."""
 INNER = ["adopt", "turn", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]

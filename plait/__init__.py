@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         unconditional_likelihood_normalized,
     )
     from plait.lang.compat.global_config import global_config
+    from plait.lang.control.agent import AgentRun, AgentStep, agent
     from plait.lang.control.combinators import best_of, vote
     from plait.lang.control.combinators import map as map
     from plait.lang.control.race import race
@@ -83,6 +84,8 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
 
 __all__ = [  # without `map`, which would hide Python's in a `from plait import *`
     "Aborted",
+    "AgentRun",
+    "AgentStep",
     "Anthropic",
     "AsyncState",
     "Attempt",
@@ -125,6 +128,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Typed",
     "UnreadableValue",
     "UnsupportedModel",
+    "agent",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -177,6 +181,7 @@ _NAMES_BY_MODULE = {
     "plait.lang.compat.global_config": "global_config",
     "plait.lang.tracing.graph": "Graph",
     "plait.lang.budget": "Budget BudgetExceeded",
+    "plait.lang.control.agent": "AgentRun AgentStep agent",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",

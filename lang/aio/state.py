@@ -145,13 +145,13 @@ class AsyncState(StateWriter):
 
     # -- acting -----------------------------------------------------------------------------------
 
-    async def call(self, name: str) -> ToolResult | None:
+    async def call(self, name: str, timeout: float | None = None) -> ToolResult | None:
         """Runs the tool that `gen(name, tools=...)` called, and appends its result. An async tool is awaited on this
         event loop; a plain one runs in a thread. See ProgramState.call."""
         with self._reader._marking_handled_errors():
             variable = await self._variable(name)
             await variable.wait_ready()
-            return await call_tool_async(self._branch, name, variable)
+            return await call_tool_async(self._branch, name, variable, timeout)
 
     async def tool_result(self, name: str, value: Any) -> ToolResult:
         """Appends `value` as the result of the call that `gen(name, tools=...)` made; see ProgramState.tool_result."""

@@ -77,6 +77,10 @@ class BatchCheckpoint:
 
 
 def _source(body: Callable[..., Any]) -> str:
+    """Returns the source of the body; of a body made by `plait.agent` what it was made from."""
+    settings = getattr(body, "settings_text", None)
+    if isinstance(settings, str):
+        return settings
     try:
         return inspect.getsource(body)
     except (OSError, TypeError):  # a function typed into an interactive session has no source file

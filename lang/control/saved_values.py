@@ -25,6 +25,7 @@ from uuid import UUID
 import msgspec
 
 from plait.lang.tools.function_tool import function_tool
+from plait.lang.tools.make_tools import MAX_TOOLS
 from plait.lang.tools.tool import Tool, ToolCall
 
 TAG = "$"
@@ -163,6 +164,8 @@ class ValueCodec:
         while names:
             named = names.pop()
             names += get_args(named)
+            if isinstance(named, list | tuple) and len(named) <= MAX_TOOLS:  # a list of tools
+                names += [item.function if isinstance(item, Tool) else item for item in named]
             if hasattr(named, "__qualname__") and id(named) not in seen:
                 seen.add(id(named))
                 names += _types_of_fields(named)

@@ -97,12 +97,13 @@ class Select(Expr):
 
 @dataclass(frozen=True)
 class GenToolCall(Expr):
-    """A call of one of several tools, in the model's own tool-call syntax."""
+    """A call of one of several tools, in the model's own tool-call syntax; or a value of `value_format` instead."""
 
     name: str | None
     options: Options
     tools: tuple[Tool, ...]
     choice: ToolChoice
+    value_format: ValueFormat | None = None
 
 
 @dataclass(frozen=True)

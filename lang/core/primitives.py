@@ -17,10 +17,10 @@ from plait.lang.sampling_options import (
     check_text_in_logprobs,
     make_options,
 )
-from plait.lang.tools.call_format import call_options, checked_tools
+from plait.lang.tools.call_format import call_options, checked_tools, value_or_call_options
 from plait.lang.tools.make_tools import ToolSource
 from plait.lang.tools.tool import Tool
-from plait.lang.typed.value_format import ValueFormat, value_format_of
+from plait.lang.typed.value_format import ValueFormat, json_value_format, value_format_of
 from plait.runtime.errors import InputError
 
 REGEX_INT = r"[-+]?[0-9]+"
@@ -173,6 +173,7 @@ def gen(
     - `tools`: typed functions, Tool objects, or dicts in OpenAI's format. The text is a valid call of one of them, in
       the model's own tool-call syntax. `s[name]` is a ToolCall, and `s.call(name)` runs it. `tool_choice`: "required"
       (the default), one of the tools, "auto" (the model may answer in text instead; then the value is None) or "none".
+      With `type` or `json_schema` too, the text is a valid call or, as JSON, a valid value, which the model chooses.
     - `dtype`: SGLang's name for `type`: int, float, bool, or str, which is a quoted string as in `gen_string`.
     - `logprob_start_len`: logprobs of the prompt tokens from this position on are returned too (-1: none).
     - `return_logprob`, `top_logprobs_num`: logprobs (natural logarithm) in `get_meta_info(name)`, always with the
@@ -201,17 +202,14 @@ def gen(
         type, regex = (None, REGEX_STRING) if value_type is str else (value_type, None)
     spec = checked_constraint(where, regex=regex, json_schema=json_schema, ebnf=ebnf, lark=lark, constraint=constraint)
     if tools is not None:
-        if (
-            spec is not None
-            or type is not None
-            or choices is not None
-            or choices_method is not None
-            or n not in (None, 1)
-            or retries is not None
-        ):
-            raise InputError(f"{where}: tools cannot be combined with type, regex, choices, n, retries and the like")
-        checked, choice = checked_tools(where, tools, tool_choice)
-        return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
+        if choices is not None or choices_method is not None or n not in (None, 1) or retries is not None:
+            raise InputError(f"{where}: tools cannot be combined with choices, n or retries")
+        has_value = type is not None or spec is not None
+        checked, choice = checked_tools(where, tools, "auto" if has_value and tool_choice is None else tool_choice)
+        if not has_value:
+            return GenToolCall(name, call_options(where, choice, sampling | {"n": 1}), checked, choice)
+        options = value_or_call_options(where, choice, sampling | {"n": 1})
+        return GenToolCall(name, options, checked, choice, json_value_format(where, type, spec))
     if tool_choice is not None:
         raise InputError(f"{where}: tool_choice needs tools")
     if type is not None:

@@ -70,18 +70,21 @@ class ProgramState(StateWriter, StateReader):
             raise
         group.join()
 
-    def call(self, name: str) -> ToolResult | None:
+    def call(self, name: str, timeout: float | None = None) -> ToolResult | None:
         """Runs the tool that `gen(name, tools=...)` called, and appends its result for the model.
 
         If the tool raises, the model gets the error as its result; see `result.error`. Returns None if the model made
         no call (`tool_choice="auto"`). An `async def` tool is run to its end.
+
+        `timeout`, in seconds: afterwards the error is a TimeoutError. The tool then runs in a thread. A plain function
+        goes on there, since Python cannot stop it.
 
         >>> s += assistant(gen("step", tools=[search, add]))            # doctest: +SKIP
         >>> s.call("step").value                                        # doctest: +SKIP
         3
         """
         with self._marking_handled_errors():
-            return call_tool(self._branch, name, self._variable(name))
+            return call_tool(self._branch, name, self._variable(name), timeout)
 
     def tool_result(self, name: str, value: Any) -> ToolResult:
         """Appends `value` as the result of the call that `gen(name, tools=...)` made. For tools without a function,

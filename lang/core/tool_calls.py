@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from plait.lang.tools.call_syntax import (
     result_text,
     template_system_turn,
 )
+from plait.lang.tools.running import check_seconds, run_tool, run_tool_async
 from plait.lang.tools.tool import Tool, ToolCall
 from plait.runtime.errors import InputError
 
@@ -48,8 +47,9 @@ def tool_call_gen(branch: Branch, expr: GenToolCall) -> tuple[str, Gen, str, boo
     markers come from the chat template, so they hold control tokens.
     """
     syntax = detect_call_syntax(branch.run.chat_template) if branch.in_turn else DEFAULT_CALL_SYNTAX
-    value_format = tool_call_format(expr.tools, expr.choice, syntax)
-    options = stop_after_call(expr.options) if expr.choice == "auto" else expr.options
+    value_format = tool_call_format(expr.tools, expr.choice, syntax, expr.value_format)
+    ends_by_stop = expr.choice == "auto" and expr.value_format is None
+    options = stop_after_call(expr.options) if ends_by_stop else expr.options
     gen, written = Gen(expr.name, options, value_format.spec, value_format), value_format.syntax
     if expr.choice != "required":
         return "", gen, "", False
@@ -75,9 +75,10 @@ def write_system_turn(branch: Branch, tools: tuple[Tool, ...], write_content: Ca
     branch.end_turn("system")
 
 
-def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
-    """Runs the tool call in `variable` in this thread and appends its result. Returns None if the model made no
-    call."""
+def call_tool(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
+    """Runs the tool call in `variable` and appends its result. Returns None if the model made no call."""
+    if timeout is not None:
+        check_seconds("call: timeout", timeout)
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -85,17 +86,17 @@ def call_tool(branch: Branch, name: str, variable: Segment) -> ToolResult | None
         return _append_result(branch, call)
     function = _function_of(name, call)
     try:
-        value = function(**call.arguments)
-        if inspect.isawaitable(value):
-            value = _run_awaitable(call.name, value)
+        value = run_tool(call.name, function, call.arguments, timeout)
         result = ToolResult(call.name, call, value, None, result_text(value))
     except Exception as error:
         result = _failed(call, error)
     return _append_result(branch, result)
 
 
-async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolResult | None:
+async def call_tool_async(branch: Branch, name: str, variable: Segment, timeout: float | None) -> ToolResult | None:
     """`call_tool` for an event loop: awaits an async tool, runs a plain one in a thread. `variable` must be ready."""
+    if timeout is not None:
+        check_seconds("call: timeout", timeout)
     call = _parse_call(name, variable)
     if call is None:
         return None
@@ -103,13 +104,7 @@ async def call_tool_async(branch: Branch, name: str, variable: Segment) -> ToolR
         return _append_result(branch, call)
     function = _function_of(name, call)
     try:
-        call_async = function if inspect.iscoroutinefunction(function) else getattr(function, "call_async", None)
-        if call_async is not None:
-            value = await call_async(**call.arguments)
-        else:
-            value = await asyncio.to_thread(function, **call.arguments)
-            if inspect.isawaitable(value):
-                value = await value
+        value = await run_tool_async(call.name, function, call.arguments, timeout)
         result = ToolResult(call.name, call, value, None, result_text(value))
     except Exception as error:
         result = _failed(call, error)
@@ -140,8 +135,8 @@ def _parse_call(name: str, variable: Segment) -> ToolCall | ToolResult | None:
     if not isinstance(variable, GenResult) or not isinstance(value_format, ToolCallFormat):
         raise InputError(f"variable {name!r} is not a tool call: it does not come from gen({name!r}, tools=[...])")
     try:
-        call: ToolCall | None = variable.value()
-        return call
+        value = variable.value()
+        return value if isinstance(value, ToolCall) else None
     except UnreadableValue as error:
         if not isinstance(error.__cause__, Exception) or not _is_complete(error.text, value_format):
             raise
@@ -155,20 +150,6 @@ def _is_complete(text: str, value_format: ToolCallFormat) -> bool:
         return bool(called_tool_name(text, value_format))
     except (ValueError, KeyError):
         return False
-
-
-def _run_awaitable(name: str, value: Any) -> Any:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(_awaited(value))
-    if inspect.iscoroutine(value):
-        value.close()
-    raise InputError(f"the tool {name!r} is async, and this thread has a running event loop: use an async def program")
-
-
-async def _awaited(value: Awaitable[Any]) -> Any:
-    return await value
 
 
 def _failed(call: ToolCall, error: Exception) -> ToolResult:

@@ -20,6 +20,7 @@ ToolChoice = Literal["required", "auto", "none"]
 CALL_END_MARKER = "\n<end of call>"
 """With tool_choice "auto" the constraint ends a call with this text. It is also a stop string, so it is not
 returned."""
+JSON_BEGINNINGS = ("", *'{["-0123456789tfn')
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,23 @@ def call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Op
     return make_options(where, **(sampling | NO_STOP | {"complete": sampling["complete"] is not False}))
 
 
-def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax) -> ToolCallFormat:
-    """Returns the format of a call of `tools` in the syntax of this model."""
+def value_or_call_options(where: str, choice: ToolChoice, sampling: dict[str, Any]) -> Options:
+    """Returns the options of a gen of a call or a value: it is complete and has no stop strings, like a required call.
+
+    Raises InputError, beginning with `where`, for a keyword that has no effect, and for a choice without the value.
+    """
+    if choice != "auto":
+        raise InputError(f'{where}: with type or json_schema, tool_choice must be "auto": a call or a value')
+    return call_options(where, "required", sampling)
+
+
+def tool_call_format(
+    tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax, value: ValueFormat | None = None
+) -> ToolCallFormat:
+    """Returns the format of a call of `tools` in the syntax of this model. `value`: the format of a JSON value that the
+    text may be instead."""
+    if value is not None:
+        return _value_or_call_format(tools, choice, syntax, value)
     if choice == "none":
         return ToolCallFormat("text", None, _nothing, None, False, syntax, choice, tools)
     if choice == "auto" and not syntax.begin:
@@ -89,6 +105,23 @@ def tool_call_format(tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCa
     return ToolCallFormat(
         "call of a tool", _call_constraint(tools, syntax, choice), read_in_text, None, True, syntax, choice, tools
     )
+
+
+def _value_or_call_format(
+    tools: tuple[Tool, ...], choice: ToolChoice, syntax: ToolCallSyntax, value: ValueFormat
+) -> ToolCallFormat:
+    if syntax.begin.strip()[:1] in JSON_BEGINNINGS:
+        syntax = DEFAULT_CALL_SYNTAX  # values and calls must be distinguishable
+    read_call = _reader(tools, syntax)
+
+    def read(text: str) -> Any:
+        if not text.startswith(syntax.begin):
+            return value.read(text)
+        return read_call(text.removeprefix(syntax.begin).removesuffix(syntax.end))
+
+    assert isinstance(value.spec, JsonSchema)
+    spec = _call_constraint(tools, syntax, choice, value.spec)
+    return ToolCallFormat(f"call of a tool or {value.type_name}", spec, read, None, False, syntax, choice, tools)
 
 
 def stop_after_call(options: Options) -> Options:
@@ -111,10 +144,15 @@ def _extract_call(text: str, syntax: ToolCallSyntax) -> str | None:
     return call.removesuffix(syntax.end) if begin else None
 
 
-def _call_constraint(tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice) -> Spec:
+def _call_constraint(
+    tools: tuple[Tool, ...], syntax: ToolCallSyntax, choice: ToolChoice, value: JsonSchema | None = None
+) -> Spec:
     schema = json.dumps(call_schema(tools, syntax.name_key, syntax.arguments_key), ensure_ascii=False)
     annotations = not any(tool.strict for tool in tools)
     try:
+        if value is not None:
+            triggers = [(syntax.begin, schema, syntax.end)]
+            return Structural(triggers, at_most=1, annotations=annotations, free_text=False, otherwise=value)
         if choice == "auto":
             triggers = [(syntax.begin, schema, syntax.end + CALL_END_MARKER)]
             return Structural(triggers, at_most=1, annotations=annotations)

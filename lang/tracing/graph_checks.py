@@ -46,7 +46,7 @@ def _constraint_of(node: Node) -> Spec | None:
         return None
     expr = node.expr.gen if isinstance(node.expr, SeparateReasoning) else node.expr
     if isinstance(expr, GenToolCall):
-        return tool_call_format(expr.tools, expr.choice, DEFAULT_CALL_SYNTAX).spec
+        return tool_call_format(expr.tools, expr.choice, DEFAULT_CALL_SYNTAX, expr.value_format).spec
     return expr.constraint if isinstance(expr, Gen) else None
 
 

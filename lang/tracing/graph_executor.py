@@ -122,7 +122,7 @@ class _GraphExecutor:
                     getattr(state, node.what) if node.what == "usage" else getattr(state, node.what)()
                 )
             case RunTool():
-                self._step_outputs[number] = state.call(node.name)
+                self._step_outputs[number] = state.call(node.name, node.timeout)
             case AppendToolResult():
                 self._step_outputs[number] = state.tool_result(node.name, resolve_value(node.value, self))
             case Cancel():

@@ -94,9 +94,10 @@ class Read(Node):
 
 @dataclass(frozen=True, eq=False)
 class RunTool(Node):
-    """Runs the tool that variable `name` calls, and appends its result."""
+    """Runs the tool that variable `name` calls, and appends its result. `timeout` is in seconds."""
 
     name: str
+    timeout: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

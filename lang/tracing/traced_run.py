@@ -116,7 +116,7 @@ class TracedBranch(Branch):
         if isinstance(gen, Gen | GenToolCall):
             _, n = gen.options.merged_over(self.run.defaults)
         if isinstance(gen, GenToolCall):
-            value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX)
+            value_format = tool_call_format(gen.tools, gen.choice, DEFAULT_CALL_SYNTAX, gen.value_format)
         result = TracedResult.of_call(self.run, self.lane, self._add_step(expr), gen.name, n, value_format)
         self._add_segment(result)
         if gen.name is None:

@@ -76,10 +76,10 @@ class TracedStateWriter(StateWriter):
             return variable.text_value()
         return variable.text()
 
-    def _trace_tool_call(self, name: str, variable: Segment) -> Any:
+    def _trace_tool_call(self, name: str, variable: Segment, timeout: float | None) -> Any:
         _check_tool_call(name, variable)
         self._mark_read()
-        return self._traced_output(f"s.call({name!r})", self._branch._add_step(RunTool, name))
+        return self._traced_output(f"s.call({name!r})", self._branch._add_step(RunTool, name, timeout))
 
     def _trace_tool_result(self, name: str, variable: Segment, value: Any) -> Any:
         _check_tool_call(name, variable)
@@ -133,8 +133,8 @@ class TracedState(TracedStateWriter, ProgramState):
     def partial_iter(self, name: str | Typed[Any]) -> Iterator[Any]:
         yield self[name]
 
-    def call(self, name: str) -> Any:
-        return self._trace_tool_call(name, self._variable(name))
+    def call(self, name: str, timeout: float | None = None) -> Any:
+        return self._trace_tool_call(name, self._variable(name), timeout)
 
     def tool_result(self, name: str, value: Any) -> Any:
         return self._trace_tool_result(name, self._variable(name), value)
@@ -200,8 +200,8 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
 
     partial_async_iter = stream_partial
 
-    async def call(self, name: str) -> Any:
-        return self._trace_tool_call(name, await self._variable(name))
+    async def call(self, name: str, timeout: float | None = None) -> Any:
+        return self._trace_tool_call(name, await self._variable(name), timeout)
 
     async def tool_result(self, name: str, value: Any) -> Any:
         return self._trace_tool_result(name, await self._variable(name), value)

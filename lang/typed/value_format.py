@@ -124,6 +124,20 @@ def _read_partial(type_: Any, text: str) -> Any:
 _cached_value_format = lru_cache(maxsize=1024)(_build_value_format)
 
 
+def json_value_format(where: str, type_: Any, spec: Spec | None) -> ValueFormat:
+    """Returns the format of a value that is written as JSON, whatever its type; of a text that is valid for `spec`, if
+    that is given. Raises InputError, beginning with `where`, for both, and for what is not JSON."""
+    if spec is not None:
+        if type_ is not None or not isinstance(spec, JsonSchema):
+            raise InputError(f"{where}: beside tools, give type or json_schema; other constraints have no JSON value")
+        return ValueFormat("a JSON value", spec, str)
+    try:
+        schema, read = json_schema_and_parser(type_)
+        return ValueFormat(_type_name(type_), JsonSchema(schema), read)
+    except (TypeError, ValueError, RecursionError, NameError) as error:
+        raise InputError(f"{where}: values of type {_type_name(type_)} cannot be generated: {error}") from None
+
+
 def json_schema_and_parser(type_: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
     """Returns the JSON schema of `type_` and a parser of its JSON text. Raises TypeError for an unsupported type.
 

@@ -77,6 +77,9 @@ def _grammar(spec: Spec) -> Grammar:
     """
     if isinstance(spec, JsonSchema | JsonObject | Structural):
         spec = msgspec.structs.replace(spec, whitespace=True, compact=False)
+    if isinstance(spec, Structural) and spec.otherwise is not None:
+        otherwise = msgspec.structs.replace(spec.otherwise, whitespace=True, compact=False)
+        spec = msgspec.structs.replace(spec, otherwise=otherwise)
     source = compile_spec(spec, _byte_vocabulary(), _refuse_automaton)
     if isinstance(source, LlguidanceSource):
         source = msgspec.structs.replace(source, max_digits=0)

@@ -60,7 +60,8 @@ CHECKS_AFTER = {  # page: code that runs after its blocks
     "assert isinstance(trip, Trip)\n",
     "tools.md": "for program in (ask, ask_with_schema):\n"
     "    state = program.run('Is it warm in Ulm?', temperature=0)\n"
-    "    assert state['step'].name == 'weather' and '21.5' in state.messages()[3]['content']\n",
+    "    assert state['step'].name == 'weather' and '21.5' in state.messages()[3]['content']\n"
+    "assert set(report.run('Is it warm in Ulm?', temperature=0).ret_value) == {'degrees', 'is_warm'}\n",
     "control.md": "@plait.function\ndef judged(s):\n    s += user('Say a word.')\n"
     "    plait.best_of(s, 2, assistant(gen('x', max_tokens=4)), by=judge)\njudged.run()\n",
     "compile.md": "(url, body), = sent\nassert url.endswith('/v1/programs') and len(body['program']) == 5\n",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import math
 import os
 import shutil
 import sys
@@ -19,6 +18,7 @@ from plait.lang.errors import ToolError
 from plait.lang.tools.mcp_client import supervisor
 from plait.lang.tools.mcp_client.connection import McpConnection
 from plait.lang.tools.mcp_client.result_content import content_text
+from plait.lang.tools.running import check_seconds
 from plait.lang.tools.tool import Tool
 from plait.runtime.errors import InputError
 
@@ -52,7 +52,7 @@ class MCPServer:
         call_timeout: float = 60.0,
     ) -> None:
         for name, seconds in (("connect_timeout", connect_timeout), ("call_timeout", call_timeout)):
-            _check_seconds(name, seconds)
+            check_seconds(f"MCPServer: {name}", seconds)
         if not isinstance(prefix, str):
             raise InputError(f"MCPServer: prefix must be text, not {prefix!r:.80}")
         if importlib.util.find_spec("mcp") is None:
@@ -169,12 +169,6 @@ def _checked_command(command: object) -> list[str]:
     if program is None:
         raise InputError(f"MCPServer: there is no program {command[0]!r}")
     return [program, *command[1:]]
-
-
-def _check_seconds(name: str, seconds: object) -> None:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not math.isfinite(seconds) or seconds <= 0:  # type: ignore[arg-type,operator]
-        raise InputError(f"MCPServer: {name} must be a number of seconds above 0, not {seconds!r:.80}")
 
 
 def _refuse(what: str, **options: object) -> None:

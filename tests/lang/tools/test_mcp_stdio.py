@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import mcp_numbers
+import psutil
 import pytest
 from tool_examples import script_call
 
@@ -129,6 +129,13 @@ sys.stdin.read()
 """
 
 
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended"])
 def test_server_ends_with_the_program(tmp_path, is_killed):
     pid_file, script = tmp_path / "pid", tmp_path / "program.py"
@@ -142,9 +149,9 @@ def test_server_ends_with_the_program(tmp_path, is_killed):
         program.send_signal(signal.SIGKILL)
     program.communicate(timeout=PATIENCE_S)
     until = time.monotonic() + PATIENCE_S
-    while Path(f"/proc/{server}").exists() and time.monotonic() < until:
+    while is_running(server) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not Path(f"/proc/{server}").exists()
+    assert not is_running(server)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""`agent`: a program in which the model calls tools until it gives its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from plait.lang.core.primitives import gen
+from plait.lang.core.roles import assistant, system, user
+from plait.lang.core.state import ProgramState
+from plait.lang.core.tool_calls import ToolResult
+from plait.lang.errors import UnreadableValue
+from plait.lang.program import Program
+from plait.lang.tools.function_tool import function_tool
+from plait.lang.tools.make_tools import ToolSource, make_tools
+from plait.lang.tools.running import check_seconds
+from plait.lang.tools.tool import Tool, ToolCall
+from plait.runtime.errors import InputError
+
+MAX_TURNS = 1000
+
+
+@dataclass(frozen=True)
+class AgentStep:
+    """One call of a tool. `arguments` is None if a validator rejected them, so that the tool did not run. `result` is
+    what the model read. `error`: the error of the tool as text, or None. `seconds`: how long the tool ran."""
+
+    tool: str
+    arguments: dict[str, Any] | None
+    result: str
+    error: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """The return value of an agent. `finish_reason`: "answer", or "max_turns" if the last turn could only be the
+    answer. `str(run)` is a trace of its steps."""
+
+    answer: Any
+    steps: list[AgentStep]
+    finish_reason: Literal["answer", "max_turns"]
+
+    def __str__(self) -> str:
+        lines = []
+        for number, step in enumerate(self.steps, 1):
+            arguments = ", ".join(f"{name}={value!r}" for name, value in (step.arguments or {}).items())
+            lines.append(f"{number}. {step.tool}({arguments}) -> {step.result} ({step.seconds:.2f} s)")
+        return "\n".join([*lines, f"{self.finish_reason}: {self.answer}"])
+
+
+@dataclass(frozen=True)
+class _Settings:
+    name: str
+    instructions: str
+    max_turns: int
+    tool_timeout: float | None
+    on_tool_error: Literal["text", "raise"]
+
+
+def agent(
+    instructions: str = "",
+    tools: Iterable[ToolSource] = (),
+    *,
+    type: Any = str,
+    max_turns: int = 10,
+    tool_timeout: float | None = None,
+    on_tool_error: Literal["text", "raise"] = "text",
+    name: str = "agent",
+) -> Program:
+    """Returns a program in which the model calls tools until it gives its answer: `agent(...).run(task)`.
+
+    In each turn the model calls one of the tools, or the tool `final_answer`, whose argument is the answer. The turn is
+    constrained, so it is always a valid call. `state["answer"]` is the answer, and `state.ret_value` an AgentRun with
+    the steps. The prefix of all turns is cached. Runs on every backend that supports tools.
+
+    - `instructions`: the text of the system turn, which also lists the tools. `type`: the type of the answer, as in
+      `gen`.
+    - `max_turns`: after so many turns there is an answer, since the last turn can only be `final_answer`. The tokens
+      and seconds of all turns are limited by `run(budget=...)`; its seconds also limit the tools.
+    - `tool_timeout`: in seconds, for one call of a tool. Afterwards its error is a TimeoutError.
+    - `on_tool_error`: with "text" the model reads the error of a tool and goes on; with "raise" the program ends with a
+      ProgramError whose `__cause__` is the error.
+
+    The turns are the variables "agent_1", "agent_2", ... (`name` is the text before the number). Called on the state of
+    another program, `helper(s, task)`, it continues that conversation, and writes no second system turn.
+
+    >>> helper = agent("You answer questions about towns.", [population], type=int)    # doctest: +SKIP
+    >>> helper.run("How many people live in Rome?", budget=Budget(tokens=500))["answer"]    # doctest: +SKIP
+    2800
+    """
+    for keyword, text in (("name", name), ("instructions", instructions)):
+        if not isinstance(text, str) or (keyword == "name" and not text):
+            raise InputError(f"agent: {keyword} must be {'non-empty ' * (keyword == 'name')}text, not {text!r:.80}")
+    _check_limits(max_turns, tool_timeout, on_tool_error)
+    offered = _checked_tools(tools, _answer_tool(type))
+    settings = _Settings(name, instructions, max_turns, tool_timeout, on_tool_error)
+
+    def body(s: ProgramState, task: str) -> AgentRun:
+        return _run(s, settings, offered, task)
+
+    body.__name__ = body.__qualname__ = name
+    body.__doc__ = "Calls tools until the model gives its answer."
+    described = [dataclasses.astuple(settings), [tool.as_json() for tool in offered]]
+    body.settings_text = json.dumps(described)  # type: ignore[attr-defined]
+    return Program(body)
+
+
+def _run(s: ProgramState, settings: _Settings, offered: tuple[Tool, ...], task: str) -> AgentRun:
+    if not s._branch.turns:
+        s += system(settings.instructions, tools=offered)
+    s += user(task)
+    steps, answer_tool = list[AgentStep](), offered[-1]
+    for turn in range(1, settings.max_turns + 1):
+        variable, is_last = f"{settings.name}_{turn}", turn == settings.max_turns
+        s += assistant(gen(variable, tools=offered, tool_choice=answer_tool if is_last else None))
+        call = _read_call(s, variable, is_last)
+        if call is not None and call.name == answer_tool.name:
+            s.set_var("answer", call.arguments["answer"])
+            return AgentRun(s["answer"], steps, "max_turns" if is_last else "answer")
+        steps.append(_call(s, variable, settings, call))
+    raise AssertionError("the last turn is the answer")
+
+
+def _read_call(s: ProgramState, variable: str, is_last: bool) -> ToolCall | None:
+    """Returns the call; None if a validator rejected its arguments, of which the model is then told."""
+    try:
+        call: ToolCall = s[variable]
+        return call
+    except UnreadableValue:
+        if is_last:
+            raise
+        return None
+
+
+def _call(s: ProgramState, variable: str, settings: _Settings, call: ToolCall | None) -> AgentStep:
+    """Runs the tool within its time limit and that of the budget, and appends its result."""
+    tracker, timeout = s._run.budget_tracker, settings.tool_timeout
+    if tracker is not None:
+        timeout = tracker.limit_timeout(timeout)
+    began_s = time.monotonic()
+    result = s.call(variable, timeout)
+    assert isinstance(result, ToolResult)
+    if tracker is not None and tracker.is_out_of_time():
+        raise tracker.exceeded_error()
+    if result.error is not None and settings.on_tool_error == "raise":
+        raise result.error
+    error = None if result.error is None else f"{result.error.__class__.__name__}: {result.error}"
+    arguments = None if call is None else call.arguments
+    return AgentStep(result.name, arguments, result.text, error, time.monotonic() - began_s)
+
+
+def _answer_tool(type_: Any) -> Tool:
+    def final_answer(answer: Any) -> Any:
+        """Gives the final answer. Call it as soon as you know the answer."""
+        return answer
+
+    final_answer.__annotations__ = {"answer": type_}
+    return function_tool("agent: type", final_answer)
+
+
+def _check_limits(max_turns: object, tool_timeout: object, on_tool_error: object) -> None:
+    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or not 1 <= max_turns <= MAX_TURNS:
+        raise InputError(f"agent: max_turns must be an integer from 1 to {MAX_TURNS}, not {max_turns!r:.80}")
+    if on_tool_error not in ("text", "raise"):
+        raise InputError(f'agent: on_tool_error must be "text" or "raise", not {on_tool_error!r:.80}')
+    if tool_timeout is not None:
+        check_seconds("agent: tool_timeout", tool_timeout)
+
+
+def _checked_tools(tools: object, answer_tool: Tool) -> tuple[Tool, ...]:
+    """Returns the tools, with `answer_tool` as the last one. Raises InputError for one that cannot be run."""
+    if isinstance(tools, (str, bytes, dict, Tool)) or not isinstance(tools, Iterable):
+        raise InputError(f"agent: tools must be a list of functions or Tool objects, not {tools!r:.80}")
+    checked = make_tools("agent", [*tools, answer_tool])
+    for tool in checked:
+        if tool.function is None:
+            raise InputError(f"agent: the tool {tool.name!r} has no function, so the agent cannot run it")
+    return checked

@@ -1,0 +1,206 @@
+"""`plait.agent`: turns, the answer, limits, errors of tools, resumed batches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Annotated
+
+import pydantic
+import pytest
+
+import plait
+from plait import Budget, Tool, user
+from plait.runtime.messages import Generate
+
+EVER_S = 600.0
+
+
+def population(town: str) -> int:
+    """How many thousand people live in a town."""
+    return {"Rome": 2800}[town]
+
+
+def hang() -> str:
+    """Waits until the process ends."""
+    threading.Event().wait(EVER_S)
+    return ""
+
+
+async def hang_async() -> str:
+    """Waits on an event loop."""
+    await asyncio.sleep(EVER_S)
+    return ""
+
+
+class Answer(pydantic.BaseModel):
+    thousands: Annotated[int, pydantic.AfterValidator(lambda value: value if value != 13 else int("thirteen"))]
+
+
+def call_text(name, **arguments):
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+@pytest.fixture
+def script(backend):
+    """Sets the calls of the turns, in order; the last one is repeated."""
+
+    def set_calls(*calls):
+        texts = iter(calls)
+        current = [""]
+
+        def answer(prompt, request):
+            current[0] = next(texts, current[0])
+            return current[0]
+
+        backend.scheduler.answer = answer
+
+    return set_calls
+
+
+def test_tools_are_called_until_the_answer(backend, script):
+    script(call_text("population", town="Rome"), call_text("final_answer", answer="2.8 million"))
+    state = plait.agent("You know towns.", [population]).run("How many live in Rome?")
+    run = state.ret_value
+    assert state["answer"] == run.answer == "2.8 million" and run.finish_reason == "answer"
+    assert [(step.tool, step.arguments, step.result, step.error) for step in run.steps] == [
+        ("population", {"town": "Rome"}, "2800", None)
+    ]
+    assert [message["role"] for message in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+    listing = state.messages()[0]["content"]
+    assert listing.startswith("You know towns.") and '"population"' in listing and '"final_answer"' in listing
+    lines = str(run).splitlines()
+    assert lines[0].startswith("1. population(town='Rome') -> 2800 (") and lines[1] == "answer: 2.8 million"
+    assert len({request.session for request in backend.scheduler.sent(Generate)}) == 1, "no prefix is sent again"
+
+
+def test_answer_has_the_type(script):
+    script(call_text("final_answer", answer={"thousands": 5}))
+    assert plait.agent(type=Answer).run("?")["answer"] == Answer(thousands=5)
+
+
+def test_rejected_answer_is_told_to_the_model_and_raised_in_the_last_turn(script):
+    rejected, accepted = (call_text("final_answer", answer={"thousands": number}) for number in (13, 5))
+    script(rejected, accepted)
+    state = plait.agent(type=Answer).run("?")
+    step = state.ret_value.steps[0]
+    assert state["answer"] == Answer(thousands=5) and step.arguments is None and "thirteen" in step.error
+    assert "thirteen" in state.messages()[3]["content"]
+    script(rejected)
+    with pytest.raises(plait.UnreadableValue, match="thirteen"):
+        plait.agent(type=Answer, max_turns=2).run("?")
+
+
+def test_last_turn_can_only_be_the_answer(backend, script):
+    script(*[call_text("population", town="Rome")] * 2, call_text("final_answer", answer=1))
+    state = plait.agent("", [population], type=int, max_turns=3).run("?")
+    assert state.ret_value.finish_reason == "max_turns" and len(state.ret_value.steps) == 2 and state["answer"] == 1
+    schemas = [json.loads(request.constraint.text) for request in backend.scheduler.sent(Generate)]
+    assert ["anyOf" in schema for schema in schemas] == [True, True, False]
+    assert schemas[2]["properties"]["name"] == {"const": "final_answer"}
+
+
+def test_error_of_a_tool_is_text_or_ends_the_program(script):
+    script(call_text("population", town="Ulm"), call_text("final_answer", answer="unknown"))
+    state = plait.agent("", [population]).run("?")
+    assert state.ret_value.steps[0].error == "KeyError: 'Ulm'" and state["answer"] == "unknown"
+    assert state.messages()[3]["content"] == "Result of population: Error: KeyError: 'Ulm'"
+    script(call_text("population", town="Ulm"))
+    with pytest.raises(plait.ProgramError, match="KeyError: 'Ulm'") as raised:
+        plait.agent("", [population], on_tool_error="raise").run("?")
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("tool", [hang, hang_async])
+def test_tool_that_hangs_is_a_timeout(script, tool):
+    script(call_text(tool.__name__), call_text("final_answer", answer="late"))
+    state = plait.agent("", [tool], tool_timeout=0.2).run("?")
+    assert state.ret_value.steps[0].error == f"TimeoutError: the tool {tool.__name__} did not end within 0.2 s"
+    assert state["answer"] == "late"
+
+
+def test_timeout_error_of_a_tool_is_its_own(script):
+    def refuse() -> None:
+        raise TimeoutError("no answer from the town hall")
+
+    script(call_text("refuse"), call_text("final_answer", answer="late"))
+    run = plait.agent("", [refuse], tool_timeout=EVER_S).run("?").ret_value
+    assert run.steps[0].error == "TimeoutError: no answer from the town hall"
+
+
+def test_seconds_of_the_budget_limit_a_tool(script):
+    script(call_text("hang"))
+    with pytest.raises(plait.ProgramError) as raised:
+        plait.agent("", [hang]).run("?", budget=Budget(seconds=1))
+    assert isinstance(raised.value.__cause__, plait.BudgetExceeded)
+
+
+def test_tokens_of_the_budget_limit_the_turns(script):
+    helper = plait.agent("", [population], max_turns=1000)
+    script(call_text("population", town="Rome"), call_text("final_answer", answer="b"))
+    tokens = helper.run("?").get_meta_info("agent_1")["completion_tokens"]
+    script(call_text("population", town="Rome"))
+    with pytest.raises(plait.ProgramError) as raised:
+        helper.run("?", budget=Budget(tokens=3 * tokens))
+    assert isinstance(raised.value.__cause__, plait.BudgetExceeded)
+
+
+def test_agent_continues_the_conversation_of_another_program(script):
+    helper = plait.agent("You know towns.", [population], name="helper")
+
+    @plait.function
+    def program(s):
+        first = helper(s, "How many live in Rome?")
+        second = helper(s, "And there?")
+        return first.answer, second.answer
+
+    script(call_text("final_answer", answer="a"), call_text("final_answer", answer="b"))
+    state = program.run()
+    assert state.ret_value == ("a", "b") and "helper_1" in state
+    assert [message["role"] for message in state.messages()] == ["system", "user", "assistant", "user", "assistant"]
+
+
+def test_resumed_agent_is_read_from_the_file(backend, script, tmp_path):
+    def local(town: str) -> int:
+        """A function that only the agent has."""
+        return 7
+
+    def run(**options):
+        helper = plait.agent("", [local, Tool("other", "", function=print)], **options)
+        return helper.run_batch([{"task": "?"}], resume=tmp_path / "runs")[0]
+
+    script(call_text("local", town="Rome"), call_text("other"), call_text("final_answer", answer="b"))
+    fresh, resumed = run(), run()
+    assert len(backend.scheduler.sent(Generate)) == 3 and resumed.ret_value == fresh.ret_value
+    assert resumed["agent_1"] == fresh["agent_1"] and resumed["answer"] == "b"
+    run(max_turns=3)  # another agent: its runs are not those of the first one
+    assert len(backend.scheduler.sent(Generate)) > 3
+
+
+def test_run_modes(script):
+    helper = plait.agent("", [population])
+    script(call_text("final_answer", answer="b"))
+    assert asyncio.run(helper.arun("?"))["answer"] == "b"
+    assert "final_answer" in "".join(helper.run("?", stream=True).text_iter("agent_1"))
+    with pytest.raises(plait.DependsOnValue):
+        helper.compile()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": [Tool("a")]}, "agent: the tool 'a' has no function"),
+        ({"tools": population}, "agent: tools must be a list"),
+        ({"tools": [Tool("final_answer", function=print)]}, "two tools are named 'final_answer'"),
+        ({"max_turns": 0}, "max_turns must be an integer from 1 to 1000"),
+        ({"tool_timeout": 0}, "tool_timeout must be a number of seconds above 0"),
+        ({"on_tool_error": "ignore"}, 'on_tool_error must be "text" or "raise"'),
+        ({"name": ""}, "name must be non-empty text"),
+        ({"instructions": user("x")}, "instructions must be text"),
+        ({"type": threading.Lock}, "agent: type: the tool 'final_answer' cannot be described"),
+    ],
+)
+def test_wrong_argument_is_an_input_error(options, message):
+    with pytest.raises(plait.InputError, match=message):
+        plait.agent(**options)
