@@ -24,6 +24,7 @@ from uuid import UUID
 
 import msgspec
 
+from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
 from plait.lang.tools.tool import ToolCall, make_tool
 
 TAG = "$"
@@ -34,6 +35,7 @@ _BY_TEXT: tuple[type, ...] = (
     *(ipaddress.IPv4Interface, ipaddress.IPv6Interface),
 )
 _TEXT_TYPES = {kind.__name__: kind for kind in (*_BY_MSGSPEC, *_BY_TEXT)}
+_META_TYPES = {kind.__name__: kind for kind in (GenMeta, SelectMeta)}
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -73,6 +75,8 @@ class ValueCodec:
             if self._tool(name) is not value.tool.function:
                 raise CannotSave(f"a call of {name}, which another function of the program hides")
             return {TAG: "tool call", "function": name, "arguments": self.encode(value.arguments)}
+        if isinstance(value, CallMeta):
+            return {TAG: "meta info", "kind": kind.__name__, "items": self.encode(dict(value))}
         if isinstance(value, enum.Enum):
             return {TAG: "enum", "class": self._name_of(kind), "value": self.encode(value.value)}
         if not _is_data_class(kind):
@@ -100,6 +104,8 @@ class ValueCodec:
             case "tool call":
                 tool = make_tool("resume", self._tool(data["function"]))
                 return ToolCall(tool.name, self.decode(data["arguments"]), tool)
+            case "meta info":
+                return _META_TYPES[data["kind"]](self.decode(data["items"]))
             case "enum":
                 return self._find(data["class"], _is_enum)(self.decode(data["value"]))
             case "object":
