@@ -45,7 +45,7 @@ class GrammarError(ValueError):
 class CompileQueueFull(GrammarError):
     """Raised for a constraint that was not compiled, because too many others wait or no compiler process started.
 
-    It may be valid.
+    It may be valid; try again later.
     """
 
 

@@ -27,12 +27,13 @@ GROUPS = {
     "system_begin system_end user_begin user_end assistant_begin assistant_end Expr Typed",
     "How choices are scored": "token_length_normalized greedy_token_selection unconditional_likelihood_normalized "
     "ChoicesMethod",
-    "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage partial_value partial_json",
+    "States": "ProgramState AsyncState ProgramStateGroup ProgramUsage CallMeta GenMeta SelectMeta "
+    "partial_value partial_json",
     "Compiled programs": "Graph CompileError DependsOnValue",
-    "Control": "Budget race best_of vote map",
+    "Control": "Budget race best_of vote map beam BeamHypothesis",
     "Tools": "Tool ToolCall ToolResult MCPServer agent AgentRun AgentStep",
     "Backends": "Runtime Engine RuntimeEndpoint OpenAI Anthropic LiteLLM "
-    "set_default_backend flush_cache get_server_info global_config",
+    "load_vocabulary set_default_backend flush_cache get_server_info global_config",
     "Errors": "PlaitError InputError ProgramError MissingVariable UnreadableValue Attempt ToolError BudgetExceeded "
     "CallFailed CallRejected ConstraintFailed ContextOverflow DeadlineExceeded QueueTimeout Aborted Overloaded "
     "RuntimeGone ModelError ModelNotFound CorruptModel UnsupportedModel",
@@ -40,7 +41,8 @@ GROUPS = {
 }
 MADE = [
     *("Program", "ProgramState", "AsyncState", "ProgramStateGroup", "ProgramUsage"),
-    *("ToolCall", "ToolResult", "AgentRun", "AgentStep", "ChoicesMethod", "Asked", "Attempt"),
+    *("ToolCall", "ToolResult", "AgentRun", "AgentStep", "ChoicesMethod", "Asked", "Attempt", "BeamHypothesis"),
+    *("CallMeta", "GenMeta", "SelectMeta"),
 ]
 """Classes whose objects plait creates; programs do not call them, so their signatures are left out."""
 INNER = ["adopt", "turn", "copy_to_raise", "answer", "check_generate", "generate", "status", "record_call"]

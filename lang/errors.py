@@ -21,7 +21,8 @@ from plait.runtime.errors import InputError, PlaitError
 
 
 class ProgramError(PlaitError):
-    """A program failed: its body raised, or one of its calls ended without a value.
+    """A program failed: its body raised, or one of its calls ended without a value. The message names the line; what to
+    do depends on `__cause__`.
 
     `program`: its name. `variable`: the variable without a value (None: no single one). `place`: the file and line of
     the failure, or of the call that failed.
@@ -45,7 +46,8 @@ class ProgramError(PlaitError):
 
 
 class MissingVariable(ProgramError, KeyError):
-    """The program has no variable of that name. The message lists its variables."""
+    """The program has no variable of that name. The message lists its variables; correct the name, or read it after the
+    gen that sets it."""
 
     __str__ = Exception.__str__  # KeyError.__str__ returns the repr
 
@@ -85,8 +87,11 @@ class ToolError(PlaitError):
 
 
 class CompileError(PlaitError):
-    """A program cannot be compiled. `problems`: all errors found, each with a message and a place. `place`: that of the
-    first one. `__cause__`: the exception of the body, if any."""
+    """A program cannot be compiled. Correct the lines that the message names.
+
+    `problems`: all errors found, each with a message and a place. `place`: that of the first one. `__cause__`: the
+    exception of the body, if any.
+    """
 
     def __init__(self, program: str, problems: Sequence[Problem]) -> None:
         super().__init__(

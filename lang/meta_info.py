@@ -1,8 +1,8 @@
-"""The dicts of `get_meta_info`: the result of one call under SGLang's keys, and some keys of plait's own."""
+"""`GenMeta` and `SelectMeta`, the results of `get_meta_info`: dicts with SGLang's keys, and their attributes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from plait.lang.choices import choice_probabilities
 
@@ -15,14 +15,111 @@ if TYPE_CHECKING:
 Logprob = tuple[float, int, str]
 
 
-def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the meta info of a gen.
+class FinishReasonMeta(TypedDict):
+    """Why a call ended: `type` "length" is max_tokens; `matched` is the stop string or stop token, if one ended it."""
 
-    With `return_logprob`: `output_token_logprobs` (one `Logprob` per sampled token) and `output_top_logprobs` (a list
-    of them per token). With `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`. With a lenient
-    constraint: `violation`, the reason why the text is not valid, or None.
+    type: Literal["stop", "length"]
+    matched: str | int | None
+
+
+class CallMeta(dict[str, Any]):
+    """The meta info of one call: a dict, so `meta["prompt_tokens"]` is `meta.prompt_tokens`.
+
+    - `finish_reason`: {"type": "stop" or "length", "matched": the stop string or token id, or None}.
+    - `prompt_tokens` = `cached_tokens` (found in the prefix cache) + `computed_tokens`. `recomputed_tokens` were
+      computed again because the KV cache was full.
+    - `completion_tokens`: sampled or forced. `forced_tokens` of them followed from the constraint, `drafted_tokens`
+      were proposed by prompt lookup.
+    - `queue_s`, `ttft_s`, `wall_s`: seconds until the call was admitted, until its first token, and in total.
+      `compile_s`: the part of queue_s in which it waited for its constraint.
+
+    An attribute that was not requested is None; as a key it is missing.
     """
-    meta = _common(result) | (getattr(result, "extra_meta", None) or {})
+
+    finish_reason: FinishReasonMeta
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    recomputed_tokens: int
+    completion_tokens: int
+    forced_tokens: int
+    drafted_tokens: int
+    queue_s: float
+    ttft_s: float
+    wall_s: float
+    compile_s: float
+
+    if not TYPE_CHECKING:  # type checkers know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name in self:
+                return self[name]
+            if not name.startswith("_") and any(name in cls.__annotations__ for cls in (type(self), CallMeta)):
+                return None
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; it has {', '.join(self)}")
+
+
+class AttemptMeta(TypedDict):
+    """One attempt of a gen with `retries`: its text, and why it was refused (None: it was accepted)."""
+
+    text: str
+    error: str | None
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+
+
+class GenMeta(CallMeta):
+    """The meta info of a gen: that of every call, and
+
+    - with `return_logprob`: `output_token_logprobs`, one (logprob, token id, text) per sampled token, and
+      `output_top_logprobs`, the list of the likeliest ones for each token;
+    - with `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`, the same of the prompt;
+    - with a lenient constraint: `violation`, the reason why the text is not valid, or None;
+    - with `retries`: `attempts`, a dict for each one with `text`, `error` (why it was refused, or None) and the counts.
+      The other counts are sums over them.
+
+    >>> meta = state.get_meta_info("answer")                         # doctest: +SKIP
+    >>> meta.completion_tokens == meta["completion_tokens"]          # doctest: +SKIP
+    True
+    """
+
+    output_token_logprobs: list[Logprob] | None
+    output_top_logprobs: list[list[Logprob]] | None
+    input_token_logprobs: list[Logprob] | None
+    input_top_logprobs: list[list[Logprob]] | None
+    violation: str | None
+    attempts: list[AttemptMeta] | None
+
+
+class SelectMeta(CallMeta):
+    """The meta info of a select: that of every call, and these lists in the order of the choices.
+
+    - `choices`, and `choice_scores`: the highest one won.
+    - `choice_probabilities`: the likelihoods of the choices, scaled to the sum 1; with
+      unconditional_likelihood_normalized they are calibrated against an empty prompt.
+    - `normalized_prompt_logprobs`: the mean logprob of the tokens of each choice. `input_token_logprobs`: these tokens
+      as (logprob, token id, text); the first may begin in the text before ("It is " and "red": " red").
+    - `normalized_unconditional_prompt_logprobs`, `unconditional_token_logprobs`: the same without the prompt, for
+      unconditional_likelihood_normalized.
+    - `method`: "structured output" where a service chose that cannot score; then the scores are None.
+    """
+
+    choices: list[str]
+    choice_scores: list[float] | None
+    choice_probabilities: list[float] | None
+    normalized_prompt_logprobs: list[float] | None
+    input_token_logprobs: list[list[Logprob]] | None
+    normalized_unconditional_prompt_logprobs: list[float] | None
+    unconditional_token_logprobs: list[list[float]] | None
+    method: str | None
+
+
+def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
+    """Returns the meta info of a gen."""
+    meta = GenMeta(_common(result) | (getattr(result, "extra_meta", None) or {}))
     if result.logprobs is not None:
         meta["output_token_logprobs"] = [
             _token_logprob(tokenizer, token.token_id, token.logprob) for token in result.logprobs
@@ -38,20 +135,14 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
     return meta
 
 
-def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the meta info of a select. Every list is in the order of the choices.
-
-    `choice_scores`: the scores; the highest one won. `choice_probabilities`: see the function of this name.
-    `normalized_prompt_logprobs`: the mean logprob of the tokens of each choice. `input_token_logprobs`: these tokens;
-    the first may begin in the text before ("It is " and "red": " red"). The keys with `unconditional`: the same without
-    the prompt, for unconditional_likelihood_normalized.
-    """
+def choice_meta(result: CallResult, scored_choices: ScoredChoices | None, tokenizer: Tokenizer) -> SelectMeta:
+    """Returns the meta info of a select."""
     extra_meta = getattr(result, "extra_meta", None)
     if extra_meta is not None:  # a backend without a runtime made the choice
-        return {**_common(result), **extra_meta}
+        return SelectMeta({**_common(result), **extra_meta})
     chosen = result.choice
     assert chosen is not None and scored_choices is not None, "a Select finished without its choice"
-    meta = _common(result)
+    meta = SelectMeta(_common(result))
     meta["choices"] = list(scored_choices.choices)
     meta["choice_scores"] = list(chosen.scores)
     meta["choice_probabilities"] = choice_probabilities(chosen.token_logprobs, chosen.unconditional_logprobs)

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from plait.lang.aio.execution import (
     checked_concurrency,
@@ -24,6 +24,7 @@ from plait.lang.budget import Budget, checked_budget
 from plait.lang.core.execution import Execution
 from plait.lang.core.state import ProgramState
 from plait.lang.errors import UNSUPPORTED_KEYWORDS, did_you_mean, unknown_keyword
+from plait.lang.keywords import RunKeywords
 from plait.lang.sampling_options import RUN_OPTION_KEYWORDS, Options, run_options
 from plait.runtime.errors import InputError
 
@@ -32,27 +33,37 @@ if TYPE_CHECKING:
     from plait.runtime.client.client import Client
 
 RUN_KEYWORDS = ("stream", "backend", "budget")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+S = TypeVar("S")
 
 
-class Program:
-    """A program, made by `@function` from a function whose first parameter is the state.
+class Program(Generic[P]):
+    """A program, made by `@function` from a function whose first parameter is the state. `P`: its other parameters.
 
     >>> state = qa.run(question="Why is the sky blue?", temperature=0)   # doctest: +SKIP
     >>> print(state["answer"])                                           # doctest: +SKIP
     """
 
-    def __init__(self, body: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, body: Callable[Concatenate[S, P], Any], bound: Mapping[str, Any] | None = None) -> None:
         self.name = getattr(body, "__name__", "program")
         self._signature = _checked_signature(self.name, body)
-        self._body = body
+        self._body: Callable[..., Any] = body
         self._bound = dict(bound or {})
         functools.update_wrapper(self, body)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Program:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Program[P]: ...
+    @overload
+    def __get__(self: Program[Concatenate[S, Q]], instance: object, owner: type | None = None) -> Program[Q]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Program[Any]:
         """A program defined in a class is a method: `self` comes first, the state second."""
         if instance is None:
             return self
         return Program(self._body.__get__(instance, owner), self._bound)
+
+    def _sampling_keywords(self, **keywords: Unpack[RunKeywords]) -> None:
+        """Names the types of the sampling keywords for `plait.mypy_plugin`; never called."""
 
     def run(
         self,
@@ -96,8 +107,12 @@ class Program:
         self,
         batch_kwargs: Sequence[Mapping[str, Any]],
         *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        budget: Budget | None = None,
         generator_style: Literal[True],
-        **keywords: Any,
+        **sampling: Unpack[RunKeywords],
     ) -> Iterator[ProgramState]: ...
     @overload
     def run_batch(
@@ -110,7 +125,7 @@ class Program:
         budget: Budget | None = None,
         generator_style: Literal[False] = False,
         resume: str | Path | None = None,
-        **sampling: Any,
+        **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]: ...
     def run_batch(
         self,
@@ -237,7 +252,7 @@ class Program:
         max_concurrency: int | None = None,
         progress_bar: bool = False,
         budget: Budget | None = None,
-        **sampling: Any,
+        **sampling: Unpack[RunKeywords],
     ) -> list[ProgramState]:
         """`run_batch` for an event loop, with thousands of items at a time (at most 4,096, or `max_concurrency`)."""
         options, others = self._split_sampling_keywords("arun_batch", sampling)
@@ -287,7 +302,7 @@ class Program:
 
         return warm_prefix(self.compile(backend=backend).prefix, resolve_client(backend))
 
-    def bind(self, **arguments: Any) -> Program:
+    def bind(self, **arguments: Any) -> Program[P]:
         """Returns the same program with these arguments set. `run` and the other methods may override them.
 
         >>> french = qa.bind(language="French")                          # doctest: +SKIP
@@ -378,12 +393,14 @@ class Program:
 
 
 @overload
-def function(body: Callable[..., Any]) -> Program: ...
+def function(body: Callable[Concatenate[S, P], Any]) -> Program[P]: ...
 @overload
-def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(body: Callable[..., Any]) -> Program[...]: ...  # with **kwargs, which could take the state by name
+@overload
+def function(*, num_api_spec_tokens: None = None) -> Callable[[Callable[Concatenate[S, P], Any]], Program[P]]: ...
 def function(
     body: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
-) -> Program | Callable[[Callable[..., Any]], Program]:
+) -> Program[Any] | Callable[[Callable[..., Any]], Program[Any]]:
     """Returns a program made from a function whose first parameter is the state.
 
     In a class it makes a method: `def answer(self, s, question)`, called as `agent.answer.run("Why?")`.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.lang.compat.global_config import global_config
     from plait.lang.control.agent import AgentRun, AgentStep, agent
+    from plait.lang.control.beam import beam
+    from plait.lang.control.beam_search import BeamHypothesis
     from plait.lang.control.combinators import best_of, vote
     from plait.lang.control.combinators import map as map
     from plait.lang.control.race import race
@@ -53,6 +55,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
         ToolError,
         UnreadableValue,
     )
+    from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
     from plait.lang.partial.values import partial_value
     from plait.lang.program import Program, function
     from plait.lang.tools.mcp_client.server import MCPServer
@@ -79,6 +82,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.runtime.process.engine import Engine
     from plait.runtime.process.runtime import Runtime
+    from plait.vocabulary import load_vocabulary
 
     __version__: str
 
@@ -89,9 +93,11 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Anthropic",
     "AsyncState",
     "Attempt",
+    "BeamHypothesis",
     "Budget",
     "BudgetExceeded",
     "CallFailed",
+    "CallMeta",
     "CallRejected",
     "ChoicesMethod",
     "CompileError",
@@ -102,6 +108,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "DependsOnValue",
     "Engine",
     "Expr",
+    "GenMeta",
     "Graph",
     "InputError",
     "LiteLLM",
@@ -121,6 +128,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "Runtime",
     "RuntimeEndpoint",
     "RuntimeGone",
+    "SelectMeta",
     "Tool",
     "ToolCall",
     "ToolError",
@@ -132,6 +140,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "beam",
     "best_of",
     "flush_cache",
     "function",
@@ -142,6 +151,7 @@ __all__ = [  # without `map`, which would hide Python's in a `from plait import 
     "global_config",
     "greedy_token_selection",
     "image",
+    "load_vocabulary",
     "partial_json",
     "partial_value",
     "race",
@@ -182,11 +192,14 @@ _NAMES_BY_MODULE = {
     "plait.lang.tracing.graph": "Graph",
     "plait.lang.budget": "Budget BudgetExceeded",
     "plait.lang.control.agent": "AgentRun AgentStep agent",
+    "plait.lang.control.beam": "beam",
+    "plait.lang.control.beam_search": "BeamHypothesis",
     "plait.lang.control.combinators": "best_of map vote",
     "plait.lang.control.race": "race",
     "plait.lang.errors": "Attempt CompileError DependsOnValue MissingVariable ProgramError ToolError UnreadableValue",
     "plait.lang.core.expressions": "Expr Typed",
     "plait.lang.core.primitives": "gen gen_int gen_string image select video",
+    "plait.lang.meta_info": "CallMeta GenMeta SelectMeta",
     "plait.lang.partial.values": "partial_value",
     "plait.lang.program": "function Program",
     "plait.lang.core.roles": (
@@ -204,6 +217,7 @@ _NAMES_BY_MODULE = {
         "InputError ModelError ModelNotFound Overloaded PlaitError QueueTimeout RuntimeGone UnsupportedModel"
     ),
     "plait.runtime.process.runtime": "Runtime",
+    "plait.vocabulary": "load_vocabulary",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

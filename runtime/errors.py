@@ -31,7 +31,8 @@ class PlaitError(PortableError):
 
 
 class InputError(PlaitError, ValueError):
-    """A caller's value is out of range, of the wrong type, or unknown.
+    """A caller's value is out of range, of the wrong type, or unknown. The message names the argument, and often
+    what to write instead.
 
     `field`: the field of `SamplingParams` (or "cache_salt") that the error is about, None for anything else.
     """
@@ -58,7 +59,7 @@ class UnsupportedModel(ModelError):
 
 
 class CallFailed(PlaitError):
-    """A call ended without a value; the subclass tells why.
+    """A call ended without a value; the subclass tells why. In a program it is the `__cause__` of a ProgramError.
 
     `kind`: the error code. "internal", which has no subclass, is an error inside the runtime, whose log
     has the traceback, or an unexpected answer of a service.
@@ -86,7 +87,8 @@ class ConstraintFailed(CallFailed):
 
 
 class Aborted(CallFailed):
-    """The call, its session or its client was ended: by `abort`, `cancel`, a race, a closed session or a shutdown."""
+    """The call, its session or its client was ended: by `abort`, `cancel`, a race, a closed session or a shutdown. What
+    ended it is in the program; read a value before it is aborted, or test for it with `state.error()`."""
 
     kind = "aborted"
 
@@ -98,7 +100,8 @@ class DeadlineExceeded(CallFailed):
 
 
 class QueueTimeout(DeadlineExceeded):
-    """The call's timeout passed while it waited in the queue. Nothing was computed for it."""
+    """The call's timeout passed while it waited in the queue. Nothing was computed for it. Try again later, raise the
+    timeout, or send fewer calls at a time."""
 
     kind = "queue_timeout"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import re
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,11 @@ def test_every_public_name_can_be_imported():
 
 def test_a_star_import_hides_no_builtin():
     assert not [name for name in plait.__all__ if hasattr(builtins, name)]
+
+
+def test_pages_for_users_import_public_modules_only():
+    root = Path(__file__).parents[1]
+    imported = set()
+    for page in [root / "README.md", *(root / "docs").rglob("*.md")]:
+        imported |= set(re.findall(r"^(?:from|import) (plait[\w.]*)", page.read_text(), re.MULTILINE))
+    assert imported == {"plait", "plait.constrained", "plait.testing"}

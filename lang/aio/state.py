@@ -15,6 +15,7 @@ from plait.lang.core.state_reader import StateReader
 from plait.lang.core.state_writer import StateWriter, reject_position_ids_offset
 from plait.lang.core.tool_calls import ToolResult, append_tool_result, call_tool_async
 from plait.lang.errors import ProgramError
+from plait.lang.meta_info import GenMeta
 from plait.lang.usage import ProgramUsage, total
 
 if TYPE_CHECKING:
@@ -63,8 +64,12 @@ class AsyncState(StateWriter):
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).text()
 
-    async def get_meta_info(self, name: str) -> Any:
-        """Waits for the call of variable `name` and returns its meta info; see ProgramState.get_meta_info."""
+    @overload
+    async def get_meta_info(self, name: Typed[Any]) -> GenMeta: ...
+    @overload
+    async def get_meta_info(self, name: str) -> Any: ...
+    async def get_meta_info(self, name: str | Typed[Any]) -> Any:
+        """Waits for the call of a variable and returns its meta info; see ProgramState.get_meta_info."""
         with self._reader._marking_handled_errors():
             return (await self._ready_variable(name)).meta()
 

@@ -71,7 +71,7 @@ def agent(
     tool_timeout: float | None = None,
     on_tool_error: Literal["text", "raise"] = "text",
     name: str = "agent",
-) -> Program:
+) -> Program[[str]]:
     """Returns a program in which the model calls tools until it gives its answer: `agent(...).run(task)`.
 
     In each turn the model calls one of the tools, or the tool `final_answer`, whose argument is the answer. The turn is

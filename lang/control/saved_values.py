@@ -24,6 +24,7 @@ from uuid import UUID
 
 import msgspec
 
+from plait.lang.meta_info import CallMeta, GenMeta, SelectMeta
 from plait.lang.tools.function_tool import function_tool
 from plait.lang.tools.make_tools import MAX_TOOLS
 from plait.lang.tools.tool import Tool, ToolCall
@@ -36,6 +37,7 @@ _BY_TEXT: tuple[type, ...] = (
     *(ipaddress.IPv4Interface, ipaddress.IPv6Interface),
 )
 _TEXT_TYPES = {kind.__name__: kind for kind in (*_BY_MSGSPEC, *_BY_TEXT)}
+_META_TYPES = {kind.__name__: kind for kind in (GenMeta, SelectMeta)}
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
@@ -72,6 +74,8 @@ class ValueCodec:
     def _encode_object(self, value: Any, kind: type) -> Any:
         if isinstance(value, ToolCall):
             return self._encode_call(value)
+        if isinstance(value, CallMeta):
+            return {TAG: "meta info", "kind": kind.__name__, "items": self.encode(dict(value))}
         if isinstance(value, enum.Enum):
             return {TAG: "enum", "class": self._name_of(kind), "value": self.encode(value.value)}
         if not _is_data_class(kind):
@@ -109,6 +113,8 @@ class ValueCodec:
                 return msgspec.convert(data["text"], kind) if kind in _BY_MSGSPEC else kind(data["text"])
             case "tool call":
                 return self._decode_call(data)
+            case "meta info":
+                return _META_TYPES[data["kind"]](self.decode(data["items"]))
             case "enum":
                 return self._find(data["class"], _is_enum)(self.decode(data["value"]))
             case "object":

@@ -97,6 +97,12 @@ class Branch:
             self.variables[name] = call_segment
         self._add_segment(call_segment)
 
+    def add_text(self, name: str | None, segment: TextSegment) -> None:
+        """Adds a segment whose text is in the session already, and sets variable `name` to it."""
+        if name is not None:
+            self.variables[name] = segment
+        self._add_segment(segment)
+
     def set(self, name: str, value: Segment) -> None:
         """Sets variable `name`. The text does not change."""
         self.variables[name] = value

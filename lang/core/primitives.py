@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, TypeAlias, get_origin, overload
+from typing import Any, Literal, TypeAlias, Unpack, get_origin, overload
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.argument_checks import call_label, checked_choices, checked_constraint
 from plait.lang.choices import ChoicesMethod, method_name, token_length_normalized
 from plait.lang.core.expressions import Expr, Gen, GenToolCall, Select, T, Typed
 from plait.lang.errors import unknown_keyword
+from plait.lang.keywords import RegexGenKeywords, Stop, TypedGenKeywords
 from plait.lang.sampling_options import (
     GEN_SAMPLING_KEYWORDS,
     NO_STOP,
@@ -28,7 +29,6 @@ REGEX_STRING = r'"[\w\d\s]*"'
 MAX_RETRIES = 32
 MAX_SELECT_CHOICES = 1024  # each choice is scored as a separate sequence; a mask (sampled choices) takes more
 
-Stop = str | Collection[str]
 _DTYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 _SpecialForm: TypeAlias = object  # Literal[...], X | Y: not a `type[T]` to type checkers
 _GEN_KEYWORDS = (
@@ -46,8 +46,7 @@ def gen(
     n: int | None = None,
     *,
     type: type[T],
-    retries: int | None = None,
-    **keywords: Any,
+    **keywords: Unpack[TypedGenKeywords],
 ) -> Typed[T]: ...
 @overload
 def gen(
@@ -57,8 +56,7 @@ def gen(
     n: int | None = None,
     *,
     type: _SpecialForm,
-    retries: int | None = None,
-    **keywords: Any,
+    **keywords: Unpack[TypedGenKeywords],
 ) -> Typed[Any]: ...
 @overload
 def gen(
@@ -99,7 +97,6 @@ def gen(
     retries: int | None = None,
     tools: Iterable[ToolSource] | None = None,
     tool_choice: str | Callable[..., Any] | Tool | None = None,
-    **unknown: object,
 ) -> Expr: ...
 def gen(
     name: str | None = None,
@@ -227,22 +224,40 @@ def gen(
     return Gen(name, make_options(where, n=n, **sampling), spec)
 
 
-def gen_int(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
+def gen_int(name: str | None = None, *args: Any, **keywords: Unpack[RegexGenKeywords]) -> Expr:
     """`gen` constrained to an integer with an optional sign. The variable is the text; `int(s[name])` always works.
 
     Takes the keywords of `gen` except regex and choices.
     """
-    return _gen_with_regex("gen_int", REGEX_INT, name, args, keywords)
+    return _gen_with_regex("gen_int", REGEX_INT, name, args, {**keywords})
 
 
-def gen_string(name: str | None = None, *args: Any, **keywords: Any) -> Expr:
+def gen_string(name: str | None = None, *args: Any, **keywords: Unpack[RegexGenKeywords]) -> Expr:
     """`gen` constrained to a double-quoted string of letters, digits and white space. The quotes are part of the text.
 
     Takes the keywords of `gen` except regex and choices.
     """
-    return _gen_with_regex("gen_string", REGEX_STRING, name, args, keywords)
+    return _gen_with_regex("gen_string", REGEX_STRING, name, args, {**keywords})
 
 
+@overload
+def select(
+    name: str | None,
+    choices: Iterable[str],
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+    *,
+    timeout: float | None = None,
+) -> Expr: ...
+@overload
+def select(
+    name: str | None = None,
+    choices: type | _SpecialForm | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+    *,
+    timeout: float | None = None,
+) -> Expr: ...
 def select(
     name: str | None = None,
     choices: Iterable[str] | type | _SpecialForm | None = None,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from plait.lang.errors import Attempt, ProgramError, program_error, unreadable_value
-from plait.lang.meta_info import choice_meta, generation_meta
+from plait.lang.meta_info import GenMeta, SelectMeta, choice_meta, generation_meta
 from plait.lang.source_location import caller_location
 from plait.lang.typed.value_format import RefusedValue, ValueFormat
 from plait.runtime.errors import CallFailed, DeadlineExceeded, InputError
@@ -257,7 +257,7 @@ class GenResult(CallSegment):
         """Returns all texts that were refused; `text` is the last one."""
         return (Attempt(text, str(refusal)),)
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> GenMeta:
         return generation_meta(self.result(), self._run.client.tokenizer)
 
 
@@ -271,7 +271,7 @@ class SelectResult(CallSegment):
     def value(self) -> Any:
         return self.text() if self.value_format is None else self.value_format.read(self.text())
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> SelectMeta:
         return choice_meta(self.result(), self.call.scored_choices, self._run.client.tokenizer)
 
 
@@ -309,7 +309,7 @@ class Samples(Segment):
     def aiter_text(self) -> AsyncIterator[str]:
         return self.call_segments[0].aiter_text()
 
-    def meta(self) -> list[dict[str, Any]]:
+    def meta(self) -> list[GenMeta]:
         return [call_segment.meta() for call_segment in self.call_segments]
 
     def abort(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from plait.lang.core.expressions import Expr, T, Typed
 from plait.lang.core.results import GenResult, Segment
 from plait.lang.errors import ProgramError, missing_variable
+from plait.lang.meta_info import GenMeta
 from plait.lang.usage import ProgramUsage, total
 from plait.runtime.errors import InputError
 
@@ -44,14 +45,19 @@ class StateReader:
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a state is not iterable; read a variable with s['name'], the text with s.text_iter()")
 
-    def get_meta_info(self, name: str) -> Any:
-        """Waits for the call of variable `name` and returns its meta info: a dict (for n > 1 a list of dicts).
+    @overload
+    def get_meta_info(self, name: Typed[Any]) -> GenMeta: ...
+    @overload
+    def get_meta_info(self, name: str) -> Any: ...
+    def get_meta_info(self, name: str | Typed[Any]) -> Any:
+        """Waits for the call of a variable and returns its meta info: a GenMeta or a SelectMeta; for n > 1, and after a
+        join, a list of them.
 
-        Keys: finish_reason {"type", "matched"}, prompt_tokens, cached_tokens, computed_tokens, completion_tokens and
-        times in seconds; logprobs if they were requested; for a select the score of every choice.
+        They are dicts whose items are attributes too: finish_reason, prompt_tokens, cached_tokens, computed_tokens,
+        completion_tokens and times in seconds; logprobs if they were requested; for a select the score of every choice.
         """
         with self._marking_handled_errors():
-            return self._variable(name).meta()
+            return self._variable_or_typed(name).meta()
 
     def text(self) -> str:
         """Waits for all calls in the text and returns the whole text, chat template included."""

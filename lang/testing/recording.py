@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from plait.constrained.specs import Spec
 from plait.lang.backends.default_backend import Backend, default_backend, resolve_client, set_default_backend
-from plait.lang.meta_info import choice_meta, generation_meta
+from plait.lang.meta_info import CallMeta, choice_meta, generation_meta
 from plait.lang.testing.record_format import call_record, failure_record, header, outcome_record
 from plait.lang.testing.text_client import Asked, Outcome
 from plait.runtime.client.call import Call
@@ -95,7 +95,7 @@ class Recording:
     def _outcome(self, call: Call, asked: Asked) -> Outcome:
         result, tokenizer = call.result(), self._inner.tokenizer
         if asked.choices is None:
-            meta = generation_meta(result, tokenizer)
+            meta: CallMeta = generation_meta(result, tokenizer)
         else:
             meta = choice_meta(result, call.scored_choices, tokenizer)
         extra_meta = {name: value for name, value in meta.items() if name not in ("finish_reason", *_USAGE)}

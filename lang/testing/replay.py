@@ -26,7 +26,8 @@ from plait.runtime.tokenizer.chat_template import ChatTemplate
 
 
 class ReplayMismatch(ScriptError):
-    """A call was not recorded. The message says how it differs from the most similar recorded call."""
+    """A call was not recorded. The message says how it differs from the most similar recorded call. Record again after
+    a change of the program."""
 
 
 class Replay(TextClient):

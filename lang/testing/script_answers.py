@@ -22,7 +22,8 @@ NOT_CHOSEN, CHOSEN = -1.0, 0.0  # the scores of a select's choices if the script
 
 
 class ScriptError(PlaitError, AssertionError):
-    """The script or recording does not match the program under test."""
+    """The script or recording does not match the program under test. The message names the call; correct the program or
+    the script."""
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,9 @@ class TracedState(TracedStateWriter, ProgramState):
     def text_iter(self, var_name: str | None = None) -> Iterator[Any]:
         yield self.text() if var_name is None else self.text_of(var_name)
 
+    def get_meta_info(self, name: str | Typed[Any]) -> Any:
+        return self._variable(str(name.name if isinstance(name, Typed) else name)).meta()
+
     def partial(self, name: str | Typed[Any]) -> Any:
         return self[name]
 
@@ -191,6 +194,9 @@ class AsyncTracedState(TracedStateWriter, AsyncState):
         yield await (self.text() if name is None else self.text_of(name))
 
     text_async_iter = stream
+
+    async def get_meta_info(self, name: str | Typed[Any]) -> Any:
+        return (await self._variable(str(name.name if isinstance(name, Typed) else name))).meta()
 
     async def partial(self, name: str | Typed[Any]) -> Any:
         return await self.get_var(name)

@@ -101,6 +101,9 @@ class DeferredSession:
     def append(self, text: str, *, control: bool = False) -> None:
         self._add(_Instruction(lambda: self._session.append(text, control=control)))
 
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        self._add(_Instruction(lambda: self._session.append_tokens(token_ids)))
+
     def append_later(self, calls: Sequence[Call], text: Callable[[], str], *, control: bool = False) -> None:
         """Appends `text()`, which is known when the calls have ended. If one of them fails, so do all later calls."""
         self._add(_Instruction(lambda: self._session.append(text(), control=control), tuple(calls)))

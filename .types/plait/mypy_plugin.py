@@ -1,0 +1,1 @@
+../../plait/mypy_plugin.py

@@ -1,0 +1,176 @@
+"""`beam`: beam search over forks. Each step computes one token per beam; what the beams share is cached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from typing import Any, overload
+
+import msgspec
+
+from plait.lang.aio.state import AsyncState
+from plait.lang.control.beam_search import BeamHypothesis, BeamSearch, Candidate
+from plait.lang.core.expressions import Expr, Gen
+from plait.lang.core.results import GenResult, TextSegment
+from plait.lang.core.state import ProgramState
+from plait.lang.errors import program_error
+from plait.lang.source_location import caller_location
+from plait.runtime.errors import DeadlineExceeded, InputError
+from plait.runtime.sampling_params import MAX_TOP_LOGPROBS, SamplingParams, sampling_params
+
+MAX_WIDTH = MAX_TOP_LOGPROBS // 2  # each step needs the 2 * width likeliest tokens of a beam
+_USED = ("max_tokens", "stop", "stop_token_ids", "timeout_s")
+
+
+@overload
+def beam(s: ProgramState, width: int, expr: Expr, *, length_penalty: float = 1.0) -> list[BeamHypothesis]: ...
+@overload
+def beam(
+    s: AsyncState, width: int, expr: Expr, *, length_penalty: float = 1.0
+) -> Coroutine[Any, Any, list[BeamHypothesis]]: ...
+def beam(
+    s: ProgramState | AsyncState, width: int, expr: Expr, *, length_penalty: float = 1.0
+) -> list[BeamHypothesis] | Coroutine[Any, Any, list[BeamHypothesis]]:
+    """Continues with the best text of a beam search, and returns the `width` best ones, best first. Waits for them; in
+    an async program it is awaited.
+
+    `expr` is a gen: its name, max_tokens, stop, stop_token_ids and timeout (for all steps) count, and no others. Each
+    step extends the `width` likeliest beams by one token. A beam ends with an end token, a stop token or a stop string,
+    and is kept if it is among the `width` likeliest candidates of its step. All candidates of the last step end.
+
+    The score of a text is the sum of the logprobs of its tokens / number of tokens ** `length_penalty`, the token that
+    ends it included. 0: the likeliest text, which favours short ones; 1: the mean logprob. The search ends as soon as
+    no beam can reach the score of the worst text that is kept. Nothing is drawn: equal calls give equal texts.
+
+    This is the search of transformers' `generate(num_beams=width, early_stopping="never")`. It needs a Runtime or an
+    Engine, and a width of at most 64. Raises InputError for wrong arguments, and ProgramError if a call fails.
+
+    >>> texts = plait.beam(s, 4, gen("answer", max_tokens=24))          # doctest: +SKIP
+    >>> s["answer"] == texts[0].text, texts[0].score                    # doctest: +SKIP
+    (True, -0.31)
+    """
+    if not isinstance(s, ProgramState | AsyncState):
+        raise InputError(f"beam takes a state, not {s!r:.80}")
+    search = _BranchSearch(s, _checked_width(width), expr, _checked_penalty(length_penalty))
+    if isinstance(s, AsyncState):
+        return search.finish_async()
+    return search.finish()
+
+
+class _BranchSearch:
+    """One search on a branch. `_sessions`: the session of each beam, whose text ends with the beam's tokens."""
+
+    def __init__(self, s: ProgramState | AsyncState, width: int, expr: Expr, length_penalty: float) -> None:
+        self._branch, self._run = s._branch, s._branch.run
+        self._name, params = _checked_gen(expr, self._run.defaults)
+        session: Any = self._branch.session()
+        if not hasattr(session, "append_tokens"):
+            raise InputError("beam needs a Runtime or an Engine; other services, and compile(), give no logprobs")
+        self._ends_at = None if params.timeout_s is None else time.monotonic() + params.timeout_s
+        self._place = caller_location()
+        tokenizer = self._run.client.tokenizer
+        self._search = BeamSearch(width, params, length_penalty, tokenizer)
+        self._step_params = sampling_params(
+            max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=True, top_logprobs=2 * width
+        )
+        self._sessions: list[Any] = [self._run.register_session(fork) for fork in session.fork(1)]
+
+    def finish(self) -> list[BeamHypothesis]:
+        try:
+            while not self._search.is_over:
+                calls = self._start_step()
+                self._end_step(calls)
+        finally:
+            self._close(self._sessions)
+        return self._adopt()
+
+    async def finish_async(self) -> list[BeamHypothesis]:
+        try:
+            while not self._search.is_over:
+                calls = self._start_step()
+                for call in calls:
+                    await call.wait_ready()
+                self._end_step(calls)
+        finally:
+            self._close(self._sessions)
+        return self._adopt()
+
+    def _start_step(self) -> list[GenResult]:
+        """Starts a call per beam, on a fork of it, that gives the logprobs of the next token."""
+        calls = []
+        for session in self._sessions:
+            (probe,) = session.fork(1)
+            self._run.register_session(probe)
+            call = GenResult(self._run, self._name, probe.generate(self._limited(self._step_params)))
+            call.lane = self._branch.lane
+            self._run.add(call)
+            self._run.close(probe)
+            calls.append(call)
+        return calls
+
+    def _end_step(self, calls: list[GenResult]) -> None:
+        logprobs = [call.result().logprobs for call in calls]
+        chosen = self._search.extend([entries[0].top if entries else [] for entries in logprobs])
+        sessions = [self._child(candidate) for candidate in chosen]
+        self._close(self._sessions)
+        self._sessions = sessions
+
+    def _child(self, candidate: Candidate) -> Any:
+        (child,) = self._sessions[candidate.beam].fork(1)
+        self._run.register_session(child)
+        child.append_tokens([candidate.token])
+        return child
+
+    def _limited(self, params: SamplingParams) -> SamplingParams:
+        """Returns the parameters of a call that starts now: with the time that is left, and within the budget."""
+        if self._ends_at is not None:
+            seconds_left = self._ends_at - time.monotonic()
+            if seconds_left <= 0:
+                error = DeadlineExceeded("the timeout passed before the search ended")
+                raise program_error(self._run.program, self._name, error, self._place)
+            params = msgspec.structs.replace(params, timeout_s=seconds_left)
+        tracker = self._run.budget_tracker
+        return params if tracker is None else tracker.limit_params(params)
+
+    def _close(self, sessions: list[Any]) -> None:
+        for session in sessions:
+            self._run.close(session)
+
+    def _adopt(self) -> list[BeamHypothesis]:
+        """Appends the best text to the branch: its own tokens, unless a stop string cut them."""
+        hypotheses = self._search.hypotheses()
+        best, tokens = hypotheses[0], self._search.tokens_of_best()
+        if tokens is None:
+            self._branch.session().append(best.text)
+        else:
+            session: Any = self._branch.session()
+            session.append_tokens(tokens)
+        self._branch.add_text(self._name, TextSegment(best.text))
+        return hypotheses
+
+
+def _checked_width(width: object) -> int:
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_WIDTH:
+        raise InputError(f"beam: the width must be an integer from 1 to {MAX_WIDTH}, not {width!r:.40}")
+    return width
+
+
+def _checked_penalty(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -10 <= value <= 10:
+        raise InputError(f"beam: length_penalty must be a number from -10 to 10, not {value!r:.40}")
+    return float(value)
+
+
+def _checked_gen(expr: object, defaults: Any) -> tuple[str | None, SamplingParams]:
+    """Returns the name and the parameters of the gen. Raises InputError for what a search cannot do."""
+    if type(expr) is not Gen or expr.constraint is not None:
+        raise InputError("beam takes one gen without a constraint, type or tools: beam(s, 4, gen('x', max_tokens=32))")
+    for field in expr.options.fields:
+        if field not in _USED:
+            raise InputError(f"beam: {field} of the gen has no effect in a beam search; leave it out")
+    if expr.options.n not in (None, 1):
+        raise InputError("beam: n of the gen has no effect in a beam search; it returns the `width` best texts")
+    params, _ = expr.options.merged_over(defaults)
+    if params.max_tokens < 1:
+        raise InputError("beam: max_tokens must be at least 1")
+    return expr.name, params
