@@ -82,7 +82,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_NAMES_BY_MODULE` has the s
     )
     from plait.runtime.process.engine import Engine
     from plait.runtime.process.runtime import Runtime
-    from plait.vocabulary import load_vocabulary
+    from plait.runtime.process.vocabulary import load_vocabulary
 
     __version__: str
 
@@ -217,7 +217,7 @@ _NAMES_BY_MODULE = {
         "InputError ModelError ModelNotFound Overloaded PlaitError QueueTimeout RuntimeGone UnsupportedModel"
     ),
     "plait.runtime.process.runtime": "Runtime",
-    "plait.vocabulary": "load_vocabulary",
+    "plait.runtime.process.vocabulary": "load_vocabulary",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from plait.runtime.model_files.locate import locate_model
-from plait.runtime.tokenizer.tokenizer import load_tokenizer
-
 if TYPE_CHECKING:
     from plait.constrained import Vocabulary
 
@@ -19,4 +16,7 @@ def load_vocabulary(model: str | None = None) -> Vocabulary:
 
     >>> grammar = compile_grammar(Regex("[0-9]+"), plait.load_vocabulary())     # doctest: +SKIP
     """
+    from plait.runtime.model_files.locate import locate_model  # lazy: importing plait's names loads no tokenizers
+    from plait.runtime.tokenizer.tokenizer import load_tokenizer
+
     return load_tokenizer(locate_model(model)).vocabulary
