@@ -17,6 +17,7 @@ class SampledKeywords(TypedDict, total=False):
     min_p: float | None
     frequency_penalty: float | None
     presence_penalty: float | None
+    repetition_penalty: float | None
     stop: Stop | None
     stop_token_ids: Collection[int] | None
     stop_regex: Stop | None

@@ -34,6 +34,7 @@ from plait.constrained.vocabulary import Vocabulary
 MEMORY_BYTES = 2 << 30
 REFUSALS_BYTES = 4 << 20
 RETRY_S = 30.0  # a spec that was too slow or too large is refused for this long
+JOB_SHARE = 0.9  # of the deadline
 SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a large one
 MAX_WAIT_S = 30.0
 MAX_SPECS_OF_TENANT = 1024  # not compiled yet
@@ -57,9 +58,10 @@ class CompilePool:
 
     At most `workers` jobs run at once; `spares` more workers wait to replace one that is killed. Tenants are served in
     turn. With two workers or more, one is kept for small specs: those that `spec_cost` estimates to be small and that
-    compile within 0.1 s of CPU time. A job that takes more than `deadline_s` by the clock fails, and its worker is
-    killed. A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024
-    others, or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
+    compile within 0.1 s of CPU time. A job is answered within about `deadline_s` by the clock: one that takes more than
+    JOB_SHARE of it fails, and its worker is killed; the rest is for the caller, who may be busy when the time is over.
+    A spec that waits for 30 s in the queue fails with CompileQueueFull, and so does one of a tenant with 1,024 others,
+    or 16 MiB, waiting. A worker may use `memory_bytes` beyond what it needs itself, and is replaced when it
     keeps 128 MiB of them.
 
     Refusals are cached like grammars. `compile_s` holds the seconds of the last 1,000 jobs. Without `start_eagerly` the
@@ -89,7 +91,7 @@ class CompilePool:
         if workers < 1 or spares < 0 or deadline_s <= 0 or cache_bytes < 0 or memory_bytes < 1:
             raise ValueError("workers, deadline_s, memory_bytes must be positive, spares, cache_bytes not negative")
         self.vocabulary = vocabulary
-        self.deadline_s = deadline_s
+        self.deadline_s, self._job_limit_s = deadline_s, JOB_SHARE * deadline_s
         self.cache = SpecCache[Grammar](cache_bytes)
         self.compile_s: deque[float] = deque(maxlen=1000)
         self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
@@ -280,9 +282,9 @@ class CompilePool:
             pending = self._queue.pop(may_be_large=self._may_run_large())
             if pending is None:
                 return
-            limit_s = min(SMALL_LIMIT_S, self.deadline_s) if pending.is_small else self.deadline_s
-            pending.answer_by = monotonic() + self.deadline_s
-            self._children.begin(pending, pending.spec, limit_s, self.deadline_s)
+            limit_s = min(SMALL_LIMIT_S, self._job_limit_s) if pending.is_small else self._job_limit_s
+            pending.answer_by = monotonic() + self._job_limit_s
+            self._children.begin(pending, pending.spec, limit_s, self._job_limit_s)
 
     def _may_run_large(self) -> bool:
         """Whether one more large job may run; if there are several workers, one is kept for small ones."""
@@ -321,7 +323,7 @@ class CompilePool:
             self._take_result(pending, outcome)
 
     def _too_long(self) -> GrammarError:
-        return GrammarError(f"the grammar took too long: more than {self.deadline_s:g} s to compile")
+        return GrammarError(f"the grammar took too long: more than {self._job_limit_s:g} s to compile")
 
     def _fail_long_builds(self) -> None:
         """Fails what is still being built in a thread at its deadline. The grammar is cached once it is built."""

@@ -13,7 +13,7 @@ from plait.runtime.server.errors import invalid
 MAX_CONTAINERS = 20_000  # arrays and objects
 MAX_KEYS = 100_000  # of all objects
 MAX_ELEMENTS = 500_000  # separators: about the values of all arrays and objects, such as token ids
-PIECE_BYTES = 1 << 19  # scanned at once
+PIECE_BYTES = 1 << 17  # scanned at once; half of them may be quotes, between which there are as many texts
 
 
 class JsonScan:

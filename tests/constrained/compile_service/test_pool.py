@@ -98,6 +98,23 @@ def test_identical_specs_compile_once_and_are_cached(pool: CompilePool) -> None:
     assert pool.collect() == [(again, answers[tickets[0]])]
 
 
+def test_a_job_ends_before_its_answer_is_due(small: Vocabulary) -> None:
+    """The caller may be within a step of the model when the job's time is over, and its answer takes time too."""
+    pool = CompilePool(small, deadline_s=1000)
+    pool.start()
+    try:
+        ticket = pool.submit(BOMB)
+        give_up = monotonic() + PATIENCE_S
+        while not pool._children.jobs and monotonic() < give_up:
+            pool.collect()
+            sleep(0.01)
+        (job,) = pool._children.jobs
+        assert job.answer_by <= monotonic() + 900
+        pool.cancel(ticket)
+    finally:
+        pool.close()
+
+
 def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocabulary) -> None:
     pool = CompilePool(small, workers=2, deadline_s=3)
     pool.start()
@@ -110,7 +127,7 @@ def test_an_expensive_spec_fails_at_its_deadline_and_others_compile(small: Vocab
         assert all(isinstance(answers[ticket], Grammar) for ticket in others)
         answer = answers.get(bomb) or wait_for(pool, [bomb])[bomb]
         assert isinstance(answer, GrammarError)
-        assert answer.reason == "the grammar took too long: more than 3 s to compile"
+        assert answer.reason == "the grammar took too long: more than 2.7 s to compile"
         (killed,) = set(before) - set(pids(pool))
         give_up = monotonic() + PATIENCE_S
         while not has_ended(killed) and monotonic() < give_up:
@@ -370,7 +387,7 @@ def test_compile_grammar_returns_the_grammar_or_raises(smollm: Vocabulary) -> No
     with pytest.raises(GrammarError) as caught:
         compile_grammar(Regex("a["), smollm)
     assert caught.value.where == 1
-    with pytest.raises(GrammarError, match="more than 2 s"):
+    with pytest.raises(GrammarError, match=r"more than 1\.8 s"):
         compile_grammar(BOMB, smollm)
 
 

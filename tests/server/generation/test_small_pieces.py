@@ -13,7 +13,7 @@ from plait.runtime.model_files.locate import locate_model
 from plait.runtime.server.chat import engine
 from plait.runtime.server.chat.conversation import Conversation, ToolDefinition, Turn
 from plait.runtime.server.generation import submission
-from plait.runtime.server.http import json_body
+from plait.runtime.server.http import json_body, json_limits
 from plait.runtime.server.protocols.sglang.types import GenerateRequest
 from plait.runtime.tokenizer import tokenizer as tokenizer_module
 from plait.runtime.tokenizer.tokenizer import load_tokenizer
@@ -50,6 +50,11 @@ def test_128_small_tools_are_prepared_aside():
     schema = {"type": "object", "properties": {}}
     conversation = Conversation((Turn("user", "hi"),), (ToolDefinition("f", "", schema),) * 128)
     assert engine.has_more_values(conversation, engine.CONVERT_IN_THREAD_VALUES)
+
+
+def test_a_body_of_short_strings_is_scanned_in_pieces_of_128_kib():
+    body = b'"",' * (1 << 20 >> 2) + b" " * (1 << 18)
+    assert sum(1 for _ in json_limits.scan_steps(body, json_limits.JsonScan())) == len(body) >> 17 == 8
 
 
 def test_the_loop_serves_others_between_the_checks_of_a_body_and_around_its_conversion(monkeypatch):
