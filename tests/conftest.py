@@ -10,6 +10,7 @@ set they take new ones, to search for faults.
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begins with the files that take longest, so that no worker is left with one when the others are done."""
     places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Torch uses one thread, several in tests marked `torch_threads`.
+
+    Threads that wait for each other while other processes run make an operation on a small tensor take up to a hundred
+    times as long, and the tests run in as many processes as there are cores.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        threads = 2 if item.get_closest_marker("torch_threads") else 1
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from plait.kernels.reference import batch_invariant_linear
 SHAPES = [(960, 576), (576, 1536), (97, 64)]
 
 
+@pytest.mark.torch_threads
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 130), st.integers(0, 129), st.sampled_from(SHAPES), st.sampled_from([torch.bfloat16, torch.float32])

@@ -44,6 +44,7 @@ def test_infinite_weights_of_an_unselected_expert_do_not_affect_a_token(operator
     assert torch.equal(result[unaffected].isfinite(), torch.ones_like(result[unaffected], dtype=torch.bool))
 
 
+@pytest.mark.torch_threads
 def test_deterministic_experts_do_not_depend_on_the_batch():
     x, weights, expert_ids, gate_up, down = random_experts(50, 6, 3, 1)
     kernels = select_kernels(torch.device("cpu"), torch.float32, deterministic=True)

@@ -41,13 +41,14 @@ def install() -> None:
     assert not interpreter.interpreter_builder.options.debug
     TritonSemantic.binary_op_sanitize_overflow_impl = lambda self, lhs, rhs, binary_op: None
     direct = _Direct()
-    tables = [(ARITHMETIC, None, NUMBERS), (COMPARISONS, tl.int1, NUMBERS), (BITWISE, None, INTEGERS)]
+    tables = [(ARITHMETIC, None, NUMBERS), (COMPARISONS, tl.int1, NUMBERS), (BITWISE, None, {*INTEGERS, "int1"})]
     for table, element, names in tables:
         for name, operator in table.items():
             setattr(TritonSemantic, name, direct.binary(getattr(TritonSemantic, name), operator, element, names))
     TritonSemantic.add = direct.add(TritonSemantic.add)
     TritonSemantic.cast = direct.cast(TritonSemantic.cast)
     TritonSemantic.broadcast_impl_value = direct.broadcast(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.binary_op_type_checking_impl = direct.promote(TritonSemantic.binary_op_type_checking_impl)
 
 
 class _Direct:
@@ -89,10 +90,10 @@ class _Direct:
                 common = common_type(lhs, rhs) if scalar.name == rhs.dtype.name else None
                 operands = lhs.handle.data, rhs.handle.data
             else:
-                number = _array_of(rhs if left else lhs, scalar.name)
+                number = _array_of(rhs if left else lhs, scalar.name) if scalar.name in NUMBERS else None
                 common = None if number is None else lhs.type if left else rhs.type
                 operands = (lhs.handle.data, number) if left else (number, rhs.handle.data)
-            if common is None:
+            if common is None or operands[0].dtype is not operands[1].dtype:
                 return plain(semantic, lhs, rhs, *rest)
             elements = element or scalar
             return tensor(handle(operator(*operands), elements), common.with_element_ty(elements))
@@ -115,6 +116,25 @@ class _Direct:
             return tensor(handle(data, lhs.dtype), common.with_element_ty(lhs.dtype))
 
         method.is_direct = True  # type: ignore[attr-defined]
+        return method
+
+    def promote(self, plain: Any) -> Any:
+        """For operands of one type, or a number that the other's type can hold, which are broadcast only."""
+        tensor, handle, names = self._tensor, self._handle, {*NUMBERS, "int1"} - {"fp16"}
+
+        def method(semantic: Any, lhs: Any, rhs: Any, *rest: Any, **options: Any) -> Any:
+            left, right = type(lhs) is tensor, type(rhs) is tensor
+            scalar = lhs.dtype if left else rhs.dtype if right else None
+            if scalar is None or scalar.name not in names or (left and right and rhs.dtype.name != scalar.name):
+                return plain(semantic, lhs, rhs, *rest, **options)
+            if not (left and right):
+                number = _array_of(rhs if left else lhs, scalar.name) if scalar.name in NUMBERS else None
+                if number is None:
+                    return plain(semantic, lhs, rhs, *rest, **options)
+                constant = tensor(handle(number, scalar), scalar)
+                lhs, rhs = (lhs, constant) if left else (constant, rhs)
+            return semantic.broadcast_impl_value(lhs, rhs)
+
         return method
 
     def cast(self, plain: Any) -> Any:
