@@ -1,6 +1,7 @@
 """Compiles what is certainly small in the calling process, so that it waits for no worker: numbers, dates, few choices.
 
-All work has a fixed bound, a few milliseconds; what exceeds it is left to a worker, which would give the same automaton.
+All work has a fixed bound, a few milliseconds. What exceeds it is left to a worker, which would give the same
+automaton.
 """
 
 from __future__ import annotations
