@@ -39,6 +39,7 @@ SMALL_LIMIT_S = 0.1  # of CPU time; a small spec that takes longer counts as a l
 MAX_WAIT_S = 30.0
 MAX_SPECS_OF_TENANT = 1024  # not compiled yet
 MAX_BYTES_OF_TENANT = 16 << 20
+MAX_IN_PLACE_SHARE = 0.05  # of the caller's time; the workers compile what would exceed it
 BACKGROUND_BUILD_S = 0.005  # a grammar that took the worker longer is built in a thread, not in the caller's loop
 _FOREVER = float("inf")
 _WRITE_RETRY_S = 0.001
@@ -96,7 +97,7 @@ class CompilePool:
         self.compile_s: deque[float] = deque(maxlen=1000)
         self._refusals = SpecCache[_Refusal](min(cache_bytes, REFUSALS_BYTES))
         init = WorkerInit(list(vocabulary.token_bytes), list(vocabulary.eos_ids), memory_bytes)
-        self._compiles_in_place = in_place
+        self._compiles_in_place, self._next_in_place = in_place, 0.0  # not before this time (monotonic seconds)
         self._children = WorkerSet[PendingSpec](init, workers + spares)
         self._num_workers = workers
         self._open = False
@@ -219,7 +220,11 @@ class CompilePool:
             raise RuntimeError("the pool is not started")
 
     def _compile_in_place(self, spec: Spec) -> Grammar | None:
-        compiled = compile_in_place(spec, self.vocabulary) if self._compiles_in_place else None
+        start = monotonic()
+        if not self._compiles_in_place or start < self._next_in_place:
+            return None
+        compiled = compile_in_place(spec, self.vocabulary)
+        self._next_in_place = monotonic() + (monotonic() - start) / MAX_IN_PLACE_SHARE
         if compiled is None:
             return None
         grammar = build_grammar(compiled, self.vocabulary)

@@ -94,6 +94,10 @@ class OutputProcessor:
 
     def _finish_for_token(self, request: GenerationRequest, token: int) -> FinishInfo | None:
         if token in request.params.stop_token_ids:
+            if isinstance(request.matcher, FollowedMatcher) and token not in self._eos_ids:
+                if request.matcher.num_held_bytes:
+                    return None  # it is a part of the text behind the value
+                request.matcher.rollback(1)
             return FinishInfo("stop", token)
         if token in self._eos_ids and (request.matcher is not None or not request.params.ignore_eos):
             return FinishInfo("stop", token)

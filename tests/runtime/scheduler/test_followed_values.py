@@ -77,8 +77,8 @@ def is_viable(pattern: str, behind: str, written: str) -> bool:
     return begins_value(pattern, written) or bool(held(pattern, behind, written))
 
 
-def run(prompt, pattern, behind, *, more=(), **params):
-    engine_loop, transport, _ = make_engine_loop(grammars={Regex(pattern): grammar(pattern)})
+def run(prompt, pattern, behind, *, context=None, **params):
+    engine_loop, transport, _ = make_engine_loop(context=context, grammars={Regex(pattern): grammar(pattern)})
     sampling = sampling_params(temperature=0.0, **params)
     calls = run_until_idle(
         engine_loop,
@@ -86,7 +86,6 @@ def run(prompt, pattern, behind, *, more=(), **params):
         Open(1),
         Append(1, prompt),
         Generate(1, 1, sampling, Regex(pattern), behind),
-        *more,
         Generate(1, 2, sampling_params(temperature=0.0, max_tokens=5)),
     )
     assert_no_held_pages(engine_loop)
@@ -129,6 +128,32 @@ def test_a_stop_string_ends_the_value_and_is_not_searched_behind_it(prompt, patt
     assert text_of(calls[1].tokens) == cut
     assert (calls[1].end.reason, calls[1].end.matched) == (("stop", stop) if found else (reason, None))
     assert calls[2].tokens == greedy(prompt + spell(cut + behind), 5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(prompts, st.sampled_from(PATTERNS), TEXTS, st.sampled_from("a1 0Xc2"))
+def test_a_stop_token_ends_the_value_and_not_the_text_behind_it(prompt, pattern, behind, stop):
+    value, _, reason = reference(prompt, pattern, behind, 8)
+    (token,) = spell(stop)
+    calls = run(prompt, pattern, behind, max_tokens=8, stop_token_ids=[token])
+    cut = text_of(calls[1].tokens)
+    assert value.startswith(cut)
+    assert stop not in cut or cut == value
+    assert (calls[1].end.reason, calls[1].end.matched) in [("stop", token), (reason, None)]
+    assert calls[2].tokens == greedy(prompt + spell(cut + behind), 5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompts, st.sampled_from(PATTERNS), st.sampled_from(["abc ", " abc", "0 k"]), st.integers(0, 3))
+def test_a_value_is_complete_where_the_context_ends_in_the_text_behind_it(prompt, pattern, behind, num_more):
+    value, _, reason = reference(prompt, pattern, behind, 8)
+    if reason == "length":
+        return
+    calls = run(prompt, pattern, behind, max_tokens=8, context=len(prompt) + len(value) + num_more)
+    assert value.startswith(text_of(calls[1].tokens))
+    assert calls[2].end.kind == "context_overflow"
+    if num_more:
+        assert (text_of(calls[1].tokens), calls[1].end.reason) == (value, "stop")
 
 
 @pytest.mark.parametrize("is_queued", [True, False])
@@ -175,3 +200,19 @@ def test_a_text_behind_a_value_that_cannot_belong_to_it_is_refused(sampling, con
     )
     assert calls[1].end.kind == "invalid"
     assert "followed_by" in calls[1].end.text
+
+
+def test_a_stop_token_where_the_value_may_have_ended():
+    """After "3X" the value goes on with a digit, and this digit is a stop token: the value is "3"."""
+    pattern, searched = PATTERNS[1], ([a, b] for a in range(1, 40) for b in range(1, 40))
+    prompt, value = next(
+        (prompt, value)
+        for prompt in searched
+        if "X" in (value := reference(prompt, pattern, "X", 8)[0])
+        and value[value.index("X") + 1] not in value[: value.index("X")]
+    )
+    before, _, rest = value.partition("X")
+    (token,) = spell(rest[0])
+    calls = run(prompt, pattern, "X", max_tokens=8, stop_token_ids=[token])
+    assert (text_of(calls[1].tokens), calls[1].end.matched) == (before, token)
+    assert calls[2].tokens == greedy(prompt + spell(before + "X"), 5)
