@@ -20,7 +20,8 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
 
     With `return_logprob`: `output_token_logprobs` (one `Logprob` per sampled token) and `output_top_logprobs` (a list
     of them per token). With `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`. With a lenient
-    constraint: `violation`, the reason why the text is not valid, or None.
+    constraint: `violation`, the reason why the text is not valid, or None. With a schema that has unknown formats:
+    `warnings`, a list of sentences about them.
     """
     meta = _common(result) | (getattr(result, "extra_meta", None) or {})
     if result.logprobs is not None:
@@ -35,6 +36,8 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> dict[str, Any]:
         meta["input_top_logprobs"] = [_top(tokenizer, token) for token in result.prompt_logprobs]
     if result.lenient_constraint is not None:
         meta["violation"] = result.violation
+    if result.warnings:
+        meta["warnings"] = list(result.warnings)
     return meta
 
 

@@ -105,7 +105,12 @@ class CallTracker:
         num_completion = request.num_sampled + request.num_forced
         usage = request.metrics.usage(num_completion, request.num_forced, request.num_accepted_drafts)
         reply = Finished(
-            request.call_id, finish_info.reason, usage, finish_info.matched, prompt_logprobs=request.prompt_logprobs
+            request.call_id,
+            finish_info.reason,
+            usage,
+            finish_info.matched,
+            prompt_logprobs=request.prompt_logprobs,
+            warnings=request.warnings,
         )
         self._end(request, reply)
 

@@ -279,6 +279,9 @@ class SessionManager:
             return
         request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
         request.matcher = outcome.matcher()
+        if outcome.warnings:
+            request.warnings = outcome.warnings
+            self.error_log.warn(outcome.warnings)
         try:
             finish_info = self.output_processor.begin(request)
         except CompletionDoesNotFit as error:
