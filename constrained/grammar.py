@@ -80,10 +80,12 @@ class Grammar(ABC):
     ...     matcher.accept(sample(logits, row))
 
     `unchecked` lists the JSON pointers of schema keywords that a lenient grammar does not enforce by masks; `check`
-    validates a finished text against them.
+    validates a finished text against them. `warnings`: a sentence for each `format` that is not known and therefore
+    not enforced.
     """
 
     unchecked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def check(self, text: str) -> str | None:
         """Returns in one line why the finished `text` is invalid; None if it is valid or nothing was left unchecked."""

@@ -100,8 +100,9 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     """A JSON value that matches `schema`: a JSON text, a dict, or a Pydantic model class; at most 1 MiB.
 
     One space follows each comma and colon, as json.dumps writes it and as in most JSON that models were trained on.
-    `compact` leaves it out; `whitespace` allows JSON white space between any two tokens. `annotations` treats unknown
-    formats and keywords as annotations, as the specification does; without it they are refused. `lenient` drops
+    `compact` leaves it out; `whitespace` allows JSON white space between any two tokens. `annotations` treats all
+    unknown keywords as annotations, as the specification does; without it probable misspellings are refused. An unknown
+    `format` is an annotation, listed in `Grammar.warnings`; with `strict_formats` it is refused. `lenient` drops
     unsupported keywords, lists them in `Grammar.unchecked`, and leaves their validation to `Grammar.check`. Anything
     else raises GrammarError.
 
@@ -114,10 +115,11 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     lenient: bool = False
     annotations: bool = False
     compact: bool = False
+    strict_formats: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "schema", _schema_text(self.schema))
-        for name in ("whitespace", "lenient", "annotations", "compact"):
+        for name in ("whitespace", "lenient", "annotations", "compact", "strict_formats"):
             if not isinstance(getattr(self, name), bool):
                 raise GrammarError(f"{name} must be True or False")
         _check_style(self)
@@ -195,7 +197,8 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
 
     `triggers` are 1 to 128 Trigger values or triples (begin, schema, end); no begin may contain another. The text has
     `at_least` to `at_most` calls (None: any number). With `free_text=False` there is no other text before, between or
-    after them, as where a tool must be called. `whitespace` and `compact` as in JsonSchema.
+    after them, as where a tool must be called. `whitespace`, `compact` and `strict_formats` as in
+    JsonSchema.
 
     With `otherwise`, the whole text may be this JSON value instead of calls, and there is no free text. No begin may be
     a possible beginning of JSON, so that the two can be distinguished.
@@ -213,6 +216,7 @@ class Structural(msgspec.Struct, frozen=True, tag="structural"):
     otherwise: JsonSchema | JsonObject | None = None
     whitespace: bool = False
     compact: bool = False
+    strict_formats: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "triggers", _triggers(self.triggers))

@@ -78,6 +78,7 @@ class GenMeta(CallMeta):
       `output_top_logprobs`, the list of the likeliest ones for each token;
     - with `logprob_start_len`: `input_token_logprobs` and `input_top_logprobs`, the same of the prompt;
     - with a lenient constraint: `violation`, the reason why the text is not valid, or None;
+    - with a schema that has unknown formats: `warnings`, sentences about them;
     - with `retries`: `attempts`, a dict for each one with `text`, `error` (why it was refused, or None) and the counts.
       The other counts are sums over them.
 
@@ -91,6 +92,7 @@ class GenMeta(CallMeta):
     input_token_logprobs: list[Logprob] | None
     input_top_logprobs: list[list[Logprob]] | None
     violation: str | None
+    warnings: list[str] | None
     attempts: list[AttemptMeta] | None
 
 
@@ -132,6 +134,8 @@ def generation_meta(result: CallResult, tokenizer: Tokenizer) -> GenMeta:
         meta["input_top_logprobs"] = [_top(tokenizer, token) for token in result.prompt_logprobs]
     if result.lenient_constraint is not None:
         meta["violation"] = result.violation
+    if result.warnings:
+        meta["warnings"] = list(result.warnings)
     return meta
 
 

@@ -250,6 +250,7 @@ class Finished(Message, frozen=True):
     matched: the stop string or stop token that ended it.
     prompt_logprobs: one entry per token from `SamplingParams.prompt_logprobs_from` on, if requested.
     embedding: the vector of an Embed, float32, little-endian.
+    warnings: what the constraint does not enforce; see `Grammar.warnings`.
     """
 
     call: int
@@ -259,6 +260,7 @@ class Finished(Message, frozen=True):
     choice: ChoiceScores | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     embedding: bytes | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Failed(Message, frozen=True):

@@ -50,6 +50,7 @@ class LlguidanceSource(msgspec.Struct, frozen=True, tag="llg"):
     max_digits: int = 0
     json_delimiters: tuple[tuple[str, str], ...] = ()  # the markers before and after each kind of JSON
     free_text: bool = False  # whether other text may surround them
+    warnings: tuple[str, ...] = ()
 
 
 class LlguidanceGrammar(Grammar):
@@ -70,6 +71,7 @@ class LlguidanceGrammar(Grammar):
         self.eos_bits = [(at, bit, 255 - bit) for at, bit in bits]
         self._text = grammar.text
         self.unchecked = grammar.unchecked
+        self.warnings = grammar.warnings
         self._full_check_schemas = grammar.full_check_schemas
         self._segments = grammar.segments
         self._max_digits = grammar.max_digits

@@ -31,12 +31,20 @@ def compile_json(spec: JsonSchema | JsonObject, vocabulary: Vocabulary) -> Llgui
     if isinstance(spec, JsonObject):
         rewritten = RewrittenSchema({} if spec.any_value else {"type": "object"}, ())
         return ensure_compiles(LlguidanceSource(_grammar(rewritten.schema, spec), max_digits=MAX_DIGITS), vocabulary)
-    rewritten = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+    rewritten = rewrite_schema(
+        spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
+    )
     full_check_schemas = (spec.text,) if rewritten.unchecked else ()
     try:
         grammar = _grammar(rewritten.schema, spec)
         return ensure_compiles(
-            LlguidanceSource(grammar, rewritten.unchecked, full_check_schemas, max_digits=digit_limit(spec.text)),
+            LlguidanceSource(
+                grammar,
+                rewritten.unchecked,
+                full_check_schemas,
+                max_digits=digit_limit(spec.text),
+                warnings=rewritten.warnings,
+            ),
             vocabulary,
         )
     except GrammarError as error:
@@ -51,15 +59,21 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
 
     >>> compile_structural(Structural([("<a>", True, "</a>")]), vocabulary)          # doctest: +SKIP
     """
-    rules, calls, unchecked = list[str](), list[str](), list[str]()
+    rules, calls, unchecked, warnings = list[str](), list[str](), list[str](), list[str]()
     for index, trigger in enumerate(spec.triggers):
         assert isinstance(trigger, Trigger)
         try:
-            rewritten = rewrite_schema(str(trigger.schema), annotations=spec.annotations, lenient=spec.lenient)
+            rewritten = rewrite_schema(
+                str(trigger.schema),
+                annotations=spec.annotations,
+                lenient=spec.lenient,
+                strict_formats=spec.strict_formats,
+            )
         except GrammarError as error:
             where = f"/triggers/{index}/schema{error.where if isinstance(error.where, str) else ''}"
             raise GrammarError(error.reason, where) from None
         unchecked += [f"/triggers/{index}/schema{pointer}" for pointer in rewritten.unchecked]
+        warnings += rewritten.warnings
         before = "/(?s:.*)/ " if spec.free_text else ""
         rules.append(f"begin{index}{'[lazy]' if spec.free_text else ''}: {before}{json.dumps(trigger.begin)}")
         rules.append(f"value{index}: %json {json.dumps(with_options(rewritten.schema, spec))}")
@@ -70,8 +84,9 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     if spec.otherwise is None:
         rules.insert(0, f"start: call{{{spec.at_least},{at_most}}}{tail}")
     else:
-        otherwise_schema, otherwise_unchecked = _alternative_schema(spec.otherwise)
+        otherwise_schema, otherwise_unchecked, otherwise_warnings = _alternative_schema(spec.otherwise)
         unchecked += otherwise_unchecked
+        warnings += otherwise_warnings
         rules[:0] = [f"start: call{{1,{at_most}}} | otherwise", f"otherwise: %json {json.dumps(otherwise_schema)}"]
     rules.append(f"call: {' | '.join(calls)}")
     if spec.free_text:
@@ -85,20 +100,33 @@ def compile_structural(spec: Structural, vocabulary: Vocabulary) -> LlguidanceSo
     digits = max(map(digit_limit, schemas))
     segments_to_check = segments if unchecked else ()
     return ensure_compiles(
-        LlguidanceSource(grammar, tuple(unchecked), (), segments_to_check, digits, delimiters, spec.free_text),
+        LlguidanceSource(
+            grammar,
+            tuple(unchecked),
+            (),
+            segments_to_check,
+            digits,
+            delimiters,
+            spec.free_text,
+            tuple(dict.fromkeys(warnings)),
+        ),
         vocabulary,
     )
 
 
-def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str]]:
-    """Returns the schema of the value that may replace the calls, and the pointers that it leaves unchecked."""
+def _alternative_schema(spec: JsonSchema | JsonObject) -> tuple[dict[str, Any], list[str], tuple[str, ...]]:
+    """Returns the schema of the value that may replace the calls, the pointers that it leaves unchecked, and its
+    warnings."""
     if isinstance(spec, JsonObject):
-        return with_options({} if spec.any_value else {"type": "object"}, spec), []
+        return with_options({} if spec.any_value else {"type": "object"}, spec), [], ()
     try:
-        rewritten = rewrite_schema(spec.text, annotations=spec.annotations, lenient=spec.lenient)
+        rewritten = rewrite_schema(
+            spec.text, annotations=spec.annotations, lenient=spec.lenient, strict_formats=spec.strict_formats
+        )
     except GrammarError as error:
         raise GrammarError(error.reason, f"/otherwise{error.where if isinstance(error.where, str) else ''}") from None
-    return with_options(rewritten.schema, spec), [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
+    unchecked = [f"/otherwise{pointer}" for pointer in rewritten.unchecked]
+    return with_options(rewritten.schema, spec), unchecked, rewritten.warnings
 
 
 def with_options(schema: dict[str, Any], spec: JsonSchema | JsonObject | Structural) -> dict[str, Any]:

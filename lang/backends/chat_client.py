@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from plait.constrained.specs import Choices, Spec
 from plait.lang.backends.chat_messages import StructuredOutput, parse_messages, to_structured_output
+from plait.lang.backends.chat_tools import OptionalTools, optional_tools
 from plait.lang.backends.remote_client import RemoteClient
 from plait.lang.backends.remote_session import Part, RemoteCall
 from plait.runtime.errors import CallFailed, ConstraintFailed, InputError
@@ -24,12 +25,15 @@ _HANDLED = ("timeout_s", "complete", "if_it_fits", "top_logprobs")
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """A request for one assistant turn. `output_format`: the structured output that it must be."""
+    """A request for one assistant turn. `output_format`: the structured output that it must be. `tools`: those that it
+    may call. `begun`: the text that it begins with, which the service continues and does not send back."""
 
     messages: list[dict[str, str]]
     params: SamplingParams
     output_format: StructuredOutput | None
     timeout_s: float | None
+    tools: OptionalTools | None = None
+    begun: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,26 @@ def changed_params(params: SamplingParams, protocol: str) -> dict[str, Any]:
 
 
 class ChatClient(RemoteClient):
-    """A service that generates whole assistant turns.
+    """A service that generates complete assistant turns.
 
-    Text before or between gens inside an assistant turn is refused, because chat APIs do not continue it reliably.
-    `select` becomes structured output, because choices cannot be scored; `get_meta_info` shows this under `method`.
+    Text before or between gens inside an assistant turn is refused unless the service `continues_turns`. `select`
+    becomes structured output, because choices cannot be scored; `get_meta_info` shows this under `method`.
     """
 
     protocol: str
     """The service's column of the table of sampling parameters (`plait.runtime.sampling_params.Param`)."""
+    has_optional_tools = False
+    """Whether `turn` takes `tools`."""
+    continues_turns = False
+    """Whether `turn` takes `begun`."""
 
     @abstractmethod
     def turn(self, request: TurnRequest, call: RemoteCall) -> TurnStream:
         """Yields the text of the turn in pieces, then one TurnEnd. May stop early once `call.done()`."""
 
     def check_generate(self, params: SamplingParams, constraint: Spec | None) -> None:
-        to_structured_output(constraint, self.name)
+        if not (self.has_optional_tools and optional_tools(constraint)):
+            to_structured_output(constraint, self.name)
         supported = {*NAMES[self.protocol], *_HANDLED}
         for param in PARAMS:
             if param not in supported and getattr(params, param) != getattr(DEFAULTS, param):
@@ -105,11 +114,10 @@ class ChatClient(RemoteClient):
         extra_meta: dict[str, Any] | None,
         timeout_s: float | None,
     ) -> None:
-        output_format = to_structured_output(constraint, self.name)
+        request = self._request(parts, params, constraint, timeout_s)
+        output_format = request.output_format
         text, end = "", TurnEnd(None)
-        with closing(
-            self.turn(TurnRequest(parse_messages(parts, self.name), params, output_format, timeout_s), call)
-        ) as pieces:
+        with closing(self.turn(request, call)) as pieces:
             for piece in pieces:
                 if isinstance(piece, TurnEnd):
                     end = piece
@@ -128,6 +136,22 @@ class ChatClient(RemoteClient):
                 )
             call.on_text(_read(output_format, text), end.usage.completion_tokens)
         call.on_result(end.reason, end.usage, end.matched, extra_meta)
+
+    def _request(
+        self, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None, timeout_s: float | None
+    ) -> TurnRequest:
+        """Raises CallFailed for turns that the service does not generate."""
+        messages, begun = parse_messages(parts, self.name)
+        tools = optional_tools(constraint)
+        output_format = None if tools is not None else to_structured_output(constraint, self.name)
+        if begun and not self.continues_turns:
+            raise CallFailed(f"{self.name} cannot continue an assistant turn that begins with {begun[:40]!r}")
+        if begun and (output_format is not None or tools is not None):
+            raise CallFailed(
+                f"a constraint is structured output for {self.name}, so it cannot continue a turn that begins with "
+                f"{begun[:40]!r}"
+            )
+        return TurnRequest(messages, params, output_format, timeout_s, tools, begun)
 
 
 def _read(output_format: StructuredOutput, text: str) -> str:

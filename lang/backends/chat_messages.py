@@ -29,8 +29,8 @@ TURN_MARK_TEMPLATE = ChatTemplate(  # a tool call is a turn of its JSON alone, s
 )
 
 
-def parse_messages(parts: Sequence[Part], name: str) -> list[dict[str, str]]:
-    """Returns the finished turns. Raises CallFailed unless the text ends with an empty open assistant turn."""
+def parse_messages(parts: Sequence[Part], name: str) -> tuple[list[dict[str, str]], str]:
+    """Returns the finished turns, and the text of the open assistant turn. Raises CallFailed if none is open."""
     messages: list[dict[str, str]] = []
     role, content = None, ""
     for text, is_template_text in parts:
@@ -47,9 +47,7 @@ def parse_messages(parts: Sequence[Part], name: str) -> list[dict[str, str]]:
                 role = piece
     if role != "assistant":
         raise CallFailed(f"{name} generates assistant turns only: write assistant(gen(...))")
-    if content:
-        raise CallFailed(f"{name} cannot continue an assistant turn that begins with {content[:40]!r}")
-    return messages
+    return messages, content
 
 
 def _turn_marks(text: str) -> list[str]:

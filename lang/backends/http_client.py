@@ -9,7 +9,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import cache
 from typing import Any
 
@@ -141,3 +141,19 @@ def status_error(name: str, status: int, message: str) -> CallFailed:
     if status in BUSY:
         return Overloaded(text)
     return CallRejected(text) if 400 <= status < 500 else CallFailed(text)
+
+
+def checked_extra_body(where: str, fields: object, reserved: Collection[str]) -> dict[str, Any]:
+    """A copy of `fields`. Raises InputError, beginning with `where`, unless it is a dict of JSON without `reserved`."""
+    if fields is None:
+        return {}
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        raise InputError(f"{where} must be a dict of request fields, not {fields!r:.80}")
+    for name in fields:
+        if name in reserved:
+            raise InputError(f"{where} cannot set {name!r}, which programs set")
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(fields)))
+    except (TypeError, ValueError, RecursionError):
+        raise InputError(f"{where} must be JSON, not {fields!r:.80}") from None
+    return copied

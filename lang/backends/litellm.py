@@ -31,6 +31,7 @@ class LiteLLM(ChatClient):
     """
 
     protocol = PROTOCOL
+    has_optional_tools = True
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class LiteLLM(ChatClient):
         timeout_s = request.timeout_s or self._timeout_s
         with translate_errors(self.name):
             stream = self._package.completion(**body, **self._arguments, timeout=timeout_s)
-            yield from parse_turn(_chunks(stream, call))
+            yield from parse_turn(_chunks(stream, call), request.tools)
 
 
 def _chunks(stream: Iterable[Any], call: RemoteCall) -> Iterator[dict[str, Any]]:

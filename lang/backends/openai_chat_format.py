@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from plait.lang.backends.chat_client import TurnEnd, TurnRequest, changed_params
+from plait.lang.backends.chat_tools import OptionalTools
 from plait.runtime.errors import CallFailed
 from plait.runtime.messages import Usage
 
@@ -26,8 +27,13 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
         limit: params.max_tokens,
     }
     body |= changed_params(params, PROTOCOL)
-    if params.stop:
+    if request.tools is not None:
+        body |= request.tools.request_fields()
+    elif params.stop:
         body["stop"] = list(params.stop)
+    if request.begun:
+        body["messages"] = [*request.messages, {"role": "assistant", "content": request.begun}]
+        body |= {"continue_final_message": True, "add_generation_prompt": False}
     if params.logit_bias:
         body["logit_bias"] = {str(token): value for token, value in params.logit_bias.items()}
     if request.output_format is not None:
@@ -36,9 +42,12 @@ def chat_body(model: str, request: TurnRequest, limit: str = "max_tokens") -> di
     return body
 
 
-def parse_turn(chunks: Iterable[dict[str, Any]]) -> Iterator[str | TurnEnd]:
-    """Yields the text of the turn in pieces, then its TurnEnd. Raises CallFailed for a refusal."""
-    reason, usage = None, Usage()
+def parse_turn(chunks: Iterable[dict[str, Any]], tools: OptionalTools | None = None) -> Iterator[str | TurnEnd]:
+    """Yields the text of the turn in pieces, then its TurnEnd. A call of one of `tools` becomes text.
+
+    Raises CallFailed for a refusal.
+    """
+    reason, usage, called, arguments = None, Usage(), "", ""
     for chunk in chunks:
         usage = _usage(chunk.get("usage")) or usage
         for choice in chunk.get("choices") or ():
@@ -47,7 +56,14 @@ def parse_turn(chunks: Iterable[dict[str, Any]]) -> Iterator[str | TurnEnd]:
                 raise CallFailed(f"the model refused to answer: {delta['refusal'][:200]}")
             reason = choice.get("finish_reason") or reason
             yield delta.get("content") or ""
-    yield TurnEnd(reason, usage)
+            for part in delta.get("tool_calls") or ():
+                function = part.get("function") or {}
+                if not part.get("index"):  # the first call; only one is read
+                    called += function.get("name") or ""
+                    arguments += function.get("arguments") or ""
+    if tools is not None and called:
+        yield tools.render_call(called, arguments)
+    yield TurnEnd("stop" if reason == "tool_calls" and tools is not None else reason, usage)
 
 
 def _usage(counts: dict[str, Any] | None) -> Usage | None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec
+from plait.constrained.specs import Choices, Ebnf, JsonObject, JsonSchema, Regex, Spec, Structural
+from plait.lang.backends.chat_tools import optional_tools
 from plait.lang.backends.choice_scoring import score_choices
-from plait.lang.backends.http_client import JsonHttp, parse_error, status_error
+from plait.lang.backends.http_client import JsonHttp, checked_extra_body, parse_error, status_error
 from plait.lang.backends.remote_client import MAX_CONCURRENCY, RemoteClient, RemoteModel
 from plait.lang.backends.remote_session import Part, RemoteCall
-from plait.lang.backends.sglang_format import StreamedText, logprob_fields, parse_logprob_entry, parse_logprobs
+from plait.lang.backends.sglang_format import (
+    StreamedText,
+    logprob_fields,
+    parse_logprob_entry,
+    parse_logprobs,
+    structural_tag,
+)
 from plait.lang.choices import choice_probabilities
 from plait.runtime.errors import CallFailed, CallRejected, ConstraintFailed, InputError
 from plait.runtime.messages import SelectMethod, Usage
@@ -26,6 +33,13 @@ from plait.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 # not in a request's `sampling_params`: `logprob_fields` writes the logprobs; the timeout is the HTTP client's
 _NOT_SAMPLING = ("logprobs", "top_logprobs", "prompt_logprobs_from", "timeout_s")
 _SAMPLING_NAMES = {field: name for field, name in NAMES["sglang"].items() if field not in _NOT_SAMPLING}
+_OWN_SAMPLING = frozenset((*_SAMPLING_NAMES.values(), "n", "regex", "json_schema", "ebnf", "structural_tag"))
+_OWN_FIELDS = frozenset(
+    (
+        *("text", "input_ids", "stream"),
+        *("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"),
+    )
+)
 
 
 class RuntimeEndpoint(RemoteClient):
@@ -35,6 +49,9 @@ class RuntimeEndpoint(RemoteClient):
     too. With a tokenizer, text is tokenized here, turns use the model's chat template, and text of a user cannot become
     a control token. Without one, plain text is sent and tokenized by the server, and turns need `chat_template`, a
     Jinja template with the model's own control tokens.
+
+    `extra_body`: further fields of every request to /generate, such as `{"priority": 1}`; its `sampling_params` are
+    further sampling parameters of every gen.
 
     >>> plait.set_default_backend(RuntimeEndpoint("http://localhost:30000"))        # doctest: +SKIP
     """
@@ -49,6 +66,7 @@ class RuntimeEndpoint(RemoteClient):
         tokenizer: str | Path | None = None,
         chat_template: str | None = None,
         max_concurrency: int = MAX_CONCURRENCY,
+        extra_body: Mapping[str, Any] | None = None,
     ) -> None:
         if verify is not None:
             raise InputError(
@@ -56,6 +74,12 @@ class RuntimeEndpoint(RemoteClient):
             )
         if chat_template_name is not None:
             raise InputError("RuntimeEndpoint: plait has no named templates; give tokenizer=... or chat_template=...")
+        self._extra_body = checked_extra_body("RuntimeEndpoint: extra_body", extra_body, _OWN_FIELDS)
+        self._extra_sampling = checked_extra_body(
+            "RuntimeEndpoint: extra_body's sampling_params",
+            self._extra_body.pop("sampling_params", None),
+            _OWN_SAMPLING,
+        )
         self._http = JsonHttp(base_url, {"authorization": f"Bearer {api_key}"} if api_key else {})
         self.name = f"the server at {self._http.base_url}"
         info = self._get_first("/get_model_info", "/model_info")
@@ -101,7 +125,11 @@ class RuntimeEndpoint(RemoteClient):
     def generate(
         self, call: RemoteCall, parts: Sequence[Part], params: SamplingParams, constraint: Spec | None
     ) -> None:
-        sampling = {name: getattr(params, field) for field, name in _SAMPLING_NAMES.items()} | _constraint(constraint)
+        sampling = (
+            self._extra_sampling
+            | {name: getattr(params, field) for field, name in _SAMPLING_NAMES.items()}
+            | _constraint(constraint)
+        )
         sampling = {name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()}
         sampling = {name: value for name, value in sampling.items() if value not in (None, [], {})}
         if params.logit_bias:
@@ -109,7 +137,7 @@ class RuntimeEndpoint(RemoteClient):
         logprobs = logprob_fields(params)
         # with incremental streaming it is not defined whether logprobs are incremental too, so such calls do not stream
         stream = not (self._sends_deltas and logprobs)
-        body = {**self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
+        body = {**self._extra_body, **self._prompt(parts), "sampling_params": sampling, "stream": stream, **logprobs}
         meta, stop_pattern = self._stream(call, body, params)
         if call.done():
             return
@@ -219,7 +247,8 @@ class RuntimeEndpoint(RemoteClient):
         and "yes" share " yes"). So all choices are scored from the first token in which any differs from the text
         alone."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
-        meta = self._http.post("/generate", {"text": text, "sampling_params": sampling}, timeout_s)["meta_info"]
+        body = {**self._extra_body, "text": text, "sampling_params": sampling}
+        meta = self._http.post("/generate", body, timeout_s)["meta_info"]
         before = int(meta["prompt_tokens"])
         prompts = [text, *(text + choice for choice in choices)]
         text_answer, *answers = self._logprobs({"text": prompts}, before - 1 - MAX_HEALED_TOKENS, timeout_s)
@@ -253,7 +282,8 @@ class RuntimeEndpoint(RemoteClient):
         token `start` on."""
         sampling = {"max_new_tokens": 0, "temperature": 0.0}
         fields = {"return_logprob": True, "logprob_start_len": max(0, start), "return_text_in_logprobs": True}
-        answers = self._http.post("/generate", {**prompts, "sampling_params": sampling, **fields}, timeout_s)
+        body = {**self._extra_body, **prompts, "sampling_params": sampling, **fields}
+        answers = self._http.post("/generate", body, timeout_s)
         (batch,) = prompts.values()
         if not isinstance(answers, list) or len(answers) != len(batch):
             raise CallFailed(f"{self.name} did not return one answer for each of {len(batch)} prompts")
@@ -274,6 +304,8 @@ def _constraint(spec: Spec | None) -> dict[str, str]:
             return {"regex": "|".join(map(re.escape, choices))}
         case Ebnf(grammar):
             return {"ebnf": grammar}
+        case Structural(free_text=True, at_least=0) if spec.at_most is None or optional_tools(spec) is not None:
+            return {"structural_tag": structural_tag(spec)}  # the stop string of optional tools ends the text
     raise InputError(f"RuntimeEndpoint: SGLang's protocol cannot express the constraint {type(spec).__name__}")
 
 

@@ -5,8 +5,10 @@ Source: SGLang's native API pages (/generate), 0.5.
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, cast
 
+from plait.constrained.specs import Structural, Trigger
 from plait.lang.meta_info import Logprob
 from plait.runtime.sampling_params import SamplingParams
 from plait.runtime.tokenizer.stop_strings import StopScanner
@@ -39,6 +41,20 @@ class StreamedText:
         piece = self._data[self._num_emitted : end].decode()
         self._num_emitted = end
         return piece
+
+
+def structural_tag(spec: Structural) -> str:
+    """Returns calls in free text as SGLang's sampling parameter of that name.
+
+    >>> structural_tag(Structural([("<f>", {"type": "null"}, "</f>")]))[:47]
+    '{"type": "structural_tag", "structures": [{"beg'
+    """
+    triggers = [cast(Trigger, trigger) for trigger in spec.triggers]
+    structures = [
+        {"begin": trigger.begin, "schema": json.loads(str(trigger.schema)), "end": trigger.end} for trigger in triggers
+    ]
+    names = [trigger.begin for trigger in triggers]
+    return json.dumps({"type": "structural_tag", "structures": structures, "triggers": names}, ensure_ascii=False)
 
 
 def logprob_fields(params: SamplingParams) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class SavedCall(Call):
             choice=None if saved["choice"] is None else msgspec.convert(saved["choice"], ChoiceScores),
             prompt_logprobs=msgspec.convert(saved["prompt_logprobs"], list[TokenLogprob] | None),
             lenient_constraint=spec,
+            warnings=tuple(saved.get("warnings") or ()),
             extra_meta=codec.decode(saved["extra_meta"]),
         )
 
@@ -177,6 +178,7 @@ class _Saver:
             "choice": msgspec.to_builtins(result.choice),
             "prompt_logprobs": msgspec.to_builtins(result.prompt_logprobs),
             "constraint": msgspec.to_builtins(result.lenient_constraint),
+            "warnings": list(result.warnings),
             "extra_meta": self._codec.encode(getattr(result, "extra_meta", None)),
         }
 

@@ -90,6 +90,7 @@ class GenerationRequest(Request):
         self.params = params
         self.seed = seed
         self.matcher: Matcher | None = None
+        self.warnings: tuple[str, ...] = ()  # of the constraint
         self.has_free_text = False  # whether the constraint allows free text to end anywhere
         self.ticket: int | None = None  # of the grammar in the compile pool
         self.stop_scanner = StopScanner(params.stop, params.stop_regex) if params.stop or params.stop_regex else None

@@ -43,6 +43,7 @@ class CallResult:
     encoded_logprobs: the `logprobs` of each message of the runtime in MessagePack, a tenth of their size as objects.
     lenient_constraint: the constraint of the call, if it was lenient; see `violation`.
     embedding_bytes: the vector of an embed call, float32, little-endian.
+    warnings: what the constraint of the call does not enforce; see `Grammar.warnings`.
     """
 
     text: str
@@ -55,6 +56,7 @@ class CallResult:
     prompt_logprobs: list[TokenLogprob] | None = None
     lenient_constraint: Spec | None = None
     embedding_bytes: bytes | None = None
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def logprobs(self) -> list[TokenLogprob] | None:
@@ -159,6 +161,7 @@ class Call:
                 prompt_logprobs=message.prompt_logprobs,
                 lenient_constraint=self._lenient_constraint,
                 embedding_bytes=message.embedding,
+                warnings=message.warnings,
             )
             self._notify()
 

@@ -22,6 +22,38 @@ _IPV6 = f"(?:{'|'.join([rf'(?:{_H}:){{7}}{_H}', *_CUT])})"
 _CHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})"
 _TAIL = rf"(?:/{_CHAR}*)*(?:\?(?:{_CHAR}|[/?])*)?(?:#(?:{_CHAR}|[/?])*)?"
 _URI = rf"(?:[a-z][a-z0-9+.-]*://{_HOST}(?::[0-9]{{1,4}})?{_TAIL}|(?:mailto|urn|tel|data):{_CHAR}+)"
+_NO_COLON = _CHAR.replace("=:@", "=@")
+_QUERY = rf"(?:\?(?:{_CHAR}|[/?])*)?(?:#(?:{_CHAR}|[/?])*)?"
+_PATH = rf"//{_HOST}(?::[0-9]{{1,4}})?(?:/{_CHAR}*)*|/(?:{_CHAR}+(?:/{_CHAR}*)*)?|{_NO_COLON}+(?:/{_CHAR}*)*"
+_URI_REFERENCE = rf"(?:{_URI}|(?:{_PATH})?{_QUERY})"
+_UCSCHAR = r"\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"  # RFC 3987, without the planes above 0
+_LETTERS = r"\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0400-\u0481\u4e00-\u9fa5"  # of local parts of mail addresses
+
+
+def _international(pattern: str) -> str:
+    """Returns a pattern of URIs as one of IRIs, with international characters in paths, queries and fragments."""
+    plain = "[A-Za-z0-9._~!$&'()*+,;=:@-]", "[A-Za-z0-9._~!$&'()*+,;=@-]"
+    for characters in plain:
+        pattern = pattern.replace(characters, f"{characters[:-1].removesuffix('-')}{_UCSCHAR}-]")
+    return pattern
+
+
+_VAR_CHAR = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})"
+_VAR = rf"{_VAR_CHAR}(?:\.?{_VAR_CHAR})*(?:\*|:[1-9][0-9]{{0,3}})?"
+_URI_TEMPLATE = rf"(?:[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=-]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&]?{_VAR}(?:,{_VAR}){{0,30}}\}})*"
+# Regular expressions that ECMA 262 and Python allow alike: ASCII, groups nested up to two deep, no lookaround.
+_ESCAPE = r"\\[dDwWsSnrtfv^$.*+?()\[\]{}|/\\]"
+_RANGE = rf"(?:a-z|A-Z|0-9|[A-Za-z0-9_ .,:;=!@#%*+?/'()$]|{_ESCAPE})"
+_TIMES = r"(?:[*+?]|\{(?:[0-9]{1,2},?|[01],[1-9][0-9]?|2,(?:[2-9]|[1-9][0-9])|3,(?:[3-9]|[1-9][0-9]))\})\??"
+_ATOM = rf"(?:[A-Za-z0-9_ ,:;=!@#%&~'<>\"-]|\.|\[\^?{_RANGE}+-?\]|{_ESCAPE})"
+
+
+def _alternatives(atom: str) -> str:
+    return rf"(?:{atom}(?:{_TIMES})?|[|^$])*"
+
+
+_GROUP = rf"\((?:\?:)?{_alternatives(_ATOM)}\)"
+_OUTER_GROUP = rf"\((?:\?:)?{_alternatives(f'(?:{_ATOM}|{_GROUP})')}\)"
 _STEP = r"/(?:[^~/\u0000-\u001f]|~[01])*"
 _PERIOD = "(?:[0-9]{1,9}Y(?:[0-9]{1,9}M(?:[0-9]{1,9}D)?)?|[0-9]{1,9}M(?:[0-9]{1,9}D)?|[0-9]{1,9}D)"
 _CLOCK = "T(?:[0-9]{1,9}H(?:[0-9]{1,9}M(?:[0-9]{1,9}S)?)?|[0-9]{1,9}M(?:[0-9]{1,9}S)?|[0-9]{1,9}S)"
@@ -41,5 +73,12 @@ FORMATS: dict[str, str] = {
     "relative-json-pointer": rf"(?:0|[1-9][0-9]{{0,8}})(?:#|(?:{_STEP})*)",
 }
 """ECMA patterns, to be matched against the whole text."""
-FORMATS |= {"idn-email": FORMATS["email"], "idn-hostname": FORMATS["hostname"]}
-FORMATS |= {"iri": FORMATS["uri"], "uri-reference": FORMATS["uri"], "iri-reference": FORMATS["uri"]}
+FORMATS |= {
+    "idn-email": rf"[A-Za-z0-9_+{_LETTERS}](?:[.-]?[A-Za-z0-9_+{_LETTERS}]){{0,31}}@{_HOST}",
+    "idn-hostname": FORMATS["hostname"],
+    "iri": _international(_URI),
+    "uri-reference": _URI_REFERENCE,
+    "iri-reference": _international(_URI_REFERENCE),
+    "uri-template": _URI_TEMPLATE,
+    "regex": _alternatives(f"(?:{_ATOM}|{_OUTER_GROUP})"),
+}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from plait.constrained.json_schema.rewrite.arrays import contains, unevaluated_items, unique_items
@@ -54,6 +54,7 @@ REWRITE_RULES: tuple[RewriteRule, ...] = (
 )
 MAX_PARTS = 50_000
 MAX_NESTING = 400
+MAX_WARNINGS = 16
 _COPIED_KEYWORDS: tuple[str, ...] = (
     "type",
     "minLength",
@@ -68,13 +69,19 @@ _COPIED_KEYWORDS += ("multipleOf", "minItems", "maxItems", "required", "minPrope
 
 @dataclass(frozen=True)
 class RewrittenSchema:
-    """An equivalent schema in the compiler's keywords, and the pointers of the keywords that `lenient` dropped."""
+    """An equivalent schema in the compiler's keywords, and the pointers of the keywords that `lenient` dropped.
+
+    `warnings`: one sentence for each format that is not known.
+    """
 
     schema: SchemaObject
     unchecked: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
-def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = False) -> RewrittenSchema:
+def rewrite_schema(
+    text: str, *, annotations: bool = False, lenient: bool = False, strict_formats: bool = False
+) -> RewrittenSchema:
     """Returns schema `text` in the compiler's keywords. Raises GrammarError with the JSON pointer of a keyword that
     has no equivalent there.
 
@@ -82,7 +89,7 @@ def rewrite_schema(text: str, *, annotations: bool = False, lenient: bool = Fals
     {'anyOf': [{'enum': [None]}, {'enum': [3]}]}
     """
     with _bounded_recursion():
-        return _Rewriter(SchemaDocument(text), annotations, lenient).rewrite_document()
+        return _Rewriter(SchemaDocument(text), annotations, lenient, strict_formats).rewrite_document()
 
 
 def rewrite_subschema(document: SchemaDocument, schema: Schema, at: str) -> Schema:
@@ -105,8 +112,12 @@ def _bounded_recursion() -> Iterator[None]:
 
 
 class _Rewriter:
-    def __init__(self, document: SchemaDocument, annotations: bool, lenient: bool) -> None:
+    def __init__(
+        self, document: SchemaDocument, annotations: bool, lenient: bool, strict_formats: bool = False
+    ) -> None:
         self._document, self._annotations, self._lenient = document, annotations, lenient
+        self._strict_formats = strict_formats
+        self._unknown_formats: dict[str, str] = {}
         self._unchecked: dict[str, None] = {}
         self._definitions: dict[str, Schema] = {}
         self._names: dict[int, str] = {}
@@ -121,7 +132,15 @@ class _Rewriter:
         body: SchemaObject = {} if schema is True else dict(schema)
         if self._definitions:
             body["$defs"] = self._definitions
-        return RewrittenSchema(body, tuple(self._unchecked))
+        return RewrittenSchema(body, tuple(self._unchecked), self._warnings())
+
+    def _warnings(self) -> tuple[str, ...]:
+        listed = [
+            f"the format {name[:40]!r} at {at[:200]} is not known, so it is not enforced"
+            for at, name in islice(self._unknown_formats.items(), MAX_WARNINGS)
+        ]
+        num_more = len(self._unknown_formats) - len(listed)
+        return (*listed, f"{num_more} more formats are not known") if num_more else tuple(listed)
 
     def rewrite_part(self, schema: Schema, at: str) -> Schema:
         """Returns one part, rewritten, with the definitions that it needs."""
@@ -135,8 +154,11 @@ class _Rewriter:
         for name in list(part):
             if name in ASSERTIONS:
                 check_keyword_value(name, part[name], at)
-                if name == "format" and part[name] not in FORMATS and not self._annotations:
-                    self._reject_or_drop(f"the format {part[name][:40]!r} is not known", at, part, name)
+                if name == "format" and part[name] not in FORMATS:
+                    if self._strict_formats:
+                        self._reject_or_drop(f"the format {part[name][:40]!r} is not known", at, part, name)
+                    else:
+                        self._unknown_formats[f"{at}/format"] = part[name]
             elif name in UNSUPPORTED:
                 self._reject_or_drop(UNSUPPORTED[name], at, part, name)
             elif name not in ANNOTATIONS and not self._annotations:

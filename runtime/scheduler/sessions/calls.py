@@ -117,7 +117,12 @@ class CallTracker:
             self.send_tokens(request, request.num_output)
         usage = request.metrics.usage(num_completion, num_forced, request.num_accepted_drafts)
         reply = Finished(
-            request.call_id, finish_info.reason, usage, finish_info.matched, prompt_logprobs=request.prompt_logprobs
+            request.call_id,
+            finish_info.reason,
+            usage,
+            finish_info.matched,
+            prompt_logprobs=request.prompt_logprobs,
+            warnings=request.warnings,
         )
         self._end(request, reply)
 

@@ -287,6 +287,9 @@ class SessionManager:
             self.calls.fail(request, kind, str(outcome))
             return
         request.metrics.compile_s = time.monotonic() - request.metrics.arrival_time
+        if outcome.warnings:
+            request.warnings = outcome.warnings
+            self.error_log.warn(outcome.warnings)
         try:
             finish_info = self.output_processor.start(request, outcome.matcher())
         except CompletionDoesNotFit as error:

@@ -59,7 +59,7 @@ class Conversation:
     tools: shown to the model. callable_names: the tools it may call (None: all). must_call: the answer is only tool
     calls. one_call: it has at most one. constraint: applies to an answer without calls; constraint_param: the request's
     parameter that it came from. continue_final: the answer continues the text of the last turn. template_variables:
-    further variables of the chat template.
+    further variables of the chat template. strict_formats: an unknown format in a tool's schema is an error.
     """
 
     turns: tuple[Turn, ...]
@@ -72,6 +72,7 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    strict_formats: bool = False
 
     @property
     def callable_tools(self) -> tuple[ToolDefinition, ...]:

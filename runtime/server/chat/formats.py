@@ -126,6 +126,7 @@ def tool_constraint(call_format: ToolFormat, conversation: Conversation) -> Stru
         at_most=1 if conversation.one_call else None,
         free_text=not conversation.must_call and otherwise is None,
         annotations=not any(tool.strict for tool in tools),
+        strict_formats=conversation.strict_formats or any(tool.strict for tool in tools),
         otherwise=otherwise,
     )
 

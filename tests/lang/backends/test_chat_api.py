@@ -76,8 +76,8 @@ def test_unsupported_features_are_errors(chat):
     for expr, message in (
         ("Q" + gen("x"), "needs turns"),
         (
-            user("Q") + assistant("It is " + gen("x")),
-            "cannot continue an assistant turn that begins with 'It is '",
+            user("Q") + assistant("It is " + gen("x", type=int)),
+            "so it cannot continue a turn that begins with 'It is '",
         ),
         (user(gen("x")), "generates assistant turns only"),
         (

@@ -99,7 +99,7 @@ ENDPOINTS = {
         {"max_new_tokens": 2},
         {"max_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "n"}
         | {"frequency_penalty", "presence_penalty", "min_new_tokens", "json_schema", "regex", "ebnf", "ignore_eos"}
-        | {"repetition_penalty"}
+        | {"repetition_penalty", "structural_tag"}
         | {"skip_special_tokens", "logit_bias", "sampling_seed"},
         {"spaces_between_special_tokens": [True]},
     ),
@@ -139,6 +139,9 @@ REQUIRED_WITH = {
 EXTRA_VALUES = {"messages": [ASK], "logit_bias": [{"5": 1}], "model": ["default"], "think": [False]}
 EXTRA_VALUES |= {"sampling_params": [{"max_new_tokens": 1}], "json_schema": ['{"type": "null"}']}
 EXTRA_VALUES |= {"ebnf": ['root ::= "a"']}
+STRUCTURE = {"begin": "<f>", "schema": {"type": "null"}, "end": "</f>"}
+TAG = {"type": "structural_tag", "structures": [STRUCTURE], "triggers": ["<f>"]}
+EXTRA_VALUES |= {"structural_tag": [json.dumps(TAG)]}
 FIELDS = [(path, name) for path, (typed, *_) in ENDPOINTS.items() for name in fields_of(typed)]
 
 

@@ -27,6 +27,7 @@ PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTION = {"name": "f", "parameters": PARAMETERS}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 CLAUDE_TOOL = {"name": "f", "input_schema": PARAMETERS}
+TAG = '{"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}'
 NO_EFFECT = "none"
 REFUSED = "refused"
 
@@ -50,6 +51,7 @@ def sampling(names: dict[str, str], **values: Any) -> dict[str, Effect]:
 
 
 LOGPROBS = {"logprobs": True}
+NAMED = {"name": "n", "schema": PARAMETERS}
 OPENAI = {
     "model": Effect("other", REFUSED),
     "max_tokens": Effect(3, "max_tokens"),
@@ -66,6 +68,7 @@ OPENAI = {
     "priority": Effect(2, "priority"),
     "complete": Effect(True, "complete", {"regex": "a+"}),
     "compact": Effect(True, "constraint", {"response_format": {"type": "json_object"}}),
+    "strict_formats": Effect(True, "constraint", {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
     **sampling(
         {"timeout": "timeout_s"},
         min_tokens=2,
@@ -129,6 +132,7 @@ RESPONSES = {
     "compact": Effect(True, "constraint", {"text": {"format": {"type": "json_object"}}}),
     "chat_template_kwargs": Effect({"enable_thinking": False}, "prompt"),
     "enable_thinking": Effect(False, "prompt"),
+    "strict_formats": Effect(True, "constraint", {"text": {"format": {"type": "json_schema", **NAMED}}}),
     **sampling({"timeout": "timeout_s"}, temperature=0.5, top_p=0.5, top_k=3, min_p=0.1, stop=["x"], seed=7),
     **sampling({"timeout": "timeout_s"}, top_logprobs=2, timeout=9.0, repetition_penalty=1.5),
 }
@@ -194,6 +198,7 @@ SGLANG_SAMPLING = {
     "json_schema": Effect('{"type": "null"}', "constraint"),
     "regex": Effect("a+", "constraint"),
     "ebnf": Effect('root ::= "a"', "constraint"),
+    "structural_tag": Effect(TAG, "constraint"),
     "skip_special_tokens": Effect(False, "answer"),
     "spaces_between_special_tokens": Effect(False, NO_EFFECT),
     **sampling(

@@ -21,6 +21,8 @@ class TextMatcher:
     `raises_at`: number of tokens after which `fill_mask` raises. `empty_at`: after which the mask is empty.
     """
 
+    warnings = ()
+
     def __init__(self, tokens, raises_at=None, empty_at=None):
         self.tokens, self.raises_at, self.empty_at = tokens, raises_at, empty_at
         self.position, self.is_terminated = 0, False
@@ -102,6 +104,8 @@ class SlowMatcher(TextMatcher):
 
 class UnstartableGrammar:
     """Raises when a matcher is requested."""
+
+    warnings = ()
 
     def matcher(self):
         raise RuntimeError("no start")

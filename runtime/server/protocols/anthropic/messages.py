@@ -110,6 +110,7 @@ async def _complete_response(client: Client, checked: CheckedMessage) -> Anthrop
             checked.started,
             content=blocks.content(),
             usage=AnswerUsage.of(handle.usage()),
+            warnings=handle.warnings() or msgspec.UNSET,
             **msgspec.structs.asdict(_stop_reason(checked, output, result)),
         )
 
@@ -131,7 +132,7 @@ class _MessageStream(StreamWriter):
 
     def finish(self) -> bytes:
         stop = _stop_reason(self._checked, self._output, self._handle.calls[0].result(0))
-        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()))
+        delta = MessageDelta(stop, AnswerUsage.of(self._handle.usage()), self._handle.warnings() or msgspec.UNSET)
         return _encode([*self._blocks.finish(), delta, MessageStop()])
 
     def fail(self, error: ApiError) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
 
@@ -57,7 +58,7 @@ class Stop(msgspec.Struct):
 
 
 class AnthropicMessage(msgspec.Struct):
-    """Anthropic's message object."""
+    """Anthropic's message object. `warnings` is an extension."""
 
     id: str
     model: str
@@ -67,6 +68,7 @@ class AnthropicMessage(msgspec.Struct):
     stop_sequence: str | None = None
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct):
@@ -122,10 +124,11 @@ class BlockStop(msgspec.Struct, tag_field="type", tag="content_block_stop"):
 
 
 class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
-    """How the message ended."""
+    """How the message ended. `warnings` is an extension."""
 
     delta: Stop
     usage: AnswerUsage
+    warnings: list[str] | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):

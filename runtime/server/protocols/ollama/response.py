@@ -75,6 +75,7 @@ class OllamaResponseWriter:
             prompt_eval_count=usage.prompt_tokens,
             prompt_eval_duration=int(max(usage.ttft_s - usage.queue_s, 0.0) * NS_PER_S),
             eval_count=usage.completion_tokens,
+            warnings=list(result.warnings) or UNSET,
             eval_duration=int(max(usage.wall_s - usage.ttft_s, 0.0) * NS_PER_S),
         )
 

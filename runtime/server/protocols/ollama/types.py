@@ -186,7 +186,10 @@ class OllamaMessage(msgspec.Struct):
 
 
 class OllamaResponseFields(msgspec.Struct, kw_only=True):
-    """An answer, or a line of a stream. Only the last line has counts and durations (in nanoseconds)."""
+    """An answer, or a line of a stream. Only the last line has counts, durations (in nanoseconds) and warnings.
+
+    `warnings` is an extension.
+    """
 
     model: str
     created_at: str
@@ -199,6 +202,7 @@ class OllamaResponseFields(msgspec.Struct, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class OllamaChat(OllamaResponseFields, kw_only=True):

@@ -115,7 +115,8 @@ async def _complete_response(client: Client, checked: CheckedChat) -> ChatComple
         for index, (call, result) in enumerate(zip(handle.calls, results, strict=True)):
             is_large = checked.with_logprobs and len(result.token_ids) > LARGE_TOKENS
             choices.append(await run_aside(is_large, _choice, client, checked, index, call, result))
-        return ChatCompletion(*checked.head, choices, UsageBody.of(handle.usage()))
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
+        return ChatCompletion(*checked.head, choices, usage, warnings=warnings)
 
 
 def _choice(client: Client, checked: CheckedChat, index: int, call: Call, result: CallResult) -> ChatChoice:
@@ -149,12 +150,20 @@ class _ChunkWriter:
         chunks = [self._chunk(delta, None, None) for delta in deltas[:-1]]
         chunks += [self._chunk(delta, logprobs, None) for delta in deltas[-1:]]
         if update.finished:
-            chunks.append(self._chunk(Delta(), None if deltas else logprobs, self._output.finish_reason))
+            warnings = list(self._output.call.result(0).warnings)
+            chunks.append(self._chunk(Delta(), None if deltas else logprobs, self._output.finish_reason, warnings))
         return b"".join(chunks)
 
-    def _chunk(self, delta: Delta, logprobs: ChoiceLogprobs | None, reason: FinishReason | None) -> bytes:
+    def _chunk(
+        self,
+        delta: Delta,
+        logprobs: ChoiceLogprobs | None,
+        reason: FinishReason | None,
+        warnings: list[str] | None = None,
+    ) -> bytes:
         choice = ChunkChoice(self._index, delta, logprobs, reason)
-        return sse_event(ChatChunk(*self._checked.head, [choice], None if self._checked.includes_usage else UNSET))
+        usage = None if self._checked.includes_usage else UNSET
+        return sse_event(ChatChunk(*self._checked.head, [choice], usage, warnings=warnings or UNSET))
 
 
 class _ChatStream(StreamWriter):

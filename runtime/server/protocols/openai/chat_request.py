@@ -50,6 +50,7 @@ def conversation_of(body: ChatRequest) -> Conversation:
         constraint_param=param,
         add_generation_prompt=add_prompt,
         continue_final=continue_final,
+        strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
 

@@ -56,7 +56,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """OpenAI's chat completion object."""
+    """OpenAI's chat completion object. `warnings` is an extension."""
 
     id: str
     created: int
@@ -65,6 +65,7 @@ class ChatCompletion(msgspec.Struct):
     usage: UsageBody
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class DeltaFunction(msgspec.Struct):
@@ -107,6 +108,7 @@ class ChatChunk(msgspec.Struct):
     usage: UsageBody | UnsetType | None = UNSET
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     system_fingerprint: None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class MessageBuilder:

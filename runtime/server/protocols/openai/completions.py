@@ -95,6 +95,7 @@ class Completion(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: UsageBody | UnsetType | None = UNSET
     object: Literal["text_completion"] = "text_completion"
+    warnings: list[str] | UnsetType = UNSET
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,8 @@ async def _complete_response(client: Client, checked: CheckedCompletion) -> Comp
                 writer = _ChoiceWriter(client, checked, prompt, prompt_logprobs[prompt])
                 text, logprobs = await run_aside(is_large, writer.write_result, result)
                 choices.append(CompletionChoice(text, len(choices), logprobs, result.finish_reason))
-        return Completion(*checked.head, choices, UsageBody.of(handle.usage()))
+        usage, warnings = UsageBody.of(handle.usage()), handle.warnings() or UNSET
+        return Completion(*checked.head, choices, usage, warnings=warnings)
 
 
 def _best_by_mean_logprob(results: list[CallResult], n: int) -> list[CallResult]:
@@ -257,10 +259,12 @@ class _CompletionStream(StreamWriter):
         chunks = []
         for index, update in batch:
             text, logprobs = self._writers[index].write(update)
-            reason = self._handle.calls[index].result(0).finish_reason if update.finished else None
+            result = self._handle.calls[index].result(0) if update.finished else None
+            reason = None if result is None else result.finish_reason
+            warnings = UNSET if result is None else list(result.warnings) or UNSET
             if text or reason or logprobs:
                 choice = CompletionChoice(text, index, logprobs, reason)
-                chunks.append(sse_event(Completion(*self._checked.head, [choice], usage)))
+                chunks.append(sse_event(Completion(*self._checked.head, [choice], usage, warnings=warnings)))
         return b"".join(chunks)
 
     def finish(self) -> bytes:

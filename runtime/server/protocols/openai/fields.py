@@ -71,6 +71,7 @@ class SamplingRequest(_OpenAISampling, kw_only=True, forbid_unknown_fields=True)
     priority: int | None = None
     complete: bool | None = None
     compact: bool | None = None
+    strict_formats: bool | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -98,7 +99,11 @@ def constraint_of(body: SamplingRequest) -> tuple[Spec | None, str | None]:
     elif isinstance(body.response_format, JsonSchemaFormat):
         param = "response_format.json_schema.schema"
         schema_format = body.response_format.json_schema
-        options = {"annotations": not schema_format.strict, "compact": bool(body.compact)}
+        options = {
+            "annotations": not schema_format.strict,
+            "compact": bool(body.compact),
+            "strict_formats": bool(schema_format.strict or body.strict_formats),
+        }
         constraints.append((param, build_constraint(param, JsonSchema, schema_format.schema or {}, **options)))
     if len(constraints) > 1:
         first, second = constraints[0][0], constraints[1][0]

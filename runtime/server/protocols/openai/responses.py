@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec import UNSET
 from starlette.responses import Response
 
 from plait.runtime.client.client import Client
@@ -115,6 +116,7 @@ def _finished(
         incomplete_details=Incomplete("max_output_tokens") if is_cut else None,
         output=items.output,
         usage=ResponseUsage.of(usage, len(client.tokenizer.encode_plain(items.reasoning))),
+        warnings=list(output.call.result(0).warnings) or UNSET,
     )
 
 

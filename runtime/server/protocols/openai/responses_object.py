@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from plait.runtime.messages import Usage
 from plait.runtime.server.protocols.shared import ContentLogprob
@@ -113,7 +114,10 @@ class ResponseError(msgspec.Struct):
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
-    """OpenAI's response object. `output` has items of type message, reasoning and function_call."""
+    """OpenAI's response object. `output` has items of type message, reasoning and function_call.
+
+    `warnings` is an extension.
+    """
 
     id: str
     object: Literal["response"] = "response"
@@ -142,3 +146,4 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+    warnings: list[str] | UnsetType = UNSET

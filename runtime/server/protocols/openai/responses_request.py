@@ -39,6 +39,7 @@ def conversation_of(body: ResponsesRequest) -> Conversation:
         one_call=one_call or body.parallel_tool_calls is False,
         constraint=constraint,
         constraint_param=param,
+        strict_formats=bool(body.strict_formats),
         template_variables=template_variables(body.chat_template_kwargs, body.enable_thinking),
     )
 
@@ -49,7 +50,11 @@ def _constraint(body: ResponsesRequest) -> tuple[Spec | None, str | None]:
         return JsonObject(compact=bool(body.compact)), "text.format"
     if isinstance(output_format, JsonSchemaFormat):
         param = "text.format.schema"
-        options = {"annotations": not output_format.strict, "compact": bool(body.compact)}
+        options = {
+            "annotations": not output_format.strict,
+            "compact": bool(body.compact),
+            "strict_formats": bool(output_format.strict or body.strict_formats),
+        }
         return build_constraint(param, JsonSchema, output_format.schema, **options), param
     return None, None
 

@@ -128,7 +128,7 @@ else:
 
 
 class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's response request. `cache_salt` to `enable_thinking` are extensions."""
+    """OpenAI's response request. `cache_salt` to `strict_formats` are extensions."""
 
     model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=1024)]
@@ -154,6 +154,7 @@ class ResponsesRequest(_ResponsesSampling, kw_only=True, forbid_unknown_fields=T
     compact: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
     enable_thinking: bool | None = None
+    strict_formats: bool | None = None
     access_programs: Any = None
     background: Any = None
     background_options: Any = None

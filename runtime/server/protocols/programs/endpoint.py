@@ -178,6 +178,7 @@ class _Execution:
             scores,
             logprobs,
             usage,
+            list(result.warnings) or msgspec.UNSET,
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:

@@ -135,7 +135,10 @@ class TokenLogprobBody(msgspec.Struct):
 
 
 class CallAnswer(msgspec.Struct):
-    """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice."""
+    """The result of one gen or select. `path`: its place in the program; `scores`: of a select, one per choice.
+
+    `warnings`: what the constraint does not enforce.
+    """
 
     name: str | None
     path: str
@@ -147,6 +150,7 @@ class CallAnswer(msgspec.Struct):
     scores: list[float] | None
     logprobs: list[TokenLogprobBody] | None
     usage: CallUsage
+    warnings: list[str] | UnsetType = UNSET
 
 
 class TurnAnswer(msgspec.Struct):

@@ -12,6 +12,7 @@ from plait.runtime.server.errors import invalid
 from plait.runtime.server.generation.json_completion import with_json_completion
 from plait.runtime.server.generation.sampling_fields import read_sampling_params
 from plait.runtime.server.generation.submission import Submission, tokenize, yield_after_prompt
+from plait.runtime.server.protocols.sglang.structural_tag import structural_constraint
 from plait.runtime.server.protocols.sglang.types import (
     SAMPLING_OF_REQUEST,
     UNSUPPORTED_FIELDS,
@@ -36,6 +37,9 @@ class PromptRequest:
     input_start: int | None
     with_text: bool
     skip_special_tokens: bool
+
+
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
 
 async def parse_generate_request(
@@ -148,7 +152,7 @@ def _logprob_start(start: int | None, length: int, params: SglangSamplingParams)
 
 
 def _constraint(params: SglangSamplingParams, path: str) -> tuple[Spec | None, str | None]:
-    grammars = {name: text for name in ("regex", "json_schema", "ebnf") if (text := getattr(params, name)) is not None}
+    grammars = {name: text for name in CONSTRAINTS if (text := getattr(params, name)) is not None}
     if not grammars:
         return None, None
     if len(grammars) > 1:
@@ -157,5 +161,7 @@ def _constraint(params: SglangSamplingParams, path: str) -> tuple[Spec | None, s
     ((name, text),) = grammars.items()
     if name == "json_schema" and text == ANY_JSON:
         return JsonObject(any_value=True), f"{path}.{name}"
+    if name == "structural_tag":
+        return structural_constraint(text, f"{path}.{name}"), f"{path}.{name}"
     kinds: dict[str, Any] = {"regex": Regex, "json_schema": JsonSchema, "ebnf": Ebnf}
     return build_constraint(f"{path}.{name}", kinds[name], text), f"{path}.{name}"

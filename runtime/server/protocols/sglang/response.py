@@ -71,6 +71,7 @@ class SglangResponseWriter:
             completion_tokens=len(self._ids) if result is None else result.usage.completion_tokens,
             cached_tokens=None if result is None else result.usage.cached_tokens,
             e2e_latency=UNSET if result is None else result.usage.wall_s,
+            warnings=UNSET if result is None else list(result.warnings) or UNSET,
         )
         if self._prompt_request.with_logprobs:
             self._add_output_logprobs(meta_info)

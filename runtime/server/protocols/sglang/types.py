@@ -33,19 +33,18 @@ class SglangSamplingParams(_SglangSampling, kw_only=True, forbid_unknown_fields=
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     custom_params: Any = None
     no_stop_trim: Any = None
     stream_interval: Any = None
-    structural_tag: Any = None
 
 
 UNSUPPORTED_SAMPLING: UnsupportedFields = {
     "custom_params": (),
     "no_stop_trim": (False,),
     "stream_interval": (1,),
-    "structural_tag": (),
 }
 
 Texts = str | Annotated[list[str], Meta(min_length=1)]
@@ -117,7 +116,10 @@ class FinishReason(msgspec.Struct, omit_defaults=True):
 
 
 class MetaInfo(msgspec.Struct):
-    """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete."""
+    """Counts and logprobs of one answer. `cached_tokens` is null until the answer is complete.
+
+    `warnings` is an extension.
+    """
 
     id: str
     finish_reason: FinishReason | None
@@ -129,6 +131,7 @@ class MetaInfo(msgspec.Struct):
     output_token_logprobs: list[TokenEntry] | UnsetType = UNSET
     input_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
     output_top_logprobs: list[list[TokenEntry] | None] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class GenerateResponse(msgspec.Struct):

@@ -259,6 +259,7 @@ def test_server_info(endpoint):
         assert endpoint.generate(text=PROMPT, sampling_params=GREEDY)["meta_info"]["cached_tokens"] == 0
 
 
+TAG = '{"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f>"]}'
 WRONG = [
     ({"text": None}, "text"),
     ({"input_ids": [1]}, "text"),
@@ -278,6 +279,9 @@ WRONG = [
     ({"timeout": -1}, "timeout"),
     ({"sampling_params": {"stop_regex": "a*"}}, "sampling_params.stop_regex"),
     ({"sampling_params": {"structural_tag": "{}"}}, "sampling_params.structural_tag"),
+    ({"sampling_params": {"structural_tag": "["}}, "sampling_params.structural_tag"),
+    ({"sampling_params": {"structural_tag": TAG.replace('["<f>"]', '["<"]')}}, "sampling_params.structural_tag"),
+    ({"sampling_params": {"structural_tag": TAG, "regex": "a"}}, "sampling_params.structural_tag"),
     ({"sampling_params": {"repetition_penalty": 0}}, "sampling_params.repetition_penalty"),
     ({"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim"),
     ({"sampling_params": {"max_new_tokens": -1}}, "sampling_params.max_new_tokens"),
