@@ -13,6 +13,7 @@ import pytest
 import plait
 from plait import Budget, Tool, user
 from plait.runtime.messages import Generate
+from plait.testing import Scripted, call
 
 EVER_S = 600.0
 
@@ -185,6 +186,12 @@ def test_run_modes(script):
     assert "final_answer" in "".join(helper.run("?", stream=True).text_iter("agent_1"))
     with pytest.raises(plait.DependsOnValue):
         helper.compile()
+
+
+def test_scripted_agent():
+    with Scripted([call("population", town="Rome"), call("final_answer", answer=2800)]):
+        run = plait.agent("", [population], type=int).run("How many live in Rome?").ret_value
+    assert run.answer == 2800 and [step.result for step in run.steps] == ["2800"]
 
 
 @pytest.mark.parametrize(
