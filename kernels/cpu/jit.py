@@ -2,7 +2,10 @@
 
 numba links, optimizes and makes machine code of every function together with all that it calls, so an inner function
 is optimized again at each level of calls above it. `inner_njit` stops before that: the outermost function is optimized
-once with all that it calls, and comes out the same in a third of the processor time.
+once with all that it calls, and comes out the same in a third of the processor time. It also leaves out the passes that
+serve closures, `with` and unrolled loops, none of which a kernel has. And functions that return no array count no
+references, since kernels work on memory that Python owns: an array that numba allocated, which such a function receives
+from another one, would never be freed.
 
 This replaces a pass of numba that is not a public interface, so other versions of numba than the tested one compile
 inner functions in the ordinary way.
@@ -17,10 +20,27 @@ from typing import Any
 import numba
 from llvmlite.binding import Linkage
 from numba import _dynfunc
-from numba.core import codegen, compiler, typed_passes
+from numba.core import codegen, compiler, typed_passes, untyped_passes
 from numba.core.compiler_machinery import register_pass
 
 TESTED_NUMBA = (0, 68)
+_UNUSED_PASSES = frozenset(
+    {
+        untyped_passes.WithLifting,
+        untyped_passes.InlineClosureLikes,
+        untyped_passes.RewriteDynamicRaises,
+        untyped_passes.MakeFunctionToJitFunction,
+        untyped_passes.InlineInlinables,
+        untyped_passes.DeadBranchPrune,
+        untyped_passes.LiteralUnroll,
+        untyped_passes.LiteralPropagationSubPipelinePass,
+        typed_passes.InlineOverloads,
+        typed_passes.NopythonRewrites,
+        typed_passes.NoPythonSupportedFeatureValidation,
+        typed_passes.AnnotateTypes,
+        typed_passes.DumpParforDiagnostics,
+    }
+)
 
 
 class _LinkedLibrary(codegen.JITCodeLibrary):  # type: ignore[misc]
@@ -65,6 +85,8 @@ class _LinkedLowering(typed_passes.NativeLowering):  # type: ignore[misc]
 
     def run_pass(self, state: Any) -> bool:
         context, flags = state.targetctx, state.flags
+        if not context.data_model_manager[state.return_type].contains_nrt_meminfo():
+            state.targetctx = context = context.subtarget(enable_nrt=False)
         state.library = _LinkedLibrary(context.codegen(), state.func_id.func_qualname)
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
         super().run_pass(state)
@@ -96,7 +118,9 @@ class _InnerCompiler(compiler.CompilerBase):  # type: ignore[misc]
         pipeline = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
         lowering = (typed_passes.NativeLowering, typed_passes.NativeParforLowering)
         pipeline.passes = [
-            (_LinkedLowering if kind in lowering else kind, description) for kind, description in pipeline.passes
+            (_LinkedLowering if kind in lowering else kind, description)
+            for kind, description in pipeline.passes
+            if kind not in _UNUSED_PASSES
         ]
         pipeline.finalize()
         return [pipeline]
