@@ -49,7 +49,7 @@ def choose_weight_format(weights: Checkpoint, dtype: str, device: str, weight_fo
     from plait.kernels.cpu.decoder import instruction_set
 
     numbers = (
-        "the file's own 4- and 8-bit weights"
+        "the file's own weights"
         if weight_format == "as-stored"
         else f"weights with more bits are rounded to {weight_format}"
     )
@@ -76,12 +76,12 @@ def unsupported_reason(config: ModelConfig, dtype: str, device: str) -> str | No
 
 def cpu_storage_mismatch(weights: Checkpoint) -> str | None:
     """Names the first matrix whose stored type the packed decoder does not read; None if it reads all."""
-    from plait.kernels.cpu.gemm.packed_weights import LOSSLESS_GGUF_FORMATS
+    from plait.kernels.cpu.gemm.forms import FORMS
 
     for name in weights.names():
         stored_type = weights.stored_type(name)
-        if not name.endswith(("norm.weight", ".bias")) and stored_type not in LOSSLESS_GGUF_FORMATS:
-            return f"{name} is stored as {stored_type}, not as {', '.join(LOSSLESS_GGUF_FORMATS)}"
+        if not name.endswith(("norm.weight", ".bias")) and stored_type not in FORMS:
+            return f"{name} is stored as {stored_type}, not as {', '.join(FORMS)}"
     return None
 
 

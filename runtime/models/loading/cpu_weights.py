@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from plait.kernels.cpu.decoder import AMX_MIN_TOKENS, CpuDecoder, DecoderWeights, LayerWeights
 from plait.kernels.cpu.gemm import packed_weights
-from plait.kernels.cpu.gemm.packed_weights import PackedWeight, QuantizedWeight
+from plait.kernels.cpu.gemm.packed_weights import PackedWeight, StoredWeight
 from plait.kernels.cpu.kernel_types import HeadLayout
 from plait.kernels.cpu.vector_ops import SILU
 from plait.runtime.config import WeightFormat
@@ -33,14 +33,14 @@ class PackedWeightLoader:
         self.names = frozenset(weights.names())
         self.unused = set(self.names)
 
-    def load_quantized(self, name: str) -> QuantizedWeight:
+    def load_stored(self, name: str) -> StoredWeight:
         """The matrix, as stored where the format permits it. Raises NotPackable (only for "as-stored")."""
         self.unused.discard(name)
         if self.weights.container == "gguf":
             stored_type, blocks, shape = self.weights.raw_blocks(name)
             exact = packed_weights.from_gguf(blocks, stored_type, shape)
             if exact is not None and (
-                self.weight_format == "as-stored" or exact.bits <= WEIGHT_BITS[self.weight_format]
+                self.weight_format == "as-stored" or exact.form.bits <= WEIGHT_BITS[self.weight_format]
             ):
                 return exact
         else:
@@ -49,11 +49,9 @@ class PackedWeightLoader:
             raise NotPackable(f"{name} is stored as {stored_type}")
         return packed_weights.quantize(self.float32_array(name), WEIGHT_BITS[self.weight_format])
 
-    def load_packed(self, *names: str) -> PackedWeight:
-        """The named linear layers as one matrix, concatenated along the outputs."""
-        return packed_weights.pack(
-            packed_weights.concat_outputs([self.load_quantized(f"{name}.weight") for name in names])
-        )
+    def load_packed(self, name: str) -> PackedWeight:
+        """The weight of the named linear layer."""
+        return packed_weights.pack(self.load_stored(f"{name}.weight"))
 
     def float32_array(self, name: str) -> Floats:
         """The weight in float32."""
@@ -66,18 +64,16 @@ class PackedWeightLoader:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         projections = [f"{attention}.{part}_proj" for part in "qkv"]
         biases = [self.float32_array(f"{name}.bias") for name in projections if f"{name}.bias" in self.names]
-        gate_up = packed_weights.interleave_tiles(
-            *(self.load_quantized(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
-        )
+        gate, up = (self.load_stored(f"{mlp}.{part}_proj.weight") for part in ("gate", "up"))
         return LayerWeights(
             norm=self.float32_array(f"{prefix}.input_layernorm.weight"),
-            qkv=self.load_packed(*projections),
+            qkv=packed_weights.pack_concatenated([self.load_stored(f"{name}.weight") for name in projections]),
             bias=np.concatenate(biases) if biases else None,
             head_norms=self._head_norms(attention),
             output=self.load_packed(f"{attention}.o_proj"),
             post_norm=None,
             mlp_norm=self.float32_array(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=packed_weights.pack(gate_up),
+            gate_up=packed_weights.pack_pair(gate, up),
             down=self.load_packed(f"{mlp}.down_proj"),
             post_mlp_norm=None,
             window=config.window(index),
@@ -105,7 +101,7 @@ def load_packed_decoder(
     `deterministic`: use one kernel for every batch size, so that a token's bits do not depend on the other tokens of
     its step. With AMX this is the AMX kernel, which is faster for many tokens and 1.5 times slower for one.
 
-    Raises NotPackable as `PackedWeightLoader.load_quantized` does, and ValueError if the packed decoder lacks something
+    Raises NotPackable as `PackedWeightLoader.load_stored` does, and ValueError if the packed decoder lacks something
     that the model needs: the family's `has_packed_cpu` is wrong then.
     """
     _check_rotary_and_experts(config)
