@@ -23,6 +23,7 @@ from plait.kernels.cpu.gemm import amx_blocking
 from plait.kernels.cpu.gemm.form_kernels import form_kernel
 from plait.kernels.cpu.gemm.forms import QUANT_BLOCK, TILE_OUTPUTS
 from plait.kernels.cpu.gemm.int8_kernel import INT8_ISA
+from plait.kernels.cpu.gemm.packed_linear import PART_COLUMNS
 from plait.kernels.cpu.gemm.packed_weights import PackedPair, PackedWeight, select_outputs
 from plait.kernels.cpu.kernel_args import KernelArgs, aligned_empty, aligned_zeros
 from plait.kernels.cpu.kernel_types import HeadLayout, QuantizedActivations
@@ -303,7 +304,7 @@ def _weight_part(weight: PackedWeight, stride: int | None = None) -> list[int]:
 
 def _layer_args(layer: LayerWeights) -> list[int]:
     """Returns a layer's row of LAYERS."""
-    absent = [[0] * arg.PART_COLUMNS] * (3 - len(layer.qkv))
+    absent = [[0] * PART_COLUMNS] * (3 - len(layer.qkv))
     qkv = [*(_weight_part(part) for part in layer.qkv), *absent]
     gate_up = [_weight_part(part, layer.gate_up.stride) for part in (layer.gate_up.first, layer.gate_up.second)]
     parts = [*qkv, _weight_part(layer.output), *gate_up, _weight_part(layer.down)]

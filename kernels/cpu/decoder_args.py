@@ -26,9 +26,8 @@ ENTRIES = 44
 # Columns of LAYERS, one row for each layer: weights in parts (`packed_linear`), three of q, k and v, one of the output,
 # gate and up, one of down; then addresses (0: absent) and numbers.
 QKV, OUTPUT, GATE_UP, DOWN = 0, 3 * PART_COLUMNS, 4 * PART_COLUMNS, 6 * PART_COLUMNS
-NORM, POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROPE_TABLE = range(
-    7 * PART_COLUMNS, 7 * PART_COLUMNS + 8
-)
+NORM = 7 * PART_COLUMNS
+POST_NORM, MLP_NORM, POST_MLP_NORM, HEAD_NORMS, BIAS, WINDOW, ROPE_TABLE = range(NORM + 1, NORM + 8)
 
 # Columns of SETTINGS. Set once for a model, up to PAGE_SHIFT, then for each step:
 (

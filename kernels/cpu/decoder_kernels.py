@@ -242,7 +242,7 @@ def _compute_logits(ctx: ThreadContext, args: Any) -> None:
         quantize_blocks(address_of(hidden) + 4 * row * channels, quantized, row * blocks, blocks)
         mark_done(ctx.counters, 0, 1)
     barrier_wait(ctx.counters, 0, items)
-    linear(ctx, 1, settings[: arg.PART_COLUMNS], quantized, float32_matrix(args, arg.HEAD_OUT))
+    linear(ctx, 1, settings[: arg.HEAD_OUTPUTS], quantized, float32_matrix(args, arg.HEAD_OUT))
     _argmax_rows(ctx, args, settings[arg.HEAD_OUTPUTS])
 
 

@@ -42,7 +42,8 @@ def block_place(b: Any, form: Form, unit: Any, block: Any) -> BlockPlace:
 def tile_block_place(b: Any, form: Form, tile: Any, block: Any) -> BlockPlace:
     """Returns the place of a tile's block `block` (int64), counted through all units."""
     if form.blocks == 1:
-        return BlockPlace(*[b.add(tile, b.mul(block, v.I64(form.unit_bytes)))] * 2, None)
+        unit = b.add(tile, b.mul(block, v.I64(form.unit_bytes)))
+        return BlockPlace(unit, unit, None)
     unit = b.add(tile, b.mul(b.lshr(block, v.I64(3)), v.I64(form.unit_bytes)))
     return block_place(b, form, unit, b.and_(block, v.I64(form.blocks - 1)))
 

@@ -81,7 +81,7 @@ class Form(NamedTuple):
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of an output's scale, or scales, of a block in a superblock; the same for minima that are stored apart."""
+        """Bytes of the scale, or the scales, of an output and a block in a superblock."""
         return (0, 1, 2, 2)[self.scaling]
 
     @property

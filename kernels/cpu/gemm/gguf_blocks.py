@@ -43,6 +43,10 @@ def _fields(packed: Bytes, width: int, group: int) -> Bytes:
     return fields.reshape(len(packed), -1)
 
 
+def _shifted(x: Bytes, by: int) -> Bytes:
+    return x << np.uint8(by)
+
+
 def _signed(scales: Bytes, offset: int) -> Bytes:
     """Subtracts an offset; the result's bytes are signed."""
     return scales - np.uint8(offset)
@@ -58,7 +62,7 @@ def _q4_1(blocks: Bytes) -> Unpacked:
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
     """Joins the nibbles `low` [N, 16] and the fifth bits `high` [N, 4] of 32 integers."""
-    return _fields(low, 4, 16) | np.unpackbits(high, axis=-1, bitorder="little") << 4
+    return _fields(low, 4, 16) | _shifted(np.unpackbits(high, axis=-1, bitorder="little"), 4)
 
 
 def _q5_0(blocks: Bytes) -> Unpacked:
@@ -78,8 +82,8 @@ def _q2_k(blocks: Bytes) -> Unpacked:
 
 
 def _q3_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 32:96], 2, 32) | _fields(blocks[:, :32], 1, 32) << 2
-    scales = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4) << 4
+    qvalues = _fields(blocks[:, 32:96], 2, 32) | _shifted(_fields(blocks[:, :32], 1, 32), 2)
+    scales = _fields(blocks[:, 96:104], 4, 8) | _shifted(_fields(blocks[:, 104:108], 2, 4), 4)
     return Unpacked(qvalues, _half(blocks, 108), scales=_signed(scales, 32))
 
 
@@ -96,17 +100,17 @@ def _q4_k(blocks: Bytes) -> Unpacked:
 
 
 def _q5_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
+    qvalues = _fields(blocks[:, 48:], 4, 32) | _shifted(_fields(blocks[:, 16:48], 1, 32), 4)
     return Unpacked(qvalues, _half(blocks, 0), _half(blocks, 2), *_scales_and_minima(blocks))
 
 
 def _q6_k(blocks: Bytes) -> Unpacked:
-    qvalues = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    qvalues = _fields(blocks[:, :128], 4, 64) | _shifted(_fields(blocks[:, 128:192], 2, 32), 4)
     return Unpacked(qvalues, _half(blocks, 208), scales=blocks[:, 192:208])
 
 
 def _iq4_xs(blocks: Bytes) -> Unpacked:
-    scales = _fields(blocks[:, 4:8], 4, 1) | _fields(blocks[:, 2:4], 2, 1) << 4
+    scales = _fields(blocks[:, 4:8], 4, 1) | _shifted(_fields(blocks[:, 2:4], 2, 1), 4)
     return Unpacked(_fields(blocks[:, 8:], 4, 16), _half(blocks, 0), scales=_signed(scales, 32))
 
 

@@ -1,7 +1,7 @@
 """The inner kernel of products in 8 bits: a tile of 32 outputs for a few rows of int8 activations.
 
 Sums within a block of 32 inputs are integers, hence exact, also where 16 inputs share an integer scale; across blocks
-they are added in float32, in order. So a row's bits depend neither on the other rows nor on the instructions of the CPU:
+they are added in float32, in order. So a row's bits depend neither on the other rows nor on the CPU's instructions:
 
     VPDPBUSD                  adds four products of an unsigned and a signed byte at once
     VPMADDUBSW, VPMADDWD      add two products to 16 bits, as often as the sums stay below 2^15; integers of 8 bits

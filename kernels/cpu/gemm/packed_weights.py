@@ -65,7 +65,7 @@ class StoredWeight:
 
     @property
     def inputs(self) -> int:
-        return self.rows.shape[1] // self.block_bytes * self.form.unit_inputs
+        return int(self.rows.shape[1]) // self.block_bytes * self.form.unit_inputs
 
 
 GGUF_BLOCK_BYTES = {
@@ -108,7 +108,7 @@ def quantize(weight: npt.NDArray[np.float32], bits: int) -> StoredWeight:
         lowest, highest = blocks.min(-1), blocks.max(-1)
         scales, minima = ((highest - lowest) / np.float32(15)).astype(np.float16), lowest.astype(np.float16)
         qvalues = _divide(blocks - minima.astype(np.float32)[..., None], scales).clip(0, 15).astype(np.uint8)
-        integers = qvalues[..., :16] | qvalues[..., 16:] << 4
+        integers = qvalues[..., :16] | qvalues[..., 16:] << np.uint8(4)
     halves = [x[..., None].view(np.uint8) for x in (scales, minima) if x is not None]
     return StoredWeight(np.concatenate([*halves, integers], -1).reshape(len(weight), -1), FORMS[ROUNDED_FORMS[bits]])
 
