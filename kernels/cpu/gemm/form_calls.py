@@ -45,6 +45,27 @@ def call_dequantize(context: Any, function: Any, tile: Any, block: Any, half: An
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def call_dequantize_pair(
+    context: Any,
+    function: Any,
+    tile: Any,
+    half: Any,
+    other_tile: Any,
+    other_half: Any,
+    block: Any,
+    count: Any,
+    out: Any,
+) -> Any:
+    """`panel_kernel.generate_dequantize_pair`."""
+
+    def generate(context: Any, b: Any, signature: Any, values: Any) -> Any:
+        _call(b, values[0], [*values[1:]])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def call_output(context: Any, function: Any, tile: Any, lane: Any, blocks: Any, out: Any) -> Any:
     """`panel_kernel.generate_output`."""
 

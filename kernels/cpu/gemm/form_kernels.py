@@ -25,7 +25,7 @@ from plait.kernels.cpu.amx import HAS_AMX
 from plait.kernels.cpu.compile_cache import SOURCE_HASH
 from plait.kernels.cpu.gemm.forms import FORMS, Form
 from plait.kernels.cpu.gemm.int8_kernel import ProductArgs, generate_product
-from plait.kernels.cpu.gemm.panel_kernel import generate_dequantize, generate_output
+from plait.kernels.cpu.gemm.panel_kernel import generate_dequantize, generate_dequantize_pair, generate_output
 
 CHECKSUM_BYTES = 4
 
@@ -33,12 +33,13 @@ CHECKSUM_BYTES = 4
 class FormKernel(NamedTuple):
     """The addresses of a form's functions. All arguments are int64.
 
-    `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `output` (tile, lane, blocks, out). On
-    a CPU without AMX `dequantize` does nothing.
+    `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `dequantize_pair` (tile, half, other
+    tile, other half, block, count, out), `output` (tile, lane, blocks, out). Without AMX the second and third do nothing.
     """
 
     product: int
     dequantize: int
+    dequantize_pair: int
     output: int
 
 
@@ -47,7 +48,7 @@ _ENGINES: list[Any] = []  # own the machine code, which is never freed
 
 
 def form_kernel(name: str) -> FormKernel:
-    """Returns the functions of the form `name`, compiled or from the cache."""
+    """Returns the functions of the form `name`, compiled or from the cache on disk."""
     with _LOCK:
         return _load(name)
 
@@ -99,12 +100,16 @@ def _optimized(form: Form, machine: Any) -> Any:
     if HAS_AMX:
         generate_dequantize(b, form, *arguments)
     b.ret_void()
+    b, arguments = _begin(module, "dequantize_pair", 7)
+    if HAS_AMX:
+        generate_dequantize_pair(b, form, *arguments)
+    b.ret_void()
     b, arguments = _begin(module, "output", 4)
     generate_output(b, form, *arguments)
     b.ret_void()
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(parsed, builder)
     return parsed
 

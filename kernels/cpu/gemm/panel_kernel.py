@@ -27,6 +27,7 @@ from plait.kernels.cpu.gemm.forms import (
 )
 
 LANES = v.LANES  # outputs of a vector: half a tile
+HALF_BLOCK_BYTES = 2 * QUANT_BLOCK * LANES  # bytes of half a block of a panel
 BLOCK_GROUPS = QUANT_BLOCK // GROUP_INPUTS
 PREFETCH_BLOCKS = 8  # blocks of 4-bit weights that are prefetched ahead; of others as many bytes
 # An integer becomes a float32 by setting it at bit `position` of the mantissa of 2 ** (23 - position).
@@ -75,6 +76,17 @@ def generate_dequantize(b: Any, form: Form, tile: Any, block: Any, half: Any, ou
         ]
         for i in range(0, per_word, 2):
             v.store(b, _bf16_pairs(b, floats[i], floats[i + 1]), out, LINE * ((index * per_word + i) // 2))
+
+
+def generate_dequantize_pair(
+    b: Any, form: Form, tile: Any, half: Any, other_tile: Any, other_half: Any, block: Any, count: Any, out: Any
+) -> None:
+    """Dequantizes `count` blocks from `block` on, at least one, to blocks of a panel: both halves, of the same form."""
+    loop = v.Loop(b, count)
+    index, target = b.add(block, loop.i), b.add(out, b.mul(loop.i, v.I64(2 * HALF_BLOCK_BYTES)))
+    generate_dequantize(b, form, tile, index, half, target)
+    generate_dequantize(b, form, other_tile, index, other_half, b.add(target, v.I64(HALF_BLOCK_BYTES)))
+    loop.end()
 
 
 def _factors_of_half(b: Any, form: Form, place: BlockPlace, half: Any) -> list[tuple[Any, Any]]:
