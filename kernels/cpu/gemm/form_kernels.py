@@ -34,7 +34,7 @@ class FormKernel(NamedTuple):
     """The addresses of a form's functions. All arguments are int64.
 
     `product` (address of `ProductArgs`), `dequantize` (tile, block, half, out), `dequantize_pair` (tile, half, other
-    tile, other half, block, count, out), `output` (tile, lane, blocks, out). Without AMX the second and third do nothing.
+    tile, other half, block, count, out), `output` (tile, lane, blocks, out). Without AMX the middle two are empty.
     """
 
     product: int
